@@ -1,0 +1,82 @@
+"""A model is a dict of named NumPy arrays; the few verbs on such dicts keep types and ignore order."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+
+def settle(values: Array, dtype: npt.DTypeLike) -> Array:
+    """Bring float64 `values` back to `dtype`; integers are rounded to the nearest, halves to even."""
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        bounds = np.iinfo(kind)
+        values = np.clip(np.rint(values), bounds.min, bounds.max)
+    elif kind.kind == "b":
+        values = values >= 0.5
+    with np.errstate(over="ignore"):  # a value too large for its type becomes inf, which the round names
+        return np.asarray(values, dtype=kind)
+
+
+def weighted_mean(arrays: Mapping[str, Arrays], weights: Mapping[str, float]) -> Arrays:
+    """sum_k w_k x_k / sum_k w_k by name, summed in float64 in the order of the sorted client names.
+
+    >>> one, two = {"w": np.array([0.0])}, {"w": np.array([4.0])}
+    >>> weighted_mean({"ana": one, "bia": two}, {"ana": 3, "bia": 1})
+    {'w': array([1.])}
+    """
+    clients = sorted(arrays)
+    total = float(sum(weights[c] for c in clients))
+    if not clients or total <= 0:
+        raise ValueError("a weighted mean needs at least one client with a positive weight")
+    out: Arrays = {}
+    for name, first in arrays[clients[0]].items():
+        acc = np.zeros(first.shape, np.float64)
+        for c in clients:
+            acc += np.multiply(arrays[c][name], weights[c] / total, dtype=np.float64)
+        out[name] = settle(acc, first.dtype)
+    return out
+
+
+def each(f: Callable[..., Array], first: Arrays, *others: Arrays) -> Arrays:
+    """Apply `f` name by name in float64 and bring the result back to the type of `first`."""
+    wide = [{k: v.astype(np.float64) for k, v in a.items()} for a in (first, *others)]
+    return {k: settle(f(*(a[k] for a in wide)), first[k].dtype) for k in first}
+
+
+def mix(a: Arrays, b: Arrays, share: float) -> Arrays:
+    """(1 - share) a + share b."""
+    return each(lambda x, y: (1 - share) * x + share * y, a, b)
+
+
+def flat(arrays: Arrays) -> npt.NDArray[np.float64]:
+    """All numbers in one float64 vector, in the order of the sorted names."""
+    if not arrays:
+        return np.zeros(0)
+    return np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays)])
+
+
+def is_finite(arrays: Arrays) -> bool:
+    """Whether no array holds a NaN or an infinity."""
+    return all(v.dtype.kind not in "fc" or bool(np.isfinite(v).all()) for v in arrays.values())
+
+
+def nbytes(arrays: Arrays) -> int:
+    """How many bytes the numbers take on the wire."""
+    return sum(v.nbytes for v in arrays.values())
+
+
+def digest(arrays: Arrays) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the sorted names."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        little = value.astype(value.dtype.newbyteorder("<"), copy=False)
+        sha.update(f"{name}\x1f{little.dtype.str}\x1f{value.shape}\x1e".encode())
+        sha.update(little.tobytes())
+    return sha.hexdigest()

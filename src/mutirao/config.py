@@ -1,0 +1,255 @@
+"""A recipe's configuration is a frozen dataclass; every field can be set by `key=value` or a TOML file."""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mutirao.errors import ConfigError
+from mutirao.fleet import Scalar
+
+C = TypeVar("C", bound="Common")
+
+# One plain dictionary a kind: the module whose NAMES holds the parts of that kind.
+KINDS = {
+    "select": "mutirao.selection",
+    "aggregate": "mutirao.aggregation",
+    "partition": "mutirao.partition",
+}
+# What the code that calls a part hands over; users cannot set these.
+HANDED_OVER = {"labels", "keys", "clients", "rng", "roster", "round"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part by name, with its own settings: `Part("dirichlet", {"alpha": 0.5})`."""
+
+    name: str
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def setting(
+    default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: Iterable[str] = ()
+) -> Any:
+    """A dataclass field with a line of help and the range it must lie in."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The settings all recipes share."""
+
+    seed: int = setting(0, "where all randomness starts", low=0)
+    rounds: int = setting(20, "how many rounds", low=1)
+    clients: int = setting(50, "how many clients", low=1)
+    per_round: int | float = setting(10, "clients selected a round: a count, or a share such as 0.2", low=1e-9)
+    epochs: int = setting(1, "passes over its data a client makes a round", low=1)
+    batch_size: int = setting(32, "samples a step", low=1)
+    lr: float = setting(0.1, "learning rate of the clients", low=1e-12)
+    momentum: float = setting(0.0, "momentum of the clients' SGD", low=0, high=1)
+    weight_decay: float = setting(0.0, "weight decay of the clients' optimiser", low=0)
+    optimizer: str = setting("sgd", "optimiser of the clients", choices=("sgd", "adam"))
+    clip: float = setting(0.0, "longest gradient a client may step along (0: any)", low=0)
+    samples: int = setting(0, "most samples a client uses (0: all)", low=0)
+    data: str = setting("", "an embedded set's name, or the path to a data set as published")
+    partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
+    select: Part = setting(Part("uniform"), "who takes part in a round")
+    aggregate: Part = setting(Part("fedavg"), "how updates are joined")
+    engine: str = setting("auto", "how clients are simulated", choices=("auto", "stacked", "threads", "plain"))
+    min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
+    wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
+    evaluate_every: int = setting(1, "rounds between evaluations", low=1)
+    centralised: bool = setting(False, "train on the pooled data instead: the reference")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A hint for a misspelt name: the closest valid one, and all of them if they are few."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return hint + (f" (valid: {', '.join(names)})" if len(names) <= 20 or not close else "")
+
+
+def load_name(path: str) -> Any:
+    """The object behind a dotted path `package.module:name`."""
+    module, _, name = path.partition(":")
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load {path!r}: {error}") from error
+
+
+def factory(kind: str, name: str) -> Callable[..., Any]:
+    """The part of that kind and name, from the kind's dictionary or by a dotted path."""
+    if ":" in name:
+        found = load_name(name)
+        if not callable(found):
+            raise ConfigError(f"{kind}: {name!r} is not something that can be called")
+        return typing.cast(Callable[..., Any], found)
+    names: dict[str, Callable[..., Any]] = importlib.import_module(KINDS[kind]).NAMES
+    if name not in names:
+        raise ConfigError(f"{kind}: no part is called {name!r}{nearest(name, names)}")
+    return names[name]
+
+
+def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings of a part: the parameters of its constructor, or of the function itself."""
+    return {k: p for k, p in inspect.signature(make).parameters.items() if k not in HANDED_OVER}
+
+
+def complete(kind: str, part: Part) -> Part:
+    """Check a part's settings and add the defaults it would use, so that the configuration says all."""
+    make = factory(kind, part.name)
+    known = parameters(make)
+    takes = {k: p for k, p in known.items() if inspect.isclass(make) or p.default is not p.empty}
+    hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
+    full: dict[str, Scalar] = {}
+    for key, value in part.settings.items():
+        if key not in takes:
+            raise ConfigError(f"{kind}={part.name} has no setting {key!r}{nearest(key, takes)}")
+        full[key] = typed(f"{kind}.{key}", value, hints.get(key, object))
+    for key, p in takes.items():
+        if key not in full and isinstance(p.default, bool | int | float | str):
+            full[key] = p.default
+    return Part(part.name, full)
+
+
+def make_hints(make: Callable[..., Any]) -> Any:
+    """Where the type hints of a part's settings stand: a class has them on its constructor."""
+    return make.__init__ if inspect.isclass(make) else make
+
+
+def build(kind: str, part: Part, **offers: Any) -> Any:
+    """Make the part; `offers` are values it takes if it has such a setting and the user said nothing."""
+    make = factory(kind, part.name)
+    known = parameters(make)
+    given = {k: v for k, v in offers.items() if k in known} | dict(part.settings)
+    try:
+        return make(**given) if inspect.isclass(make) else functools.partial(make, **given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind}={part.name}: {error}") from error
+
+
+def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
+    """`value` as the type `hint` asks for, within its range, or a clear refusal."""
+    wanted = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for kind in wanted:
+        if typing.get_origin(kind) is typing.Literal:
+            if value in typing.get_args(kind):
+                return value
+            raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, typing.get_args(kind)))}")
+    if object in wanted:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and int not in wanted and float in wanted:
+        value = float(value)
+    plain = tuple(k for k in wanted if isinstance(k, type))
+    if isinstance(value, bool) and bool not in plain or not isinstance(value, plain):
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        right = " or ".join(names.get(k, k.__name__) for k in plain if k is not type(None))
+        raise ConfigError(f"{key}: {value!r} is not {right}")
+    if isinstance(value, float) and value != value:
+        raise ConfigError(f"{key}: nan is not a value it can have")
+    if low is not None and value < low:
+        raise ConfigError(f"{key}: {value!r} is too small, at least {'above 0' if low in (1e-9, 1e-12) else low} is needed")
+    if high is not None and value > high:
+        raise ConfigError(f"{key}: {value!r} is too large, at most {high} is taken")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """A value as written after `=`: a TOML scalar, or else plain text."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value` taken apart."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r} is not of the form key=value")
+    return key.strip(), parse_value(value.strip())
+
+
+def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tuple[str, Any]] = ()) -> C:
+    """The configuration made of defaults, then a TOML table, then single settings, each checked."""
+    fields = {f.name: f for f in dataclasses.fields(recipe_config)}
+    hints = typing.get_type_hints(recipe_config)
+    chosen: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for key, value in [*flattened(table), *sets]:
+        name, _, sub = key.partition(".")
+        if name not in fields:
+            raise ConfigError(f"unknown setting {key!r}{nearest(name, fields)}")
+        if hints[name] is Part and sub and sub != "name":
+            below.setdefault(name, {})[sub] = value
+        elif sub and hints[name] is not Part:
+            raise ConfigError(f"unknown setting {key!r}: {name!r} has no settings of its own")
+        else:
+            if hints[name] is Part and chosen.get(name, value) != value:
+                below.pop(name, None)  # another part: the settings of the one before do not apply
+            chosen[name] = value
+    values: dict[str, Any] = {}
+    for name, f in fields.items():
+        meta = f.metadata
+        if hints[name] is Part:
+            part: Part = f.default  # type: ignore[assignment]  # a part setting always has a default
+            if name in chosen:
+                wanted = typed(name, chosen[name], str)
+                part = part if wanted == part.name else Part(wanted)
+            values[name] = complete(name, Part(part.name, {**part.settings, **below.get(name, {})}))
+        else:
+            value = chosen.get(name, f.default)
+            values[name] = typed(name, value, hints[name], meta.get("low"), meta.get("high"))
+            if meta.get("choices") and values[name] not in meta["choices"]:
+                raise ConfigError(f"{name}: {value!r} is not one of {', '.join(meta['choices'])}{nearest(str(value), meta['choices'])}")
+    return recipe_config(**values)
+
+
+def flattened(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """A TOML table as `key` and `key.sub` pairs."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            pairs += [(key if sub == "name" else f"{key}.{sub}", v) for sub, v in value.items()]
+        else:
+            pairs.append((key, value))
+    return sorted(pairs, key=lambda pair: "." in pair[0])
+
+
+def dump(recipe: str, config: Any) -> str:
+    """The configuration as TOML; reading it back gives the same one."""
+    plain, tables = [f"recipe = {json.dumps(recipe)}"], []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, Part):
+            tables.append("\n".join([f"\n[{f.name}]", f"name = {json.dumps(value.name)}", *lines(value.settings)]))
+        else:
+            plain += lines({f.name: value})
+    return "\n".join(plain + tables) + "\n"
+
+
+def lines(values: Mapping[str, Scalar]) -> list[str]:
+    """`key = value` lines of TOML."""
+    return [f"{k} = {json.dumps(v) if isinstance(v, str | bool) else repr(v)}" for k, v in values.items()]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as a table, or one clear line why not."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error

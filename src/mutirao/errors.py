@@ -1,0 +1,37 @@
+"""What can go wrong, in one clear line each; the command line prints the line and exits with `code`."""
+
+
+class MutiraoError(Exception):
+    """A problem the user can act on; its text is one line that names the thing and what would be right."""
+
+    code = 1
+
+
+class ConfigError(MutiraoError):
+    """A setting, name or file given by the user is wrong."""
+
+    code = 2
+
+
+class TooFewReplies(MutiraoError):
+    """A round failed again and again: fewer clients than `min_replies` gave a usable reply."""
+
+    code = 3
+
+
+class TooFewClients(MutiraoError):
+    """The fleet did not gather enough clients in the time allowed."""
+
+    code = 4
+
+
+class Diverged(MutiraoError):
+    """The global model is no longer finite."""
+
+    code = 5
+
+
+class Damaged(MutiraoError):
+    """A file of the run folder is corrupt, truncated or not ours."""
+
+    code = 6

@@ -1,0 +1,1 @@
+"""Fleets: `local` in this process, `flower` over Flower's messages."""

@@ -1,0 +1,73 @@
+"""A recipe is a configuration, a task and a flow; the systems of this project are recipes by name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutirao.arrays import Arrays
+from mutirao.config import Common, build, load_name, nearest
+from mutirao.errors import ConfigError
+from mutirao.fleet import ClientId, Fleet, Handler
+from mutirao.rounds import Evaluate, Patience, Round, Run, check_needs, train
+
+NAMES = {
+    "quickstart": "mutirao.recipes.quickstart:recipe",
+    "cifar10": "mutirao.recipes.cifar10:recipe",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the parties work on: what a client does, what each holds, how the model begins and is judged."""
+
+    handler: Handler
+    population: Mapping[ClientId, Any]
+    initial: Callable[[], Arrays]
+    evaluate: Evaluate | None = None
+    judge: str = "accuracy"  # the metric that names the best round
+    higher_is_better: bool = True
+    pictures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # file name -> draws it
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What the clients send besides arrays, such as `metrics:loss`."""
+        return frozenset(getattr(self.handler, "provides", ()))
+
+
+def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
+    """The ordinary flow: rounds of select, train, aggregate, evaluate."""
+    select = build("select", config.select, count=config.per_round)
+    aggregate = build("aggregate", config.aggregate)
+    check_needs(task.provides, select, aggregate)
+    return train(
+        run,
+        fleet,
+        rounds=config.rounds,
+        select=select,
+        aggregate=aggregate,
+        evaluate=task.evaluate,
+        evaluate_every=config.evaluate_every,
+        patience=Patience(min_replies=config.min_replies or None, wait=config.wait),
+        expect=len(task.population),
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration class, the task it describes and the flow that solves it."""
+
+    config: type[Common]
+    task: Callable[[Any], Task]
+    flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
+    about: str = ""
+
+
+def find(name: str) -> Recipe:
+    """The recipe of that name, or behind a dotted path `package.module:name`."""
+    if ":" not in name and name not in NAMES:
+        raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
+    recipe = load_name(NAMES.get(name, name))
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"{name!r} is not a Recipe")
+    return recipe

@@ -1,0 +1,272 @@
+"""One round, from who is there to the next model. This is the file to read first.
+
+    fleet.clients -> roster -> select -> requests -> fleet.ask -> check -> filter -> aggregate -> record
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mutirao.arrays import Arrays, is_finite, nbytes
+from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
+from mutirao.filters import Filter, check, fault, fault_of_extras
+from mutirao.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar
+from mutirao.randomness import rng
+from mutirao.roster import Roster
+
+log = logging.getLogger("mutirao")
+
+Row = dict[str, Any]
+Selector = Callable[[Roster, int, np.random.Generator], list[ClientId]]
+Evaluate = Callable[[Arrays], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The next model, the weight each client had in it, and what the method found out about each client."""
+
+    arrays: Arrays
+    weights: dict[ClientId, float]
+    figures: dict[ClientId, dict[str, float]] = field(default_factory=dict)
+
+
+class Aggregator(Protocol):
+    """Joins checked replies into the next model; what it must remember it writes into `memory`."""
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged: ...
+
+
+@dataclass
+class Run:
+    """All the server remembers between rounds; saved after each, so a run can go on after any end."""
+
+    arrays: Arrays
+    seed: int = 0
+    round: int = 0
+    roster: Roster = field(default_factory=Roster)
+    history: list[Row] = field(default_factory=list)
+    memory: Arrays = field(default_factory=dict)
+
+    def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
+        """Randomness for the round being made, from (seed, round, purpose, client)."""
+        return rng(self.seed, self.round + 1, purpose, client)
+
+    def save(self, folder: Path | str) -> None:
+        """Write a checkpoint of this run."""
+        from mutirao.store import save_run
+
+        save_run(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Run":
+        """The run as of its last whole checkpoint."""
+        from mutirao.store import load_run
+
+        return load_run(Path(folder))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is recorded of a round: its line of history and one line for each client selected."""
+
+    row: Row
+    clients: list[Row]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How much trouble a run takes before it ends: replies needed, tries a round, seconds to wait for clients."""
+
+    min_replies: int | None = None  # None: half of the selected
+    tries: int = 3
+    wait: float = 60.0
+
+
+def step(
+    run: Run,
+    fleet: Fleet,
+    select: Selector,
+    aggregate: Aggregator,
+    *,
+    tell: Mapping[str, Scalar] | None = None,
+    filters: Sequence[Filter] = (),
+    patience: Patience | None = None,
+) -> Round:
+    """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were."""
+    patience = patience or Patience()
+    started, number = time.perf_counter(), run.round + 1
+    config = {"seed": run.seed, "round": number, **(tell or {}), **getattr(aggregate, "tells", {})}
+    down = up = 0
+    rows: list[Row] = []
+    for attempt in range(1, patience.tries + 1):
+        gather(run.roster, fleet, patience.min_replies or 1, patience)
+        purpose = "select" if attempt == 1 else f"select again {attempt}"
+        if (probes := getattr(select, "probes", None)) is not None:
+            probed = probes(run.roster, number, run.rng(f"probe {purpose}"))
+            asked = {c: Request("probe", run.arrays, config) for c in probed}
+            answers = check(fleet.ask(asked), fault_of_extras)
+            for client, reply in answers.replies.items():
+                run.roster.note(client, reply.metrics)
+            down, up = down + bytes_of_requests(asked), up + bytes_of_replies(answers)
+        chosen = chosen_by(select, run.roster, number, run.rng(purpose))
+        requests = {c: Request("train", run.arrays, config) for c in chosen}
+        answers = check(fleet.ask(requests), partial(fault, run.arrays))
+        replies, rejected = screened(filters, run.arrays, answers.replies)
+        down, up = down + bytes_of_requests(requests), up + bytes_of_replies(answers)
+        for c, why in (answers.failures | rejected).items():
+            log.warning("round %d: %s %s", number, c, why)
+        rows += [
+            {
+                "round": number,
+                "client": c,
+                "try": attempt,
+                "replied": int(c in answers.replies),
+                "n": answers.replies[c].n if c in answers.replies else 0,
+                "weight": 0.0,
+                "age": number - int(run.roster.last_selected[run.roster.row(c)]),
+                "failure": str(answers.failures.get(c, "")),
+                "rejected": rejected.get(c, ""),
+            }
+            for c in sorted(chosen)
+        ]
+        need = patience.min_replies or max(1, (len(chosen) + 1) // 2)
+        if len(replies) >= need:
+            break
+        log.warning("round %d, try %d: %d usable replies, %d needed", number, attempt, len(replies), need)
+    else:
+        raise TooFewReplies(
+            f"round {number} failed {patience.tries} times: {len(replies)} usable replies, {need} needed{reasons(rows)}"
+        )
+
+    merged = aggregate(run.arrays, replies, run.memory)
+    if not is_finite(merged.arrays):
+        raise Diverged(f"diverged at round {number}: the global model holds NaN or infinity; try a smaller learning rate")
+    run.arrays, run.round = merged.arrays, number
+    run.roster.mark(number, chosen, {c: r.n for c, r in replies.items()})
+    for c, reply in replies.items():
+        run.roster.note(c, reply.metrics | merged.figures.get(c, {}))
+    for row in rows:
+        if row["try"] == attempt and (c := row["client"]) in replies:
+            row["weight"] = merged.weights.get(c, 0.0)
+            found = replies[c].metrics | merged.figures.get(c, {})
+            row |= {k: v for k, v in found.items() if k not in row}  # a client's metric never overwrites our columns
+    line = {
+        "round": number,
+        "seconds": time.perf_counter() - started,
+        "selected": len(chosen),
+        "replied": len(answers.replies),
+        "failed": len(answers.failures),
+        "rejected": len(rejected),
+        "bytes_down": down,
+        "bytes_up": up,
+    }
+    return Round(line | {f"train_{k}": v for k, v in mean_metrics(replies).items()}, rows)
+
+
+def train(
+    run: Run,
+    fleet: Fleet,
+    *,
+    rounds: int,
+    select: Selector,
+    aggregate: Aggregator,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 1,
+    tell: Mapping[str, Scalar] | None = None,
+    filters: Sequence[Filter] = (),
+    patience: Patience | None = None,
+    expect: int = 1,
+) -> Iterator[Round]:
+    """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on."""
+    patience = patience or Patience()
+    gather(run.roster, fleet, expect, patience)
+    while run.round < rounds:
+        done = step(run, fleet, select, aggregate, tell=tell, filters=filters, patience=patience)
+        if evaluate is not None and (run.round % evaluate_every == 0 or run.round == rounds):
+            done.row.update(evaluate(run.arrays))
+        run.history.append(done.row)
+        yield done
+
+
+def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> None:
+    """Bring the roster up to date, waiting a bounded time until `needed` clients are present."""
+    deadline, said = time.monotonic() + patience.wait, False
+    while len(here := fleet.clients()) < needed:
+        if time.monotonic() >= deadline:
+            names = ", ".join(here[:10]) or "nobody"
+            raise TooFewClients(
+                f"waited {patience.wait:g} s for {needed} clients, {len(here)} came: {names}; "
+                f"start more clients or lower min_replies"
+            )
+        if not said:
+            log.warning("waiting up to %g s for %d clients; %d so far", patience.wait, needed, len(here))
+            said = True
+        time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
+    roster.meet(here)
+
+
+def chosen_by(select: Selector, roster: Roster, number: int, rng: np.random.Generator) -> list[ClientId]:
+    """Ask the selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
+    chosen = select(roster, number, rng)
+    if not chosen:
+        raise ConfigError(f"{select!r} selected no client in round {number}")
+    for client in chosen:
+        if not roster.knows(client):
+            raise ConfigError(f"{select!r} selected {client!r}, whom nobody knows")
+        if not roster.present[roster.row(client)]:
+            raise ConfigError(f"{select!r} selected {client!r}, who is absent")
+    if len(set(chosen)) < len(chosen):
+        twice = next(c for c in chosen if chosen.count(c) > 1)
+        raise ConfigError(f"{select!r} selected {twice!r} twice")
+    return chosen
+
+
+def screened(
+    filters: Sequence[Filter], current: Arrays, replies: dict[ClientId, Reply]
+) -> tuple[dict[ClientId, Reply], dict[ClientId, str]]:
+    """Pass the replies through each filter in turn; say whom they dropped and why."""
+    rejected: dict[ClientId, str] = {}
+    for keep in filters:
+        replies, dropped = keep(current, replies)
+        rejected |= dropped
+    return replies, rejected
+
+
+def check_needs(provides: frozenset[str], *parts: object) -> None:
+    """Refuse, before the first round, a part that needs what the clients do not provide."""
+    for part in parts:
+        for need in sorted(getattr(part, "needs", frozenset()) - provides):
+            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {', '.join(sorted(provides))}")
+
+
+def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
+    """Metrics averaged over the clients that sent them, weighted by their samples."""
+    names = sorted({name for r in replies.values() for name in r.metrics})
+    means = {}
+    for name in names:
+        sent = [(r.n, r.metrics[name]) for _, r in sorted(replies.items()) if name in r.metrics]
+        means[name] = sum(n * v for n, v in sent) / sum(n for n, _ in sent)
+    return means
+
+
+def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:
+    """Bytes sent down; all clients of a round get the same model, so it is measured once."""
+    return len(requests) * nbytes(next(iter(requests.values())).arrays) if requests else 0
+
+
+def bytes_of_replies(answers: Answers) -> int:
+    """Bytes sent up in arrays, extras and metrics."""
+    return sum(nbytes(r.arrays) + nbytes(r.extras) + 8 * (len(r.metrics) + 1) for r in answers.replies.values())
+
+
+def reasons(rows: Sequence[Row]) -> str:
+    """The first few reasons why clients of the last try are missing."""
+    last = [r for r in rows if r["try"] == rows[-1]["try"] and (r["failure"] or r["rejected"])]
+    text = "; ".join(f"{r['client']} {r['failure'] or 'rejected: ' + r['rejected']}" for r in last[:3])
+    return f" ({text}{'; ...' if len(last) > 3 else ''})" if last else ""
