@@ -1,7 +1,7 @@
 """A model is a dict of named NumPy arrays; the few verbs on such dicts keep types and ignore order."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ def settle(values: Array, dtype: npt.DTypeLike) -> Array:
     """Bring float64 `values` back to `dtype`; integers are rounded to the nearest, halves to even."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
-        bounds = np.iinfo(kind)
-        values = np.clip(np.rint(values), bounds.min, bounds.max)
+        low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
+        if high > np.iinfo(kind).max:  # 2**63 - 1 has no float64; the next above it would wrap to the other end
+            high = float(np.nextafter(high, 0))
+        values = np.clip(np.rint(values), low, high)
     elif kind.kind == "b":
         values = values >= 0.5
     with np.errstate(over="ignore"):  # a value too large for its type becomes inf, which the round names
@@ -34,13 +36,24 @@ def weighted_mean(arrays: Mapping[str, Arrays], weights: Mapping[str, float]) ->
     total = float(sum(weights[c] for c in clients))
     if not clients or total <= 0:
         raise ValueError("a weighted mean needs at least one client with a positive weight")
-    out: Arrays = {}
-    for name, first in arrays[clients[0]].items():
-        acc = np.zeros(first.shape, np.float64)
-        for c in clients:
-            acc += np.multiply(arrays[c][name], weights[c] / total, dtype=np.float64)
-        out[name] = settle(acc, first.dtype)
-    return out
+    shares = [weights[c] / total for c in clients]
+    return {name: average([arrays[c][name] for c in clients], shares) for name in arrays[clients[0]]}
+
+
+def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.float64]:
+    """sum_k share_k value_k in float64, added up in the order given."""
+    total = np.zeros(values[0].shape, np.float64)
+    for value, share in zip(values, shares, strict=True):
+        total += np.multiply(value, share, dtype=np.float64)
+    return total
+
+
+def average(values: Sequence[Array], shares: Sequence[float]) -> Array:
+    """The blend in the type of the values; integers all agree on stay as they are, however large."""
+    first = values[0]
+    if first.dtype.kind in "iub" and all(np.array_equal(first, v) for v in values[1:]):
+        return first.copy()  # float64 would spoil ids and hashes above 2**53
+    return settle(blend(values, shares), first.dtype)
 
 
 def each(f: Callable[..., Array], first: Arrays, *others: Arrays) -> Arrays:
@@ -75,7 +88,7 @@ def digest(arrays: Arrays) -> str:
     """sha256 over names, types, shapes and bytes, in the order of the sorted names."""
     sha = hashlib.sha256()
     for name in sorted(arrays):
-        value = np.ascontiguousarray(arrays[name])
+        value = np.asarray(arrays[name], order="C")
         little = value.astype(value.dtype.newbyteorder("<"), copy=False)
         sha.update(f"{name}\x1f{little.dtype.str}\x1f{value.shape}\x1e".encode())
         sha.update(little.tobytes())

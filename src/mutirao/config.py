@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import json
+import re
 import tomllib
 import types
 import typing
@@ -79,13 +80,18 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return hint + (f" (valid: {', '.join(names)})" if len(names) <= 20 or not close else "")
 
 
+def one_line(error: Exception) -> str:
+    """The text of an error without line breaks, or its kind if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def load_name(path: str) -> Any:
     """The object behind a dotted path `package.module:name`."""
     module, _, name = path.partition(":")
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {path!r}: {error}") from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ConfigError(f"cannot load {path!r}: {one_line(error)}") from error
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
@@ -103,15 +109,19 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
 
 def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of a part: the parameters of its constructor, or of the function itself."""
-    return {k: p for k, p in inspect.signature(make).parameters.items() if k not in HANDED_OVER}
+    found = inspect.signature(make).parameters.items()
+    return {k: p for k, p in found if k not in HANDED_OVER and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def complete(kind: str, part: Part) -> Part:
     """Check a part's settings and add the defaults it would use, so that the configuration says all."""
     make = factory(kind, part.name)
-    known = parameters(make)
+    try:
+        known = parameters(make)
+        hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
+    except Exception as error:  # not every callable can say what it takes, nor every annotation be resolved
+        raise ConfigError(f"{kind}: the settings of {part.name!r} cannot be read: {one_line(error)}") from error
     takes = {k: p for k, p in known.items() if inspect.isclass(make) or p.default is not p.empty}
-    hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
     full: dict[str, Scalar] = {}
     for key, value in part.settings.items():
         if key not in takes:
@@ -133,10 +143,12 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
     make = factory(kind, part.name)
     known = parameters(make)
     given = {k: v for k, v in offers.items() if k in known} | dict(part.settings)
+    if not inspect.isclass(make):
+        return functools.partial(make, **given) if given else make
     try:
-        return make(**given) if inspect.isclass(make) else functools.partial(make, **given)
+        return make(**given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{kind}={part.name}: {error}") from error
+        raise ConfigError(f"{kind}={part.name}: {one_line(error)}") from error
 
 
 def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
@@ -147,19 +159,24 @@ def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float
             if value in typing.get_args(kind):
                 return value
             raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, typing.get_args(kind)))}")
-    if object in wanted:
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and int not in wanted and float in wanted:
-        value = float(value)
     plain = tuple(k for k in wanted if isinstance(k, type))
-    if isinstance(value, bool) and bool not in plain or not isinstance(value, plain):
+    if object in wanted or typing.Any in wanted:
+        plain = (bool, int, float, str)
+    if isinstance(value, int) and not isinstance(value, bool) and int not in plain and float in plain:
+        value = float(value) if abs(value) < 2**1023 else value
+    if (isinstance(value, bool) and bool not in plain) or not isinstance(value, plain):
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        right = " or ".join(names.get(k, k.__name__) for k in plain if k is not type(None))
+        right = " or ".join(names.get(k, k.__name__) for k in plain if k is not type(None)) or str(hint)
         raise ConfigError(f"{key}: {value!r} is not {right}")
-    if isinstance(value, float) and value != value:
+    if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
+        raise ConfigError(f"{key}: {value!r} is not valid Unicode text")
+    if not isinstance(value, int | float):
+        return value
+    if value != value:
         raise ConfigError(f"{key}: nan is not a value it can have")
     if low is not None and value < low:
-        raise ConfigError(f"{key}: {value!r} is too small, at least {'above 0' if low in (1e-9, 1e-12) else low} is needed")
+        right = "it must be above 0" if 0 < low < 1e-6 else f"at least {low} is needed"
+        raise ConfigError(f"{key}: {value!r} is too small, {right}")
     if high is not None and value > high:
         raise ConfigError(f"{key}: {value!r} is too large, at most {high} is taken")
     return value
@@ -168,10 +185,11 @@ def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float
 def parse_value(text: str) -> Any:
     """A value as written after `=`: a TOML scalar, or else plain text."""
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"v = {text}")
+    except (ValueError, RecursionError):  # not TOML, a number of too many digits, brackets without end
         return text
-    return value if isinstance(value, bool | int | float | str) else text
+    value = table["v"]
+    return value if isinstance(value, bool | int | float | str) and len(table) == 1 else text
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -188,18 +206,21 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     hints = typing.get_type_hints(recipe_config)
     chosen: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
-    for key, value in [*flattened(table), *sets]:
-        name, _, sub = key.partition(".")
-        if name not in fields:
-            raise ConfigError(f"unknown setting {key!r}{nearest(name, fields)}")
-        if hints[name] is Part and sub and sub != "name":
-            below.setdefault(name, {})[sub] = value
-        elif sub and hints[name] is not Part:
-            raise ConfigError(f"unknown setting {key!r}: {name!r} has no settings of its own")
-        else:
-            if hints[name] is Part and chosen.get(name, value) != value:
-                below.pop(name, None)  # another part: the settings of the one before do not apply
-            chosen[name] = value
+    for layer in (flattened(table), sets):
+        for key, value in sorted(layer, key=lambda pair: is_below(pair[0])):  # names first: the order must not matter
+            name, dot, sub = key.partition(".")
+            if name not in fields:
+                raise ConfigError(f"unknown setting {key!r}{nearest(name, fields)}")
+            if dot and hints[name] is not Part:
+                raise ConfigError(f"unknown setting {key!r}: {name!r} has no settings of its own")
+            if is_below(key):
+                below.setdefault(name, {})[sub] = value
+            elif hints[name] is not Part:
+                chosen[name] = value
+            elif value != {}:  # an empty table says nothing
+                if value != chosen.get(name, fields[name].default.name):
+                    below.pop(name, None)  # another part: the settings of the one before do not apply
+                chosen[name] = value
     values: dict[str, Any] = {}
     for name, f in fields.items():
         meta = f.metadata
@@ -213,36 +234,54 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             value = chosen.get(name, f.default)
             values[name] = typed(name, value, hints[name], meta.get("low"), meta.get("high"))
             if meta.get("choices") and values[name] not in meta["choices"]:
-                raise ConfigError(f"{name}: {value!r} is not one of {', '.join(meta['choices'])}{nearest(str(value), meta['choices'])}")
+                raise ConfigError(f"{name}: {value!r} is not a choice{nearest(str(value), meta['choices'])}")
     return recipe_config(**values)
+
+
+def is_below(key: str) -> bool:
+    """Whether the key is a setting of a part (`select.count`) and not its name (`select`, `select.name`)."""
+    _, dot, sub = key.partition(".")
+    return bool(dot) and sub != "name"
 
 
 def flattened(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """A TOML table as `key` and `key.sub` pairs."""
     pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            pairs += [(key if sub == "name" else f"{key}.{sub}", v) for sub, v in value.items()]
+        if isinstance(value, Mapping) and value:
+            pairs += [(f"{key}.{sub}", v) for sub, v in value.items()]
         else:
             pairs.append((key, value))
-    return sorted(pairs, key=lambda pair: "." in pair[0])
+    return pairs
 
 
 def dump(recipe: str, config: Any) -> str:
     """The configuration as TOML; reading it back gives the same one."""
-    plain, tables = [f"recipe = {json.dumps(recipe)}"], []
+    plain, tables = [f"recipe = {quoted(recipe)}"], []
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if isinstance(value, Part):
-            tables.append("\n".join([f"\n[{f.name}]", f"name = {json.dumps(value.name)}", *lines(value.settings)]))
+            tables.append("\n".join([f"\n[{f.name}]", f"name = {quoted(value.name)}", *lines(value.settings)]))
         else:
             plain += lines({f.name: value})
     return "\n".join(plain + tables) + "\n"
 
 
-def lines(values: Mapping[str, Scalar]) -> list[str]:
-    """`key = value` lines of TOML."""
-    return [f"{k} = {json.dumps(v) if isinstance(v, str | bool) else repr(v)}" for k, v in values.items()]
+def lines(values: Mapping[str, Scalar | None]) -> list[str]:
+    """`key = value` lines of TOML; what is None is left out, as TOML has no word for it."""
+    return [f"{k if k.isascii() else quoted(k)} = {written(v)}" for k, v in values.items() if v is not None]
+
+
+def written(value: Scalar) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
+def quoted(text: str) -> str:
+    """Text as a TOML string: JSON's, but characters stand for themselves and DEL is escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -251,5 +290,5 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {one_line(error)}") from error

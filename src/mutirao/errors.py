@@ -1,5 +1,7 @@
 """What can go wrong, in one clear line each; the command line prints the line and exits with `code`."""
 
+from typing import Any
+
 
 class MutiraoError(Exception):
     """A problem the user can act on; its text is one line that names the thing and what would be right."""
@@ -17,6 +19,10 @@ class TooFewReplies(MutiraoError):
     """A round failed again and again: fewer clients than `min_replies` gave a usable reply."""
 
     code = 3
+
+    def __init__(self, text: str, rows: list[dict[str, Any]]) -> None:
+        super().__init__(text)
+        self.rows = rows  # what is known of the clients of the failed round, for clients.csv
 
 
 class TooFewClients(MutiraoError):

@@ -29,6 +29,8 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
         theirs = reply.arrays.get(name)
         if theirs is None:
             return Failure("missing_key", f"did not send {name!r}")
+        if not isinstance(theirs, np.ndarray):
+            return Failure("dtype", f"{name!r} is of type {type(theirs).__name__}, not an array")
         if theirs.nbytes > mine.nbytes and theirs.shape != mine.shape:
             return Failure("too_large", f"{name!r} has shape {theirs.shape}, expected {mine.shape}")
         if theirs.shape != mine.shape:
@@ -42,8 +44,11 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
 
 def fault_of_extras(reply: Reply) -> Failure | None:
     """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
-    if nbytes(reply.extras) > MOST_EXTRA_BYTES:
-        return Failure("too_large", f"sent {nbytes(reply.extras)} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
+    for name, extra in reply.extras.items():
+        if not isinstance(extra, np.ndarray) or extra.dtype.kind == "O":
+            return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
+    if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
+        return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
     if len(reply.metrics) > MOST_METRICS:
         return Failure("too_large", f"sent {len(reply.metrics)} metrics, at most {MOST_METRICS} are taken")
     if not is_finite(reply.extras):
@@ -51,11 +56,20 @@ def fault_of_extras(reply: Reply) -> Failure | None:
     for name, value in reply.metrics.items():
         if not METRIC_NAME.fullmatch(name):
             return Failure("unknown_key", f"sent a metric named {name[:80]!r}")
-        if not math.isfinite(value):
-            return Failure("not_finite", f"sent {value} as metric {name[:80]!r}")
-    if not 0 < reply.n <= MOST_SAMPLES:
-        return Failure("count", f"declared {reply.n} samples")
+        if not isinstance(value, int | float | np.integer | np.floating):
+            return Failure("dtype", f"metric {name!r} is of type {type(value).__name__}, not a number")
+        if not _finite(value):
+            return Failure("not_finite", f"metric {name!r} is NaN, infinite or too large for a float")
+    if not isinstance(reply.n, int | np.integer) or not 0 < reply.n <= MOST_SAMPLES:
+        return Failure("count", f"declared {reply.n!r} samples")
     return None
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 def check(answers: Answers, fault_in: Callable[[Reply], Failure | None]) -> Answers:
@@ -76,6 +90,7 @@ class NormFilter:
     def __call__(
         self, current: Arrays, replies: Mapping[ClientId, Reply]
     ) -> tuple[dict[ClientId, Reply], dict[ClientId, str]]:
+        """The replies kept, and why each of the others was not."""
         here = flat(current)
         lengths = {c: float(np.linalg.norm(flat(r.arrays) - here)) for c, r in replies.items()}
         limit = self.factor * float(np.median(list(lengths.values()))) if lengths else 0.0

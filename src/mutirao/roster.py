@@ -1,5 +1,6 @@
 """What the server knows of its clients, in columns: a million clients cost bytes, not objects."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -117,7 +118,7 @@ class Roster:
         for column in self.figures.values():
             touched |= ~np.isnan(column)
         rows = np.flatnonzero(touched)
-        names = "\n".join(self.ids[i] for i in rows).encode()
+        names = json.dumps([self.ids[i] for i in rows]).encode()  # a name may hold any character
         out: Arrays = {"ids": np.frombuffer(names, np.uint8).copy()}
         out |= {name: getattr(self, name)[rows] for name in COUNTS}
         return out | {f"figure.{k}": v[rows] for k, v in self.figures.items()}
@@ -125,8 +126,7 @@ class Roster:
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Roster":
         """The roster saved by `to_arrays`; clients not in it come back with the fleet."""
-        names = arrays["ids"].tobytes().decode()
-        ids = names.split("\n") if names else []
+        ids = json.loads(arrays["ids"].tobytes())
         return cls(
             ids=ids,
             present=np.zeros(len(ids), np.bool_),

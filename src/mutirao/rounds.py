@@ -39,7 +39,9 @@ class Merged:
 class Aggregator(Protocol):
     """Joins checked replies into the next model; what it must remember it writes into `memory`."""
 
-    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged: ...
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        """The next model; arrays in `memory` are replaced, never changed in place."""
+        ...
 
 
 @dataclass
@@ -108,9 +110,11 @@ def step(
         gather(run.roster, fleet, patience.min_replies or 1, patience)
         purpose = "select" if attempt == 1 else f"select again {attempt}"
         if (probes := getattr(select, "probes", None)) is not None:
-            probed = probes(run.roster, number, run.rng(f"probe {purpose}"))
+            probed = present_only(select, probes(run.roster, number, run.rng(f"probe {purpose}")), run.roster)
             asked = {c: Request("probe", run.arrays, config) for c in probed}
             answers = check(fleet.ask(asked), fault_of_extras)
+            for c, failure in answers.failures.items():
+                log.warning("round %d: probe of %s %s", number, c, failure)
             for client, reply in answers.replies.items():
                 run.roster.note(client, reply.metrics)
             down, up = down + bytes_of_requests(asked), up + bytes_of_replies(answers)
@@ -141,13 +145,18 @@ def step(
         log.warning("round %d, try %d: %d usable replies, %d needed", number, attempt, len(replies), need)
     else:
         raise TooFewReplies(
-            f"round {number} failed {patience.tries} times: {len(replies)} usable replies, {need} needed{reasons(rows)}"
+            f"round {number} failed {patience.tries} times: "
+            f"{len(replies)} usable replies, {need} needed{reasons(rows)}",
+            rows,
         )
 
-    merged = aggregate(run.arrays, replies, run.memory)
+    memory = dict(run.memory)  # a copy, so that a round that fails here leaves no half-written moments behind
+    merged = aggregate(run.arrays, replies, memory)
     if not is_finite(merged.arrays):
-        raise Diverged(f"diverged at round {number}: the global model holds NaN or infinity; try a smaller learning rate")
-    run.arrays, run.round = merged.arrays, number
+        raise Diverged(
+            f"diverged at round {number}: the global model holds NaN or infinity; try a smaller learning rate"
+        )
+    run.arrays, run.memory, run.round = merged.arrays, memory, number
     run.roster.mark(number, chosen, {c: r.n for c, r in replies.items()})
     for c, reply in replies.items():
         run.roster.note(c, reply.metrics | merged.figures.get(c, {}))
@@ -216,6 +225,11 @@ def chosen_by(select: Selector, roster: Roster, number: int, rng: np.random.Gene
     chosen = select(roster, number, rng)
     if not chosen:
         raise ConfigError(f"{select!r} selected no client in round {number}")
+    return present_only(select, chosen, roster)
+
+
+def present_only(select: Selector, chosen: list[ClientId], roster: Roster) -> list[ClientId]:
+    """Refuse, by name, a stranger, someone absent, someone twice."""
     for client in chosen:
         if not roster.knows(client):
             raise ConfigError(f"{select!r} selected {client!r}, whom nobody knows")
@@ -242,7 +256,8 @@ def check_needs(provides: frozenset[str], *parts: object) -> None:
     """Refuse, before the first round, a part that needs what the clients do not provide."""
     for part in parts:
         for need in sorted(getattr(part, "needs", frozenset()) - provides):
-            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {', '.join(sorted(provides))}")
+            given = ", ".join(sorted(provides)) or "nothing"
+            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {given}")
 
 
 def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
@@ -251,7 +266,8 @@ def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
     means = {}
     for name in names:
         sent = [(r.n, r.metrics[name]) for _, r in sorted(replies.items()) if name in r.metrics]
-        means[name] = sum(n * v for n, v in sent) / sum(n for n, _ in sent)
+        total = sum(n for n, _ in sent)
+        means[name] = float(sum(n / total * v for n, v in sent))
     return means
 
 

@@ -1,22 +1,28 @@
 """The in-process fleet: thousands of virtual clients on one machine."""
 
+import copy
+import logging
 import queue
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from mutirao.arrays import Arrays
 from mutirao.fleet import Answers, ClientId, Failure, Handler, Reply, Request, Site, collect, failure_of
 
-Outcome = tuple[ClientId, Reply | Failure]
+log = logging.getLogger("mutirao")
+
+Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
 
 
 class LocalFleet:
     """Clients are calls of `handler` on the data of `population`; a handler with `.many` gets them all at once.
 
-    `population` maps names to data and may make the data on access. With `timeout`, clients that have not
-    answered after so many seconds are late, and the round goes on without them.
+    `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
+    one that takes longer than so many seconds is late: the round goes on without it. A site keeps its state only if
+    its reply arrived, as over a network.
     """
 
     def __init__(self, handler: Handler, population: Mapping[ClientId, Any], timeout: float | None = None) -> None:
@@ -30,47 +36,73 @@ class LocalFleet:
         return self._clients
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        sites = {c: Site(c, self.population[c], self.states.get(c, {})) for c in sorted(requests)}
-        outcomes = self._outcomes(requests, sites)
-        answers = collect(requests, outcomes if self.timeout is None else _until(self.timeout, outcomes))
-        self.states |= {c: site.state for c, site in sites.items() if site.state}
-        return answers
+        outcomes = self._together(requests)
+        if outcomes is None:
+            outcomes = {c: self._alone(c, requests[c]) for c in sorted(requests)}
+        for client, (outcome, state) in outcomes.items():
+            if isinstance(outcome, Reply) and (state or client in self.states):
+                self.states[client] = state
+        return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
 
-    def _outcomes(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Iterator[Outcome]:
-        together = getattr(self.handler, "many", None)
-        if together is not None:
-            try:
-                replies: Mapping[ClientId, Reply] = together(requests, sites)
-            except Exception as error:  # which client failed is found out below, one by one
-                if len(sites) == 1:
-                    yield next(iter(sites)), failure_of(error)
-                    return
-            else:
-                yield from replies.items()
-                return
-        for client, site in sites.items():
-            try:
-                yield client, self.handler(requests[client], site)
-            except Exception as error:  # a client may raise anything: it is a failure of that client alone
-                yield client, failure_of(error)
+    def snapshot(self) -> Arrays:
+        """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator."""
+        return {f"{client}\t{name}": value for client, state in self.states.items() for name, value in state.items()}
 
+    def restore(self, arrays: Arrays) -> None:
+        """Bring back what `snapshot` gave."""
+        self.states = {}
+        for key, value in arrays.items():
+            client, _, name = key.partition("\t")
+            self.states.setdefault(client, {})[name] = value
 
-def _until(seconds: float, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """Pass on what comes within `seconds`; the rest runs on in a thread that nobody listens to."""
-    arrived: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+    def _site(self, client: ClientId) -> Site:
+        """The client's place, with a copy of its state: a request that fails must leave no trace."""
+        state = {k: copy.copy(v) for k, v in self.states.get(client, {}).items()}
+        return Site(client, self.population[client], state)
 
-    def work() -> None:
-        for outcome in outcomes:
-            arrived.put(outcome)
-        arrived.put(None)
-
-    threading.Thread(target=work, daemon=True).start()
-    deadline = time.monotonic() + seconds
-    while True:
+    def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
+        """Everyone's outcome from the handler's `.many`, or None if they must be asked one by one."""
+        many = getattr(self.handler, "many", None)
+        if many is None or self.timeout is not None:
+            return None
         try:
-            outcome = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return
-        if outcome is None:
-            return
-        yield outcome
+            sites = {c: self._site(c) for c in sorted(requests)}
+            replies: Mapping[ClientId, Any] = many(requests, sites)
+            return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
+        except Exception as error:  # which client it was is found out one by one
+            log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
+            return None
+
+    def _alone(self, client: ClientId, request: Request) -> Outcome:
+        """One client's outcome; what it gets and gives is copied, so that it owns it, as over a network."""
+
+        def work() -> Outcome:
+            try:
+                site = self._site(client)
+                own = Request(request.do, {k: v.copy() for k, v in request.arrays.items()}, request.config)
+                reply = _sound(self.handler(own, site))
+                if isinstance(reply, Reply):
+                    reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)
+                return reply, site.state
+            except (Exception, SystemExit) as error:  # a client may raise anything: it is its own failure alone
+                return failure_of(error), {}
+
+        if self.timeout is None:
+            return work()
+        answer: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        threading.Thread(target=lambda: answer.put(work()), daemon=True).start()
+        try:
+            return answer.get(timeout=self.timeout)
+        except queue.Empty:  # the thread runs on, but nobody listens
+            return Failure("late", f"no answer within {self.timeout:g} s"), {}
+
+
+def _sound(answer: Any) -> Reply | Failure:
+    """A handler's answer, if it is one at all."""
+    if isinstance(answer, Reply):
+        return answer
+    return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
+
+
+def _copied(arrays: Arrays) -> Arrays:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arrays.items()}

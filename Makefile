@@ -1,0 +1,35 @@
+# Two commands from clone to result: `make run` and `make test`. Both need only Python 3.11+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test check docs bench clean
+
+run: .venv/core ## install and run the quickstart
+	$(BIN)/mutirao run quickstart
+
+test: .venv/dev ## install what tests need, then lint, type-check and test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+docs: .venv/dev ## build the documentation site into site/
+	$(BIN)/mkdocs build --strict
+
+.venv/torch: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	touch $@
+
+.venv/core: .venv/torch pyproject.toml
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(PIP) --editable '.[flower]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+	touch $@
+
+clean:
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,343 @@
+"""How replies become the next model. Each aggregator is called as `(current, replies, memory) -> Merged`.
+
+Clients are taken in the order of their names and sums run in float64, so the order of replies changes no bit.
+Integer buffers take the rounded mean and are never stepped by an optimiser. What must outlive the round (momentum,
+moments, a step counter) is written into `memory` under the aggregator's own prefix.
+"""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.arrays import Array, Arrays, average, blend, settle
+from mutirao.fleet import ClientId, Reply
+from mutirao.rounds import Merged
+
+Floats = npt.NDArray[np.float64]
+Replies = Mapping[ClientId, Reply]
+
+BLOCK = 4096  # columns of the models compared at once by Krum: they stay in the cache
+TINY = 5e-324  # the least number above 0
+LEAST = {"lr": TINY, "tau": TINY, "keep": 1}  # of the settings below; 0 for the others
+BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The mean of the models weighted by samples: x' = sum_k (n_k / n) x_k.
+
+    McMahan, Moore, Ramage, Hampson and Agüera y Arcas, 2017.
+    """
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _mean(current, replies)
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """FedAvg on the server; the clients add (mu / 2) ||x - x_global||^2 to their loss.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, 2020.
+    """
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def tells(self) -> dict[str, float]:
+        """What the clients must know: the weight of the proximal term."""
+        return {"mu": self.mu}
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _mean(current, replies)
+
+
+@dataclass(frozen=True)
+class FedOpt:
+    """SGD on the server: x' = x + lr d, where d = sum_k (n_k / n) x_k - x is the mean update.
+
+    Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, 2021.
+    """
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _stepped(current, replies, lambda name, d: self.lr * d)
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """Server momentum: v' = momentum v + d (at first v' = d), x' = x + lr v', where d is the mean update.
+
+    Hsu, Qi and Brown, 2019.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        def move(name: str, d: Floats) -> Floats:
+            key = f"fedavgm.v.{name}"
+            memory[key] = np.asarray(self.momentum * memory[key] + d if key in memory else d)
+            return self.lr * memory[key]
+
+        return _stepped(current, replies, move)
+
+
+@dataclass(frozen=True)
+class FedAdam:
+    """Adam on the server: x' = x + r m' / (sqrt(v') + tau), with the moments of the mean update d.
+
+    m' = beta1 m + (1 - beta1) d, v' = beta2 v + (1 - beta2) d^2, both at first 0, and
+    r = lr sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)) in step t = 1, 2, ...: the bias correction of
+    Kingma and Ba, 2015, one step ahead, as in Flower. Reddi et al., 2021, have r = lr, and v begin at tau^2 or above.
+    """
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        t = int(memory.get("fedadam.step", 0)) + 1
+        memory["fedadam.step"] = np.array(t, np.int64)
+        rate = self.lr * math.sqrt(1 - self.beta2 ** (t + 1)) / (1 - self.beta1 ** (t + 1))
+
+        def second(v: Array, square: Floats) -> Floats:
+            return self.beta2 * v + (1 - self.beta2) * square
+
+        return _adaptive("fedadam", current, replies, memory, second, rate, self.tau, self.beta1)
+
+
+@dataclass(frozen=True)
+class FedYogi:
+    """Yogi on the server: as FedAdam with r = lr and v' = v - (1 - beta2) d^2 sign(v - d^2), v at first 0.
+
+    Reddi et al., 2021 (who let v begin at tau^2 or above).
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        def second(v: Array, square: Floats) -> Floats:
+            return v - (1 - self.beta2) * square * np.sign(v - square)
+
+        return _adaptive("fedyogi", current, replies, memory, second, self.lr, self.tau, self.beta1)
+
+
+@dataclass(frozen=True)
+class FedAdagrad:
+    """Adagrad on the server: v' = v + d^2, x' = x + lr d / (sqrt(v') + tau), v at first 0.
+
+    Reddi et al., 2021 (who let v begin at tau^2 or above).
+    """
+
+    lr: float = 0.1
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _adaptive("fedadagrad", current, replies, memory, np.add, self.lr, self.tau)
+
+
+@dataclass(frozen=True)
+class FedMedian:
+    """The median of each coordinate, every client counting once; of an even number the mean of the middle two.
+
+    Yin, Chen, Ramchandran and Bartlett, 2018.
+    """
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _middle(current, replies, cut=(len(replies) - 1) // 2)
+
+
+@dataclass(frozen=True)
+class FedTrimmedAvg:
+    """The plain mean of each coordinate without its floor(beta k) least and as many greatest values, of k clients.
+
+    Yin, Chen, Ramchandran and Bartlett, 2018.
+    """
+
+    beta: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _middle(current, replies, cut=int(self.beta * len(replies)))
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The one model nearest to its neighbours: argmin_k of the sum of ||x_k - x_j||^2 over its k - f - 2 nearest j.
+
+    f is `malicious`, the clients that may lie; the promise holds for more than 2 f + 2 replies.
+    Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
+    """
+
+    malicious: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _nearest(current, replies, self.malicious, keep=1)
+
+
+@dataclass(frozen=True)
+class MultiKrum:
+    """The mean, weighted by samples, of the `keep` models with the best Krum scores.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer, 2017, whose mean is a plain one; weighted as in Flower.
+    """
+
+    malicious: int = 0
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        return _nearest(current, replies, self.malicious, self.keep)
+
+
+NAMES = {
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedprox": FedProx,
+    "fedopt": FedOpt,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "fedmedian": FedMedian,
+    "fedtrimmedavg": FedTrimmedAvg,
+    "krum": Krum,
+    "multikrum": MultiKrum,
+}
+
+
+def _shares(replies: Replies) -> dict[ClientId, float]:
+    total = sum(r.n for r in replies.values())
+    return {c: replies[c].n / total for c in sorted(replies)}
+
+
+def _mean(current: Arrays, replies: Replies) -> Merged:
+    weights = _shares(replies)
+    shares = list(weights.values())
+    return Merged({name: average([replies[c].arrays[name] for c in weights], shares) for name in current}, weights)
+
+
+def _stepped(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats]) -> Merged:
+    """x' = x + move(mean update); whatever is not of floating point takes the mean."""
+    weights = _shares(replies)
+    shares = list(weights.values())
+
+    def stepped(name: str, x: Array) -> Array:
+        values = [replies[c].arrays[name] for c in weights]
+        if x.dtype.kind != "f":
+            return average(values, shares)
+        return settle(x + move(name, blend(values, shares) - x), x.dtype)
+
+    return Merged({name: stepped(name, x) for name, x in current.items()}, weights)
+
+
+def _adaptive(
+    prefix: str,
+    current: Arrays,
+    replies: Replies,
+    memory: Arrays,
+    second: Callable[[Array, Floats], Array],
+    rate: float,
+    tau: float,
+    beta1: float = 0.0,
+) -> Merged:
+    """What Adam, Yogi and Adagrad share: they differ in `second`, the rule (v, d^2) -> v'."""
+
+    def move(name: str, d: Floats) -> Floats:
+        first, spread = f"{prefix}.m.{name}", f"{prefix}.v.{name}"
+        nothing = np.zeros_like(d)
+        memory[spread] = np.asarray(second(memory.get(spread, nothing), d * d))
+        if beta1:
+            memory[first] = d = np.asarray(beta1 * memory.get(first, nothing) + (1 - beta1) * d)
+        return rate * d / (np.sqrt(memory[spread]) + tau)
+
+    return _stepped(current, replies, move)
+
+
+def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
+    """The plain mean of each coordinate without its `cut` least and `cut` greatest values."""
+    clients = sorted(replies)
+    kept = slice(cut, len(clients) - cut)
+    share = 1 / len(clients)
+
+    def middle(name: str, x: Array) -> Array:
+        ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[kept]
+        mean = settle(ranked.mean(axis=0, dtype=np.float64), x.dtype)
+        if x.dtype.kind == "f":
+            return mean
+        return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # what all agree on may be too large for float64
+
+    return Merged({name: middle(name, x) for name, x in current.items()}, dict.fromkeys(clients, share))
+
+
+def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Merged:
+    clients = sorted(replies)
+    distances = _distances(current, [replies[c].arrays for c in clients])
+    np.fill_diagonal(distances, np.inf)  # a client is no neighbour of itself
+    neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
+    scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
+    kept = {clients[i]: replies[clients[i]] for i in np.argsort(scores, kind="stable")[:keep]}  # ties: the first name
+    merged = _mean(current, kept)
+    figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
+    return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)
+
+
+def _distances(current: Arrays, models: list[Arrays]) -> Floats:
+    """||x_i - x_j||^2 from differences: ||x_i||^2 + ||x_j||^2 - 2 x_i x_j would cancel for models that are alike.
+
+    Integer buffers are left out (unless there is nothing else): a counter of batches would outweigh all parameters.
+    """
+    names = [k for k, v in current.items() if v.dtype.kind == "f"] or list(current)
+    out = np.zeros((len(models), len(models)))
+    for name in sorted(names):
+        rows = [np.ravel(m[name]) for m in models]
+        for start in range(0, rows[0].size, BLOCK):
+            block = np.array([row[start : start + BLOCK] for row in rows], np.float64)
+            for i in range(len(models) - 1):
+                gaps = block[i + 1 :] - block[i]
+                out[i, i + 1 :] += np.einsum("ij,ij->i", gaps, gaps)
+    return out + out.T
+
+
+def _check(part: Any) -> None:
+    """Refuse a setting outside its limits, by name."""
+    for name, value in vars(part).items():
+        low, high = LEAST.get(name, 0), BELOW.get(name, math.inf)
+        if not low <= value < high:
+            right = ("above 0" if low == TINY else f"at least {low}") + (f" and below {high}" if name in BELOW else "")
+            raise ValueError(f"{name} is {value!r}, but must be {right}")

@@ -1,0 +1,288 @@
+"""CIFAR-10 as its publisher ships it, and a stand-in for those who do not have it.
+
+Images stay bytes at rest: 50,000 of them take 150 MB, as float32 they would take 600 MB.
+"""
+
+import hashlib
+import io
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng as generator
+
+log = logging.getLogger("mutirao")
+
+Images = npt.NDArray[np.uint8]  # samples x 3 x 32 x 32
+Labels = npt.NDArray[np.int64]
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = "test_batch"
+PIXELS = 3 * 32 * 32
+PER_FILE = 10_000
+MD5 = {  # of the six files of the binary version
+    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+LAYOUT = "a folder cifar-10-batches-bin (or cifar-10-batches-py) with data_batch_1 to 5 and test_batch"
+
+
+class Cifar10(NamedTuple):
+    """The two sets and the names of the classes."""
+
+    x_train: Images
+    y_train: Labels
+    x_test: Images
+    y_test: Labels
+    names: tuple[str, ...]
+
+
+def load(path: Path | str) -> Cifar10:
+    """Read the binary or the Python version, from its folder or the folder above; both give the same arrays.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+    """
+    folder, ending = locate(Path(path))
+    batches = [_read(folder / f"{name}{ending}") for name in (*TRAIN, TEST)]
+    x_train = np.concatenate([x for x, _ in batches[:-1]])
+    y_train = np.concatenate([y for _, y in batches[:-1]])
+    return Cifar10(x_train, y_train, *batches[-1], _names(folder))
+
+
+def locate(path: Path) -> tuple[Path, str]:
+    """The folder that holds the six files, and how their names end: `.bin`, or nothing for pickles."""
+    if path.is_file():
+        raise ConfigError(f"{path} is a file; right would be {LAYOUT}, unpacked")
+    if not path.is_dir():
+        raise ConfigError(f"there is no folder {path}; right would be {LAYOUT}")
+    for folder in (path, path / "cifar-10-batches-bin", path / "cifar-10-batches-py"):
+        for ending in (".bin", ""):
+            there = [name for name in (*TRAIN, TEST) if (folder / f"{name}{ending}").is_file()]
+            if len(there) == len(TRAIN) + 1:
+                return folder, ending
+            if there:
+                missing = next(name for name in (*TRAIN, TEST) if name not in there)
+                raise ConfigError(f"{folder / (missing + ending)} is missing; right would be {LAYOUT}")
+    raise ConfigError(f"{path} does not hold CIFAR-10; right would be {LAYOUT}")
+
+
+def check(path: Path | str | None) -> list[str]:
+    """What is found at `path`: how many images, of which classes, and whether the files are the published ones."""
+    if path is None:
+        raise ConfigError(f"cifar10 needs a path: {LAYOUT}")
+    folder, ending = locate(Path(path))
+    names = _names(folder)
+    counts, differ = {}, []
+    for name in (*TRAIN, TEST):
+        x, y = _read(folder / f"{name}{ending}")
+        counts[name] = np.bincount(y, minlength=len(names))
+        # The pickles hold the same records as the binary files, so one list of sums serves both.
+        records = np.concatenate([y[:, None].astype(np.uint8), x.reshape(len(x), PIXELS)], axis=1)
+        if hashlib.md5(records.tobytes(), usedforsecurity=False).hexdigest() != MD5[name]:
+            differ.append(f"{name}{ending}")
+    findings = [f"{folder}: the {'binary' if ending else 'Python'} version"]
+    for what, files in (("training", TRAIN), ("test", (TEST,))):
+        per = np.sum([counts[name] for name in files], axis=0)
+        each = f"{per.min():,}" if per.min() == per.max() else f"{per.min():,} to {per.max():,}"
+        findings.append(f"{per.sum():,} {what} images of 3 x 32 x 32, {len(names)} classes, {each} a class")
+    findings.append(f"classes: {', '.join(names)}")
+    findings.append(
+        f"MD5 of the records differs from the published one: {', '.join(differ)}"
+        if differ
+        else "MD5 of the records in all six files is as published"
+    )
+    return findings
+
+
+def _read(file: Path) -> tuple[Images, Labels]:
+    """The images and labels of one of the six files."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+    x, y = _records(file, content) if file.suffix == ".bin" else _pickled(file, content)
+    if not len(y):
+        raise ConfigError(f"{file} holds no images; a published file holds {PER_FILE:,}")
+    if y.min() < 0 or y.max() >= len(NAMES):
+        raise ConfigError(f"{file} has a label {y.max() if y.max() > 9 else y.min()}; those of CIFAR-10 are 0 to 9")
+    if len(y) != PER_FILE:
+        log.warning("%s holds %d images, the published file %d", file, len(y), PER_FILE)
+    return x.reshape(-1, 3, 32, 32), y.astype(np.int64)
+
+
+def _records(file: Path, content: bytes) -> tuple[Images, Labels]:
+    size = 1 + PIXELS
+    if len(content) % size:
+        raise ConfigError(
+            f"{file} has {len(content):,} bytes, not whole records of {size:,}: it is truncated or not CIFAR-10's "
+            f"binary version (a published file has {PER_FILE * size:,} bytes)"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.int64)
+
+
+def _pickled(file: Path, content: bytes) -> tuple[Images, Labels]:
+    found = _unpickle(file, content)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} holds a {type(found).__name__}, not the dict of CIFAR-10's Python version")
+    table = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in found.items()}
+    x, labels = getattr(table.get("data"), "values", None), table.get("labels")
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS:
+        raise ConfigError(f"{file} has no 'data' of bytes, {PIXELS:,} an image, as CIFAR-10's Python version has")
+    if not isinstance(labels, list) or not all(type(v) is int and 0 <= v < 256 for v in labels):
+        raise ConfigError(f"{file} has no 'labels' from 0 to 9, as CIFAR-10's Python version has")
+    if len(labels) != len(x):
+        raise ConfigError(f"{file} has {len(x):,} images but {len(labels):,} labels: it is damaged")
+    return np.ascontiguousarray(x), np.array(labels, np.int64)
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    """The class names as published; without the file that lists them, as everybody knows them."""
+    text, packed = folder / "batches.meta.txt", folder / "batches.meta"
+    if text.is_file():
+        names = tuple(text.read_text(encoding="utf-8", errors="replace").split())
+    elif packed.is_file():
+        found = _unpickle(packed, packed.read_bytes())
+        listed = found.get(b"label_names", found.get("label_names")) if isinstance(found, Mapping) else None
+        names = tuple(v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in listed or ())
+    else:
+        return NAMES
+    if len(names) != len(NAMES):
+        raise ConfigError(f"{text if text.is_file() else packed} lists {len(names)} classes; CIFAR-10 has {len(NAMES)}")
+    return names
+
+
+class _Bytes:
+    """Stands in for `numpy.dtype`, and is always uint8: a type made by a crafted state could crash NumPy."""
+
+    def __init__(self, name: str | bytes, *_: Any) -> None:
+        if name not in ("u1", b"u1", "|u1", "uint8"):
+            raise pickle.UnpicklingError(f"an array of {name!r}")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Array:
+    """Stands in for the array while it is unpickled; `values` is the real one."""
+
+    values: Images
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, _, columns_first, content = state
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
+def _array(content: Any, kind: _Bytes, shape: Any, order: str) -> _Array:
+    """An array as pickles of protocol 5 have it."""
+    made = _Array()
+    made.__setstate__((1, shape, kind, order in ("F", b"F"), content))
+    return made
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Bytes as Python 3 writes them into pickles of protocol 2."""
+    return text.encode("latin-1")
+
+
+# All that a pickle may name, and what it gets instead: nothing here can run code or touch NumPy's inside.
+ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Bytes,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy.core.numeric", "_frombuffer"): _array,
+    ("numpy._core.numeric", "_frombuffer"): _array,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads numbers, text, lists, dicts and arrays of bytes; refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        make = ALLOWED[module, name]
+        return lambda *values: make(*values)  # a fresh one each time: a pickle may write to what it is given
+
+
+def _unpickle(file: Path, content: bytes) -> Any:
+    try:
+        return _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{file} is refused: it asks for {str(error)[:80]!r}, which CIFAR-10's Python version has no need of; "
+            f"get the set from its publisher"
+        ) from error
+    except Exception as error:  # a broken pickle may end in almost any kind
+        raise ConfigError(f"{file} is truncated, or not a file of CIFAR-10's Python version") from error
+
+
+@cache
+def _templates() -> npt.NDArray[np.float32]:
+    """Ten smooth coloured patterns, 3 x 32 x 32 with mean 0 and deviation 1, that wrap around at the edges."""
+    draw = generator(0, 0, "cifar10 templates")
+    fy, fx = np.meshgrid(np.fft.fftfreq(32) * 32, np.fft.fftfreq(32) * 32, indexing="ij")
+    out = np.empty((10, 3, 32, 32), np.float32)
+    for c in range(10):
+        angle, pitch = np.pi * (c % 5) / 5, (3.0, 5.5)[c // 5]  # five directions, coarse and fine
+        band = sum(
+            np.exp(-((fx - s * pitch * np.cos(angle)) ** 2 + (fy - s * pitch * np.sin(angle)) ** 2) / 1.5)
+            for s in (1, -1)
+        )
+        waves = [np.fft.ifft2(np.fft.fft2(draw.standard_normal((32, 32))) * band).real for _ in range(3)]
+        grey = np.stack([waves[0] + 0.4 * w for w in waves])
+        out[c] = (grey - grey.mean()) / grey.std()
+    return out
+
+
+def synthetic(samples: int, rng: np.random.Generator) -> tuple[Images, Labels]:
+    """Pictures of the shape of CIFAR-10 for those who do not have it: ten smooth patterns, seldom twice alike.
+
+    A picture is its class's pattern, moved anywhere, turned to its negative half of the time, in changed colours,
+    over a smooth background and under noise. The average picture of every class is therefore the same grey: a
+    linear model can do little, a convolutional network learns it in minutes.
+
+    >>> x, y = synthetic(6, np.random.default_rng(0))
+    >>> x.shape, x.dtype, y.dtype
+    ((6, 3, 32, 32), dtype('uint8'), dtype('int64'))
+    """
+    if samples < 1:
+        raise ConfigError(f"synthetic: {samples!r} samples are too few, at least 1 is needed")
+    y = rng.permutation(np.arange(samples) % 10).astype(np.int64)
+    x = np.empty((samples, 3, 32, 32), np.uint8)
+    grid = np.arange(32)
+    for start in range(0, samples, 1000):  # in blocks: floats of the whole set would take four times its size
+        these = slice(start, start + 1000)
+        n = len(y[these])
+        move = rng.integers(0, 32, (n, 2))
+        rows, columns = (grid + move[:, :1]) % 32, (grid + move[:, 1:]) % 32
+        pattern = _templates()[
+            y[these][:, None, None, None],
+            np.arange(3)[:, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
+        sign = rng.choice(np.array([-1.0, 1.0], np.float32), (n, 1, 1, 1))
+        gain = sign * rng.uniform(0.4, 1.0, (n, 1, 1, 1)) * rng.uniform(0.5, 1.5, (n, 3, 1, 1))
+        corners = rng.normal(0, 0.6, (n, 3, 4, 1, 1))
+        across, down = grid[None, :] / 31, grid[:, None] / 31
+        weights = np.stack([(1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across])
+        ground = (corners * weights).sum(2)
+        noise = rng.standard_normal((n, 3, 32, 32), np.float32)
+        x[these] = np.clip(118 + 36 * (gain * pattern + ground + 0.8 * noise), 0, 255)
+    return x, y

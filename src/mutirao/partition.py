@@ -1,0 +1,371 @@
+"""How the samples of one data set are dealt to clients, from all alike to each its own classes.
+
+A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only
+equal sizes that do not use up the set leave samples out). All chance comes from the generator handed over.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+
+Indices = npt.NDArray[np.intp]
+Counts = npt.NDArray[np.int64]
+
+DRAWS = 100  # tries before a Dirichlet partition is called impossible
+SAME = 1e100  # a larger alpha overflows, and is the same as this one: all clients alike
+
+
+def iid(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal the shuffled samples out one by one: every client sees the same distribution, sizes differ by one at most.
+
+    >>> [len(p) for p in iid([0, 0, 0, 1, 1, 1, 1], 3, np.random.default_rng(0))]
+    [3, 2, 2]
+    """
+    y = _checked(labels, clients)
+    if clients > len(y):
+        raise ConfigError(
+            f"partition=iid: {len(y)} samples are not enough for {clients} clients; take at most {len(y)}"
+        )
+    owner = np.empty(len(y), np.intp)
+    owner[rng.permutation(len(y))] = np.arange(len(y)) % clients
+    return _parts(owner, clients)
+
+
+def dirichlet(
+    labels: npt.ArrayLike,
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    min_size: int = 1,
+    size: int | None = None,
+) -> list[Indices]:
+    """Skew the labels by a Dirichlet distribution: small `alpha`, few classes a client; large `alpha`, all alike.
+
+    Class c is split by p_c ~ Dir(alpha 1_K) over the K clients (Yurochkin et al., "Bayesian Nonparametric
+    Federated Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos",
+    ICDE 2022), drawn again while a client has fewer than `min_size` samples.
+
+    With `size` each client has exactly so many: client k draws them, without replacement, by its own
+    q_k ~ Dir(alpha C p), where p are the shares of the C classes, so alpha 1_C if these are equal; a class that
+    runs out is left out and the others renormalised (Hsu et al., "Measuring the Effects of Non-Identical Data
+    Distribution", 2019, where the concentration alpha C has the name alpha). What is left over is in no client.
+
+    >>> y = np.repeat(np.arange(10), 100)
+    >>> parts = dirichlet(y, 20, 0.5, np.random.default_rng(0))
+    >>> len(parts), sum(map(len, parts))
+    (20, 1000)
+    >>> {len(p) for p in dirichlet(y, 20, 0.1, np.random.default_rng(0), size=40)}
+    {40}
+    """
+    y = _checked(labels, clients)
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"partition.alpha: {alpha!r} is not a number above 0")
+    if min_size < 0:
+        raise ConfigError(f"partition.min_size: {min_size!r} is too small, at least 0 is needed")
+    need = min_size if size is None else size
+    if size is not None and size < max(1, min_size):
+        raise ConfigError(f"partition.size: {size!r} is too small, at least {max(1, min_size)} is needed")
+    if clients * need > len(y):
+        raise ConfigError(
+            f"partition=dirichlet: {clients} clients of {need} samples need {clients * need} samples, there are "
+            f"{len(y)}; take at most {len(y) // need} clients or {len(y) // clients} samples a client"
+        )
+    order, per_class = _by_class(y, rng)
+    if size is not None:
+        return _of_equal_size(order, per_class, clients, min(alpha, SAME), rng, size)
+    for _ in range(DRAWS):
+        counts = _split(per_class, clients, min(alpha, SAME), rng)
+        if counts.sum(0).min() >= min_size:
+            owner = np.empty(len(y), np.intp)
+            owner[order] = np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel())
+            return _parts(owner, clients)
+    raise ConfigError(
+        f"partition=dirichlet: in {DRAWS} draws with alpha={alpha:g} some of the {clients} clients always had fewer "
+        f"than {min_size} samples; take a larger alpha, fewer clients, min_size=0, or equal sizes by "
+        f"size={len(y) // clients}"
+    )
+
+
+def shards(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, per_client: int = 2) -> list[Indices]:
+    """Sort by label, cut into `clients` x `per_client` shards and give each client `per_client` of them at random.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017:
+    with two shards most clients see two classes. Shards differ by one sample at most.
+
+    >>> parts = shards(np.repeat(np.arange(10), 60), 100, np.random.default_rng(0))
+    >>> {len(p) for p in parts}
+    {6}
+    """
+    y = _checked(labels, clients)
+    if per_client < 1:
+        raise ConfigError(f"partition.per_client: {per_client!r} is too small, at least 1 is needed")
+    total = clients * per_client
+    if total > len(y):
+        raise ConfigError(
+            f"partition=shards: {clients} clients x {per_client} shards need {total} samples, there are {len(y)}; "
+            f"take fewer clients or a smaller per_client"
+        )
+    order, _ = _by_class(y, rng)
+    shard = np.arange(len(y)) * total // len(y)
+    owner = np.empty(len(y), np.intp)
+    owner[order] = (rng.permutation(total) // per_client)[shard]
+    return _parts(owner, clients)
+
+
+def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
+    """Deal the classes into disjoint sets of `classes`, each set shared evenly by equally many clients.
+
+    Ten classes in pairs and ten clients: five pairs, two clients each. Clients with one set have the same
+    distribution and clients with different sets have nothing in common: the clearest groups there can be
+    (the pathological case of McMahan et al., AISTATS 2017, made exact).
+
+    >>> y = np.repeat(np.arange(10), 60)
+    >>> summary = describe(y, by_class(y, 10, np.random.default_rng(0)))
+    >>> summary.classes_per_client.tolist() == [2] * 10, summary.sizes.tolist() == [60] * 10
+    (True, True)
+    """
+    y = _checked(labels, clients)
+    order, per_class = _by_class(y, rng)
+    sets, odd = divmod(len(per_class), max(1, classes))
+    if classes < 1 or odd:
+        right = ", ".join(str(d) for d in range(1, len(per_class) + 1) if len(per_class) % d == 0)
+        raise ConfigError(
+            f"partition.classes: {len(per_class)} classes cannot be dealt into sets of {classes}; "
+            f"right would be {right}"
+        )
+    if clients % sets:
+        near = max(1, clients // sets) * sets
+        raise ConfigError(
+            f"partition=by_class: {sets} sets of {classes} classes cannot be shared by {clients} clients evenly; "
+            f"take a multiple of {sets} clients, such as {near}"
+        )
+    rank = rng.permutation(len(per_class))  # the class of rank r is in set r // classes
+    members = rng.permutation(clients).reshape(sets, -1)
+    owners = [members[rank[c] // classes] for c in range(len(per_class))]
+    return _shared("by_class", y, order, per_class, owners, clients)
+
+
+def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
+    """Give each client a random set of `classes` classes; the samples of a class are shared evenly by its owners.
+
+    Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022 (there #C = k). Sets overlap as chance has
+    it; every class has an owner, so no sample is left out.
+
+    >>> y = np.repeat(np.arange(10), 60)
+    >>> np.unique(describe(y, k_classes(y, 30, np.random.default_rng(0), classes=3)).classes_per_client)
+    array([3])
+    """
+    y = _checked(labels, clients)
+    order, per_class = _by_class(y, rng)
+    total = len(per_class)
+    if not 1 <= classes <= total:
+        raise ConfigError(f"partition.classes: {classes!r} is not between 1 and {total}, the number of classes")
+    if clients * classes < total:
+        raise ConfigError(
+            f"partition=k_classes: {clients} clients of {classes} classes cannot own all {total} classes; "
+            f"take at least {-(-total // classes)} clients or classes={-(-total // clients)}"
+        )
+    has = np.zeros((clients, total), bool)
+    np.put_along_axis(has, rng.permuted(np.tile(np.arange(total), (clients, 1)), axis=1)[:, :classes], True, axis=1)
+    for orphan in np.flatnonzero(~has.any(0)):  # a class nobody drew takes the place of one that has several owners
+        client, spare = rng.choice(np.argwhere(has & (has.sum(0) > 1)))
+        has[client, spare], has[client, orphan] = False, True
+    owners = [rng.permutation(np.flatnonzero(has[:, c])) for c in range(total)]
+    return _shared("k_classes", y, order, per_class, owners, clients)
+
+
+def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Generator | None = None) -> list[Indices]:
+    """Make each distinct key (a hospital, a slide, a user) a client, in the order of the sorted keys.
+
+    With fewer `clients` than keys, whole keys are dealt to them, the largest first, each to the client that
+    has the fewest samples so far; `rng` decides between keys of equal size.
+
+    >>> by_key(["rio", "sul", "rio", "ana"])
+    [array([3]), array([0, 2]), array([1])]
+    >>> by_key(["rio", "sul", "rio", "ana"], clients=2)
+    [array([0, 2]), array([1, 3])]
+    """
+    values = _checked(keys, 1 if clients is None else clients, "keys")
+    names, key = np.unique(values, return_inverse=True)
+    if clients is None or clients == len(names):
+        return _parts(key, len(names))
+    if clients > len(names):
+        raise ConfigError(
+            f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; "
+            f"take at most {len(names)} clients"
+        )
+    sizes = np.bincount(key, minlength=len(names))
+    shuffled = np.arange(len(names)) if rng is None else rng.permutation(len(names))
+    holder = np.empty(len(names), np.intp)
+    loads = [(0, client) for client in range(clients)]
+    for k in shuffled[np.argsort(-sizes[shuffled], kind="stable")]:
+        load, client = loads[0]
+        holder[k] = client
+        heapq.heapreplace(loads, (load + int(sizes[k]), client))
+    return _parts(holder[key], clients)
+
+
+NAMES: dict[str, Callable[..., list[Indices]]] = {
+    "iid": iid,
+    "dirichlet": partial(dirichlet, alpha=0.5),
+    "shards": shards,
+    "by_class": by_class,
+    "k_classes": k_classes,
+    "by_key": by_key,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionSummary:
+    """Who has how much of what: `counts` has a row a client and a column a class.
+
+    `distances` are the total variation distances 1/2 sum_c |p_kc - p_c| between the labels of client k and
+    those of the whole set: 0 if they are alike, towards 1 - 1/C if client k has one of C equal classes
+    (NaN for a client without samples).
+    """
+
+    classes: tuple[Any, ...]
+    counts: Counts
+    distances: npt.NDArray[np.float64]
+    left_out: int
+
+    @property
+    def sizes(self) -> Counts:
+        """Samples of each client."""
+        return np.asarray(self.counts.sum(1), np.int64)
+
+    @property
+    def classes_per_client(self) -> Counts:
+        """How many classes each client has at least one sample of."""
+        return np.asarray((self.counts > 0).sum(1), np.int64)
+
+    @property
+    def heterogeneity(self) -> float:
+        """The mean distance of the clients that have samples: 0 is i.i.d."""
+        known = self.distances[~np.isnan(self.distances)]
+        return float(known.mean()) if len(known) else 0.0
+
+    def __str__(self) -> str:
+        sizes, kinds, total = self.sizes, self.classes_per_client, len(self.classes)
+        empty = int(np.count_nonzero(sizes == 0))
+        lines = [
+            f"{_many(len(sizes), 'client')}, {_many(int(sizes.sum()), 'sample')} of {_many(total, 'class', 'classes')}"
+            + (f", {self.left_out:,} left out" if self.left_out else ""),
+            f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,g}"
+            + (f", {_many(empty, 'client')} with none" if empty else ""),
+            f"classes a client: {kinds.min():,} to {kinds.max():,}, median {np.median(kinds):,g}",
+            f"label skew: {self.heterogeneity:.3f} (mean total variation distance; 0 is i.i.d., "
+            f"{1 - 1 / total:.3f} is one class each)",
+        ]
+        return "\n".join(lines)
+
+
+def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> PartitionSummary:
+    """Count what each client has, and how far that is from the whole.
+
+    >>> print(describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
+    2 clients, 4 samples of 2 classes
+    samples a client: 2 to 2, median 2
+    classes a client: 1 to 1, median 1
+    label skew: 0.500 (mean total variation distance; 0 is i.i.d., 0.500 is one class each)
+    """
+    names, y = np.unique(_checked(labels, 1), return_inverse=True)
+    if not parts:
+        raise ConfigError("a partition without clients cannot be described")
+    counts = np.stack([np.bincount(y[np.asarray(p, np.intp)], minlength=len(names)) for p in parts]).astype(np.int64)
+    whole = np.bincount(y, minlength=len(names)) / len(y)
+    sizes = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)
+    distances = np.abs(shares - whole).sum(1) / 2
+    return PartitionSummary(tuple(names.tolist()), counts, distances, len(y) - int(sizes.sum()))
+
+
+def _checked(labels: npt.ArrayLike, clients: int, what: str = "labels") -> npt.NDArray[Any]:
+    """Labels as a vector, once it is sure that there are some and somebody to have them."""
+    values = np.asarray(labels)
+    if values.ndim != 1 or not len(values):
+        raise ConfigError(f"partition: {what} must be a list with one value a sample, this has shape {values.shape}")
+    if clients < 1:
+        raise ConfigError(f"clients: {clients!r} is too small, at least 1 is needed")
+    return values
+
+
+def _parts(owner: npt.NDArray[np.integer[Any]], clients: int) -> list[Indices]:
+    """The samples of each client, sorted; a negative owner is nobody."""
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
+    return [order[a:b] for a, b in pairwise(ends)]
+
+
+def _by_class(y: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indices, Counts]:
+    """Samples ordered by class, shuffled within each class, and the size of each class."""
+    _, codes, per_class = np.unique(y, return_inverse=True, return_counts=True)
+    shuffled = rng.permutation(len(y))
+    return shuffled[np.argsort(codes[shuffled], kind="stable")], per_class.astype(np.int64)
+
+
+def _split(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
+    """How many samples of each class (row) each client (column) gets."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))
+    cuts = np.floor(np.cumsum(shares, axis=1) * per_class[:, None] + 1e-9).astype(np.int64)
+    cuts[:, -1] = per_class
+    counts = np.diff(cuts, axis=1, prepend=0)
+    # Rounding at the cuts favours some places in the row; shuffled rows favour nobody.
+    return np.asarray(rng.permuted(counts, axis=1))
+
+
+def _of_equal_size(
+    order: Indices, per_class: Counts, clients: int, alpha: float, rng: np.random.Generator, size: int
+) -> list[Indices]:
+    """Each client in turn, in random order, draws `size` samples by a label distribution of its own."""
+    shares = rng.dirichlet(alpha * len(per_class) * per_class / per_class.sum(), size=clients)
+    left = per_class.copy()
+    owner = np.full(len(order), -1, np.intp)
+    ends = np.cumsum(per_class)
+    for client in rng.permutation(clients):
+        need, before = size, left.copy()
+        while need:
+            open_ = np.where(left > 0, shares[client], 0.0)
+            if not open_.sum() > 0:  # it wanted only classes that ran out: it takes from what is left, as it comes
+                open_ = left / left.sum()
+            drawn = np.minimum(rng.multinomial(need, open_ / open_.sum()), left)
+            left -= drawn
+            need -= int(drawn.sum())
+        for c in np.flatnonzero(before > left):
+            owner[order[ends[c] - before[c] : ends[c] - left[c]]] = client
+    return _parts(owner, clients)
+
+
+def _shared(
+    name: str, y: npt.NDArray[Any], order: Indices, per_class: Counts, owners: Sequence[Indices], clients: int
+) -> list[Indices]:
+    """Deal the samples of each class evenly to its owners; a client never goes without a class of its own."""
+    owner = np.empty(len(y), np.intp)
+    spare = np.zeros(clients, np.int64)  # who has had more than an even share so far comes last for the next odd sample
+    start = 0
+    for many, who in zip(per_class, owners, strict=True):
+        samples = order[start : start + many]
+        if many < len(who):
+            raise ConfigError(
+                f"partition={name}: class {y[samples[0]]} has {_many(int(many), 'sample')} for {len(who)} clients; "
+                f"take fewer clients"
+            )
+        turn = who[np.argsort(spare[who], kind="stable")]
+        owner[samples] = turn[np.arange(many) % len(who)]
+        spare[turn[: many % len(who)]] += 1
+        start += many
+    return _parts(owner, clients)
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

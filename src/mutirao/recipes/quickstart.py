@@ -1,0 +1,62 @@
+"""Handwritten digits on fifty clients that hold different digits: the whole idea in under a minute."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from mutirao.config import Common, Part, build, setting
+from mutirao.errors import ConfigError
+from mutirao.partition import describe
+from mutirao.plots import draw_partition
+from mutirao.randomness import number, rng
+from mutirao.recipes import Recipe, Task
+from mutirao.samples import Samples, virtual_clients
+from mutirao.training import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the quickstart."""
+
+    rounds: int = setting(30, "how many rounds", low=1)
+    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    batch_size: int = setting(16, "samples a step", low=1)
+    data: str = setting("digits", "scikit-learn's handwritten digits, which are embedded")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")
+    hidden: int = setting(64, "width of the hidden layer", low=1)
+
+
+def task(config: Config) -> Task:
+    """Digits dealt to the clients with skewed labels, a fifth of them kept as the common test set."""
+    from sklearn.datasets import load_digits  # late: it takes a while to import
+
+    if config.data != "digits":
+        raise ConfigError(f"data: the quickstart knows only 'digits', not {config.data!r}")
+    x, y = load_digits(return_X_y=True)
+    x, y = (x / 16).astype(np.float32), y.astype(np.int64)
+    order = rng(config.seed, 0, "test split").permutation(len(y))
+    test, rest = Samples(x[order[:360]], y[order[:360]]), order[360:]
+    x, y = x[rest], y[rest]
+
+    clients = 1 if config.centralised else config.clients
+    parts = build("partition", config.partition)(y, clients=clients, rng=rng(config.seed, 0, "partition"))
+    trainer = Trainer.of(
+        config,
+        lambda: nn.Sequential(nn.Linear(64, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10)),
+    )
+
+    def picture(path: Path) -> None:
+        draw_partition(describe(y, parts), path)
+
+    return Task(
+        handler=trainer,
+        population=virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples")),
+        initial=lambda: trainer.initial(config.seed),
+        evaluate=lambda arrays: trainer.evaluate(arrays, test),
+        pictures={"partition.png": picture},
+    )
+
+
+recipe = Recipe(Config, task, about="handwritten digits over 50 non-IID clients, FedAvg")

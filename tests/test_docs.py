@@ -1,0 +1,41 @@
+"""What the documentation shows is run here."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def blocks(page: str) -> list[str]:
+    return PYTHON.findall((DOCS / page).read_text())
+
+
+def mutirao(*words: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "mutirao.cli", *words], cwd=cwd, capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_own_task_is_short_and_runs_with_the_command_shown(tmp_path: Path) -> None:
+    recipe, settings, selector, _ = blocks("your-own-task.md")
+    assert len(recipe.splitlines()) < 40
+    (tmp_path / "wine.py").write_text(recipe + settings + selector)
+    commands = re.findall(r"\$ mutirao (run wine.*)", (DOCS / "your-own-task.md").read_text())
+    assert len(commands) == 3
+    for command in commands:
+        out = mutirao(*command.split(), "--set", "rounds=3", cwd=tmp_path)
+        assert "wine:recipe, 3 rounds" in out
+
+
+def test_the_task_without_torch_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = blocks("your-own-task.md")[-1]
+    exec(compile(code, "your-own-task.md", "exec"), {})  # the page's own code
+    assert capsys.readouterr().out.strip() in code
