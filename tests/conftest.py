@@ -1,7 +1,6 @@
 """What several tests share: a small, real federated task in plain NumPy, and the real data if a user has them."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +61,9 @@ iris = Recipe(IrisConfig, iris_task, about="iris, in plain NumPy")
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Iterator[Path]:
+def real_data() -> Path:
     """The folder with real data sets; a user who has none skips what needs them."""
     folder = os.environ.get("MUTIRAO_DATA")
     if not folder:
         pytest.skip("MUTIRAO_DATA does not name a folder with real data sets")
-    yield Path(folder)
+    return Path(folder)

@@ -298,9 +298,7 @@ def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
     def middle(name: str, x: Array) -> Array:
         ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[kept]
         mean = settle(ranked.mean(axis=0, dtype=np.float64), x.dtype)
-        if x.dtype.kind == "f":
-            return mean
-        return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # what all agree on may be too large for float64
+        return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # what all agree on stays, to the bit
 
     return Merged({name: middle(name, x) for name, x in current.items()}, dict.fromkeys(clients, share))
 

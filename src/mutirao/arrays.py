@@ -42,8 +42,8 @@ def weighted_mean(arrays: Mapping[str, Arrays], weights: Mapping[str, float]) ->
 
 def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.float64]:
     """sum_k share_k value_k in float64, added up in the order given."""
-    total = np.zeros(values[0].shape, np.float64)
-    for value, share in zip(values, shares, strict=True):
+    total = np.asarray(np.multiply(values[0], shares[0], dtype=np.float64))
+    for value, share in zip(values[1:], shares[1:], strict=True):
         total += np.multiply(value, share, dtype=np.float64)
     return total
 
@@ -52,7 +52,7 @@ def average(values: Sequence[Array], shares: Sequence[float]) -> Array:
     """The blend in the type of the values; integers all agree on stay as they are, however large."""
     first = values[0]
     if first.dtype.kind in "iub" and all(np.array_equal(first, v) for v in values[1:]):
-        return first.copy()  # float64 would spoil ids and hashes above 2**53
+        return np.array(first)  # float64 would spoil ids and hashes above 2**53
     return settle(blend(values, shares), first.dtype)
 
 

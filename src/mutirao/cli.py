@@ -54,10 +54,7 @@ def list_command(recipe: str | None, as_json: bool) -> None:
     """
     from mutirao.listing import parts, recipes, settings
 
-    if recipe is None:
-        tables = {"recipes": recipes(), **parts()}
-    else:
-        tables = {f"settings of {recipe}": settings(recipe)}
+    tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings(recipe)}
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return

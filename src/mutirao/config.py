@@ -75,6 +75,8 @@ class Common:
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint for a misspelt name: the closest valid one, and all of them if they are few."""
     names = sorted(valid)
+    if not names:
+        return "; it has none"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return hint + (f" (valid: {', '.join(names)})" if len(names) <= 20 or not close else "")
@@ -162,8 +164,10 @@ def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)
+    if isinstance(value, int) and abs(value) >= 2**63:  # TOML promises no more, and such a number may not even print
+        raise ConfigError(f"{key}: the number is too large")
     if isinstance(value, int) and not isinstance(value, bool) and int not in plain and float in plain:
-        value = float(value) if abs(value) < 2**1023 else value
+        value = float(value)
     if (isinstance(value, bool) and bool not in plain) or not isinstance(value, plain):
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         right = " or ".join(names.get(k, k.__name__) for k in plain if k is not type(None)) or str(hint)

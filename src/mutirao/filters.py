@@ -29,7 +29,7 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
         theirs = reply.arrays.get(name)
         if theirs is None:
             return Failure("missing_key", f"did not send {name!r}")
-        if not isinstance(theirs, np.ndarray):
+        if not isinstance(theirs, np.ndarray | np.generic):  # NumPy makes a scalar of an array without axes
             return Failure("dtype", f"{name!r} is of type {type(theirs).__name__}, not an array")
         if theirs.nbytes > mine.nbytes and theirs.shape != mine.shape:
             return Failure("too_large", f"{name!r} has shape {theirs.shape}, expected {mine.shape}")
@@ -45,7 +45,7 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
 def fault_of_extras(reply: Reply) -> Failure | None:
     """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
     for name, extra in reply.extras.items():
-        if not isinstance(extra, np.ndarray) or extra.dtype.kind == "O":
+        if not isinstance(extra, np.ndarray | np.generic) or extra.dtype.kind == "O":
             return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
     if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
         return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")

@@ -42,7 +42,8 @@ class Site:
 class Failure:
     """Why there is no usable reply: a `kind` from a short list and a `reason` for people."""
 
-    kind: str  # raised, late, twice, gone, empty, unknown_key, missing_key, shape, dtype, not_finite, too_large, count
+    # raised, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite, too_large, count
+    kind: str
     reason: str
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | Failure]]) -> Answers:
-    """Sort what came in, in any order: strangers are ignored, silence is `late`, two answers from one client count none."""
+    """Sort what came in, in any order: strangers are ignored, silence is `late`, an answer given twice counts not at all."""
     heard: dict[ClientId, Reply | Failure] = {}
     names = set(asked)
     for client, outcome in events:

@@ -1,6 +1,6 @@
 """One round, from who is there to the next model. This is the file to read first.
 
-    fleet.clients -> roster -> select -> requests -> fleet.ask -> check -> filter -> aggregate -> record
+fleet.clients -> roster -> select -> requests -> fleet.ask -> check -> filter -> aggregate -> record
 """
 
 import logging
@@ -108,41 +108,21 @@ def step(
     rows: list[Row] = []
     for attempt in range(1, patience.tries + 1):
         gather(run.roster, fleet, patience.min_replies or 1, patience)
-        purpose = "select" if attempt == 1 else f"select again {attempt}"
-        if (probes := getattr(select, "probes", None)) is not None:
-            probed = present_only(select, probes(run.roster, number, run.rng(f"probe {purpose}")), run.roster)
-            asked = {c: Request("probe", run.arrays, config) for c in probed}
-            answers = check(fleet.ask(asked), fault_of_extras)
-            for c, failure in answers.failures.items():
-                log.warning("round %d: probe of %s %s", number, c, failure)
-            for client, reply in answers.replies.items():
-                run.roster.note(client, reply.metrics)
+        again = "" if attempt == 1 else f" again {attempt}"
+        if hasattr(select, "probes"):
+            asked, answers = probe(run, fleet, select, config, again)
             down, up = down + bytes_of_requests(asked), up + bytes_of_replies(answers)
-        chosen = chosen_by(select, run.roster, number, run.rng(purpose))
+        chosen = chosen_by(select, run.roster, number, run.rng(f"select{again}"))
+        need = replies_needed(patience, len(chosen))
         requests = {c: Request("train", run.arrays, config) for c in chosen}
         answers = check(fleet.ask(requests), partial(fault, run.arrays))
         replies, rejected = screened(filters, run.arrays, answers.replies)
         down, up = down + bytes_of_requests(requests), up + bytes_of_replies(answers)
-        for c, why in (answers.failures | rejected).items():
-            log.warning("round %d: %s %s", number, c, why)
-        rows += [
-            {
-                "round": number,
-                "client": c,
-                "try": attempt,
-                "replied": int(c in answers.replies),
-                "n": answers.replies[c].n if c in answers.replies else 0,
-                "weight": 0.0,
-                "age": number - int(run.roster.last_selected[run.roster.row(c)]),
-                "failure": str(answers.failures.get(c, "")),
-                "rejected": rejected.get(c, ""),
-            }
-            for c in sorted(chosen)
-        ]
-        need = patience.min_replies or max(1, (len(chosen) + 1) // 2)
+        rows += rows_of(run, attempt, chosen, answers, rejected)
         if len(replies) >= need:
             break
         log.warning("round %d, try %d: %d usable replies, %d needed", number, attempt, len(replies), need)
+        run.roster.mark(number, chosen, {})  # who was asked in vain is not the first to be asked again
     else:
         raise TooFewReplies(
             f"round {number} failed {patience.tries} times: "
@@ -218,6 +198,51 @@ def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> Non
             said = True
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     roster.meet(here)
+
+
+def probe(
+    run: Run, fleet: Fleet, select: Any, config: Mapping[str, Scalar], again: str
+) -> tuple[dict[ClientId, Request], Answers]:
+    """Ask the clients a selector wants to hear from first, and write what they say into the roster."""
+    number = run.round + 1
+    names = present_only(select, select.probes(run.roster, number, run.rng(f"probe{again}")), run.roster)
+    asked = {c: Request("probe", run.arrays, config) for c in names}
+    answers = check(fleet.ask(asked), fault_of_extras)
+    for client, failure in answers.failures.items():
+        log.warning("round %d: probe of %s %s", number, client, failure)
+    for client, reply in answers.replies.items():
+        run.roster.note(client, reply.metrics)
+    return asked, answers
+
+
+def replies_needed(patience: Patience, chosen: int) -> int:
+    """How many usable replies make a round: as configured, or half of those selected."""
+    if patience.min_replies and patience.min_replies > chosen:
+        raise ConfigError(f"min_replies is {patience.min_replies}, but only {chosen} clients are selected a round")
+    return patience.min_replies or max(1, (chosen + 1) // 2)
+
+
+def rows_of(
+    run: Run, attempt: int, chosen: Sequence[ClientId], answers: Answers, rejected: Mapping[ClientId, str]
+) -> list[Row]:
+    """One line for each client selected; who is lost is also said in the log."""
+    number = run.round + 1
+    for c, why in (answers.failures | dict(rejected)).items():
+        log.warning("round %d: %s %s", number, c, why)
+    return [
+        {
+            "round": number,
+            "client": c,
+            "try": attempt,
+            "replied": int(c in answers.replies),
+            "n": answers.replies[c].n if c in answers.replies else 0,
+            "weight": 0.0,
+            "age": number - int(run.roster.last_selected[run.roster.row(c)]),
+            "failure": str(answers.failures.get(c, "")),
+            "rejected": rejected.get(c, ""),
+        }
+        for c in sorted(chosen)
+    ]
 
 
 def chosen_by(select: Selector, roster: Roster, number: int, rng: np.random.Generator) -> list[ClientId]:

@@ -95,8 +95,8 @@ def draw(run: Run, task: Task, out: Path) -> None:
     """Save the pictures of a run; the curves that every run has, and the task's own."""
     from mutirao.plots import draw_curves
 
-    metrics = list(dict.fromkeys(k for row in run.history for k in metrics_of(row)))
-    if metrics:
+    metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
+    if any(task.judge in row for row in run.history):
         draw_curves(run.history, metrics, out / "curves.png")
     for file, picture in task.pictures.items():
         picture(out / file)

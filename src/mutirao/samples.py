@@ -30,6 +30,17 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y) if self.index is None else len(self.index)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Shape and type of a sample; samples of one kind can be put together."""
+        return self.x.shape[1:], self.x.dtype, self.y.shape[1:], self.y.dtype
+
+    def first(self, most: int) -> "Samples":
+        """The first samples, at most so many."""
+        if self.index is None:
+            return Samples(self.x[:most], self.y[:most])
+        return Samples(self.x, self.y, self.index[:most])
+
     def batch(self, rows: Index | slice) -> tuple[Tensor, Tensor]:
         """The samples at these positions."""
         if self.index is None and isinstance(rows, slice):

@@ -1,4 +1,4 @@
-"""Who takes part in a round. Each selector is called as `(roster, round, rng) -> clients`, and picks among those present.
+"""Who takes part in a round. A selector is called as `(roster, round, rng) -> clients` and picks among those present.
 
 A selector that must ask clients first offers `.probes(roster, round, rng)`; one that uses what clients report says so
 in `needs`. All that is known of clients stands in the roster's columns, so a choice among a million is a few array

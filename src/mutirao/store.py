@@ -68,7 +68,9 @@ class Folder:
         rounds = self.committed()
         if not rounds:
             if self.history.read():
-                raise Damaged(f"{self.checkpoints} holds no checkpoint, though rounds were made; begin in another folder")
+                raise Damaged(
+                    f"{self.checkpoints} holds no checkpoint, though rounds were made; begin in another folder"
+                )
             return None
         for number in rounds:
             try:

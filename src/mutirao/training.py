@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch.nn import functional
 
 from mutirao.arrays import Arrays
 from mutirao.config import Common
-from mutirao.fleet import Reply, Request, Site
+from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.randomness import number, rng
 from mutirao.samples import Samples
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-EVALUATION_BATCH = 1024
+Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
+PROBE_SAMPLES = 100
+EXTRAS = frozenset({"squared_errors", "entropy"})  # what a request to train may ask for
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ class Trainer:
     mu: float = 0.0
     clip: float = 0.0
     engine: str = "auto"
+    workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, repr=False, compare=False)
+    _recorded: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what the engine compiled
 
-    provides = frozenset({"metrics:loss", "metrics:accuracy"})
+    provides = frozenset({"metrics:loss", "metrics:accuracy", "metrics:entropy", "extras:squared_errors"})
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> "Trainer":
@@ -59,13 +63,23 @@ class Trainer:
         return cls(model, **{k: getattr(config, k) for k in names} | more)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """Answer a request to `train` or to `evaluate`."""
+        """Answer a request to `train`, to `evaluate` or to `probe`."""
         if request.do == "train":
             return self.train(request, site)
+        samples = Samples.of(site.data)
         if request.do == "evaluate":
-            samples = Samples.of(site.data)
             return Reply({}, metrics=self.evaluate(request.arrays, samples), n=len(samples))
-        raise ValueError(f"a Trainer can train and evaluate, not {request.do!r}")
+        if request.do == "probe":
+            return Reply({}, metrics=self.probe(request.arrays, samples, probe_samples(request.config)), n=len(samples))
+        raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
+
+    def many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        """The same answers for many clients at once, the fastest way; `engine` may name another way."""
+        from mutirao.engine import answer_many  # late: the engine is written in terms of this module
+
+        return answer_many(self, requests, sites)
 
     def initial(self, seed: int) -> Arrays:
         """The arrays of a fresh model; the seed decides them."""
@@ -74,28 +88,34 @@ class Trainer:
 
     def evaluate(self, arrays: Arrays, samples: Samples) -> dict[str, float]:
         """Mean loss, and accuracy where the labels are classes."""
-        model = self._module(arrays).eval()
-        total = right = 0.0
-        with one_thread(), torch.inference_mode():
-            for start in range(0, len(samples), EVALUATION_BATCH):
-                x, y = samples.batch(slice(start, start + EVALUATION_BATCH))
-                outputs = model(x)
-                total += float(self.loss(outputs, y)) * len(y)
-                right += float(hits(outputs, y)) if is_classes(y) else 0.0
-        metrics = {"loss": total / len(samples)}
-        return metrics | ({"accuracy": right / len(samples)} if is_classes(samples.y) else {})
+        from mutirao.engine import judge  # late, as above
 
-    def train(self, request: Request, site: Site) -> Reply:
+        return judge(self, arrays, samples)
+
+    def probe(self, arrays: Arrays, samples: Samples, most: int = PROBE_SAMPLES) -> dict[str, float]:
+        """Mean loss and mean entropy of the predicted classes, -sum p ln p, on the first `most` samples."""
+        if len(samples) == 0:
+            raise ValueError("has no samples to be probed on")
+        model = self.filled(arrays).eval()
+        with one_thread(), torch.inference_mode():
+            x, y = samples.batch(slice(0, most))
+            outputs = model(x)
+            metrics = {"loss": float(self.loss(outputs, y))}
+            return metrics | ({"entropy": float(entropies(outputs).mean())} if is_classes(y) else {})
+
+    def train(self, request: Request, site: Site, randomness: "Randomness | None" = None) -> Reply:
         """The plain path, and the reference for every faster one: one client, batch by batch."""
         samples, config = Samples.of(site.data), request.config
-        seed, round = int(config["seed"]), int(config["round"])
+        seed, round, extras = int(config["seed"]), int(config["round"]), wanted(config, samples)
         mu = float(config.get("mu", self.mu))
-        model = self._module(request.arrays).train()
+        entropy = self.probe(request.arrays, samples, probe_samples(config)) if "entropy" in extras else {}
+        model = self.filled(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in weights] if mu else []
         optimizer = self._optimizer(weights)
-        total, right, seen = torch.zeros(()), torch.zeros((), dtype=torch.int64), 0
-        with one_thread(), seeded(number(seed, round, "torch", site.id)):
+        total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
+        errors: list[Tensor] = []
+        with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
             for batch in self.plan(rng(seed, round, "batches", site.id), len(samples), needs_two(model)):
                 x, y = samples.batch(batch)
                 optimizer.zero_grad()
@@ -109,12 +129,17 @@ class Trainer:
                     nn.utils.clip_grad_norm_(weights, self.clip)
                 optimizer.step()
                 total += loss.detach() * len(y)
-                right += hits(outputs, y) if is_classes(y) else 0
-                seen += len(y)
-        metrics = {"loss": float(total) / seen}
-        if is_classes(samples.y):
-            metrics["accuracy"] = int(right) / seen
-        return Reply(arrays_of(model), metrics=metrics, n=len(samples))
+                sizes.append(len(y))
+                if is_classes(y):
+                    found = outputs.detach().argmax(-1)
+                    right += (found == y).sum()
+                    if "squared_errors" in extras:
+                        errors.append(errors_of(found, y))
+        metrics = metrics_of(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
+        if "entropy" in entropy:
+            metrics["entropy"] = entropy["entropy"]
+        noted = extras_of(torch.cat(errors).numpy(), sizes) if errors else {}
+        return Reply(arrays_of(model), noted, metrics, len(samples))
 
     def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[npt.NDArray[np.intp]]:
         """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
@@ -129,12 +154,17 @@ class Trainer:
                 batches.pop()  # batch normalisation cannot train on a batch of one
         return batches[: self.steps] if self.steps else batches
 
-    def _module(self, arrays: Arrays) -> nn.Module:
-        """A module of this thread's own that holds `arrays`; made once, then filled again."""
+    def blank(self) -> nn.Module:
+        """This thread's own module, whatever it holds; made once."""
         if not hasattr(self._own, "module"):
-            with torch.random.fork_rng(devices=[]):  # initialisation must not move anybody's randomness
+            with seeded(0):  # making it must not move anybody's randomness
                 self._own.module = self.model()
         module: nn.Module = self._own.module
+        return module
+
+    def filled(self, arrays: Arrays) -> nn.Module:
+        """This thread's own module, holding `arrays`."""
+        module = self.blank()
         own = module.state_dict()
         if own.keys() != arrays.keys():
             raise ValueError(f"the model's arrays are {', '.join(own)}; received {', '.join(arrays)}")
@@ -151,10 +181,11 @@ class Trainer:
         raise ValueError(f"optimizer {self.optimizer!r} is not one of sgd, adam")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_own"}  # a thread's module stays with the thread
+        kept = {"_own", "_recorded"}  # a thread's module stays with the thread, and programs with the process
+        return {k: v for k, v in self.__dict__.items() if k not in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _own=threading.local())
+        self.__dict__.update(state, _own=threading.local(), _recorded={})
 
 
 def arrays_of(model: nn.Module) -> Arrays:
@@ -162,9 +193,44 @@ def arrays_of(model: nn.Module) -> Arrays:
     return {k: v.detach().cpu().numpy().copy() for k, v in model.state_dict().items()}
 
 
-def hits(outputs: Tensor, y: Tensor) -> Tensor:
-    """How many samples get the right class."""
-    return (outputs.argmax(-1) == y).sum()
+def metrics_of(total: float, right: int | None, seen: int) -> dict[str, float]:
+    """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
+    metrics = {"loss": float(total) / seen}
+    return metrics if right is None else metrics | {"accuracy": right / seen}
+
+
+def errors_of(found: Tensor, y: Tensor) -> Tensor:
+    """The squared error of each sample, (predicted class - grade)^2, as a byte."""
+    errors = (found - y).square()
+    if errors.numel() and int(errors.max()) > 255:
+        raise ValueError("squared errors do not fit a byte: they are for up to 16 grades")
+    return errors.to(torch.uint8)
+
+
+def extras_of(errors: npt.NDArray[np.uint8], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Arrays:
+    """Squared errors in the order of the batches, and how many samples each batch had."""
+    return {"squared_errors": errors, "batch_sizes": np.asarray(sizes, np.int32)}
+
+
+def entropies(outputs: Tensor) -> Tensor:
+    """The entropy of each sample's predicted classes, -sum p ln p."""
+    logs = functional.log_softmax(outputs, -1)
+    return -(logs.exp() * logs).sum(-1)
+
+
+def wanted(config: Mapping[str, Scalar], samples: Samples) -> frozenset[str]:
+    """What a training request wants besides arrays: its `extras`, separated by commas."""
+    names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
+    if names - EXTRAS:
+        raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
+    if names and not is_classes(samples.y):
+        raise ValueError(f"{', '.join(sorted(names))}: only where the labels are classes")
+    return names
+
+
+def probe_samples(config: Mapping[str, Scalar]) -> int:
+    """On how many samples at most a model is probed."""
+    return int(config.get("probe_samples", PROBE_SAMPLES))
 
 
 def is_classes(y: Tensor) -> bool:

@@ -75,7 +75,9 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
 def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict[int, dict[str, Any]]) -> list[str]:
     """Every model kept must be the one that was audited; none may be missing but those thinned out."""
     expected = {n: e["model"] for n, e in rounds.items()}
-    expected |= {0: e["model"] for e in events if e["event"] == "started"}
+    begun = [e["model"] for e in events if e["event"] == "started"]
+    if begun:
+        expected[0] = begun[-1]
     dropped = {n for e in events for n in e.get("dropped", [])}
     models = dict.fromkeys(expected.values())
     problems = []

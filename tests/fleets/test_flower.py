@@ -4,10 +4,15 @@ import dataclasses
 import importlib.util
 import io
 import itertools
+import json
 import logging
+import re
 import sys
+import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,20 +29,24 @@ from flwr.supercore.task_identity import TaskIdentity
 from sklearn.datasets import load_digits
 from torch import nn
 
+from conftest import iris
 from mutirao.aggregation import FedAvg
 from mutirao.arrays import Arrays, digest
-from mutirao.errors import ConfigError
+from mutirao.config import resolve
+from mutirao.errors import ConfigError, MutiraoError, TooFewClients
 from mutirao.filters import check, fault
 from mutirao.fleet import Failure, Reply, Request, Site
 from mutirao.fleets import flower
-from mutirao.fleets.flower import FlowerFleet, client_app, pack, settings_in, unpack
+from mutirao.fleets.flower import FlowerFleet, client_app, pack, server_app, settings_in, simulate, unpack
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import Task
 from mutirao.rounds import Run, train
+from mutirao.running import execute
 from mutirao.samples import Samples
 from mutirao.selection import Uniform
 from mutirao.training import Trainer
 
+ROOT = Path(__file__).parents[2]
 NAMES = ["ana", "bia", "caio", "duda", "eva"]
 Meddle = Callable[[Message, Message], list[Message]]
 
@@ -132,7 +141,7 @@ def softmax_handler(request: Request, site: Site) -> Reply:
     new = {
         "w": w - np.float32(0.5) * site.state["speed"],
         "b": b - np.float32(0.5) * gap.mean(0),
-        "steps": request.arrays["steps"] + 1,
+        "steps": np.asarray(request.arrays["steps"] + 1),
     }
     return Reply(new, extras={"errors": (gap**2).sum(1)}, metrics={"loss": loss}, n=len(y))
 
@@ -149,7 +158,10 @@ def softmax_task() -> Task:
 
 
 def torch_task() -> Task:
-    trainer = Trainer(lambda: nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)))
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10))
+
+    trainer = Trainer(model, engine="plain")  # stacked clients may differ in the last bit
     return Task(trainer, {k: Samples(*v) for k, v in digits().items()}, lambda: trainer.initial(3))
 
 
@@ -389,7 +401,7 @@ def test_a_faulty_answer_is_that_clients_typed_failure(meddle: Meddle, kind: str
     assert failure.reason.isprintable()
 
 
-def test_a_client_that_raises_sends_one_line_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_raises_sends_one_line_and_no_traceback() -> None:
     def handler(request: Request, site: Site) -> Reply:
         if site.id == "bia":
             raise ValueError("the disk\nof bia is\x1b[31m full " + "x" * 500)
@@ -400,7 +412,6 @@ def test_a_client_that_raises_sends_one_line_and_no_traceback(caplog: pytest.Log
     assert failure.reason.startswith("ValueError: the disk of bia is")
     assert len(failure.reason) <= 220
     assert failure.reason.isprintable()
-    assert "Traceback" in caplog.text  # the client's own log has it
 
 
 @pytest.mark.parametrize("nonsense", [None, "text", Reply({"w": np.array([{}])}), Reply({}, metrics={"x": "y"})])  # type: ignore[dict-item]
@@ -411,19 +422,25 @@ def test_a_handler_that_returns_nonsense_fails_alone(nonsense: Any) -> None:
     assert failure_of_bia(honest, handler).kind == "raised"
 
 
-def test_state_changed_before_an_error_stays_changed_as_in_process() -> None:
+def test_a_request_that_fails_leaves_no_trace_in_the_sites_state() -> None:
     def handler(request: Request, site: Site) -> Reply:
-        site.state["visits"] = site.state.get("visits", np.array(0)) + 1
-        if site.state["visits"] == 1:
-            raise RuntimeError("not yet")
-        return Reply({"visits": site.state["visits"]}, n=1)
+        visits = np.asarray(site.state.get("visits", 0) + 1)
+        site.state["visits"] = visits
+        if request.do == "fail":
+            raise RuntimeError("not today")
+        if request.do == "forget":
+            site.state.clear()
+        return Reply({"visits": visits}, n=1)
 
     task = Task(handler, {"ana": None}, dict)
     _, fleet = connected(task, ["ana"])
     fleet.clients()
     for each in (fleet, LocalFleet(task.handler, task.population)):
-        assert each.ask({"ana": Request("train", {})}).failures["ana"].reason == "RuntimeError: not yet"
-        assert each.ask({"ana": Request("train", {})}).replies["ana"].arrays["visits"] == 2
+        seen = []
+        for do in ("train", "fail", "train", "forget", "train"):
+            replies = each.ask({"ana": Request(do, {})}).replies
+            seen += [int(r.arrays["visits"]) for r in replies.values()]
+        assert seen == [1, 2, 3, 1]
 
 
 def test_an_answer_of_an_earlier_round_is_not_taken_for_the_current_one() -> None:
@@ -445,19 +462,20 @@ def test_a_slow_upload_does_not_hold_up_the_others() -> None:
     task = softmax_task()
     grid, fleet = connected(task)
     stuck = grid.node_of("bia")
-    pull = grid.pull_messages
+    pull, arrived = grid.pull_messages, threading.Event()
 
     def slow(message_ids: Iterable[str]) -> Iterable[Message]:
         found = list(pull(message_ids))
         if any(m.metadata.src_node_id == stuck and m.metadata.message_type == "train" for m in found):
-            time.sleep(3)
+            arrived.wait(30)
         return found
 
     grid.pull_messages = slow  # type: ignore[method-assign]
     fleet.clients()
     fleet.timeout, started = 0.5, time.monotonic()
     answers = fleet.ask({n: Request("train", task.initial()) for n in NAMES})
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 10
+    arrived.set()
     assert {c: f.kind for c, f in answers.failures.items()} == {"bia": "late"}
 
 
@@ -533,6 +551,7 @@ def test_a_node_that_answers_the_question_for_its_name_with_nonsense_is_refused(
 
 
 def test_a_silent_node_is_asked_again_later_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "SILENCE", 2.0)
     grid, fleet = connected(softmax_task(), ["ana"])
     fleet.greet = 0.3
     silent = grid.join(name="bia")
@@ -542,9 +561,20 @@ def test_a_silent_node_is_asked_again_later_and_blocks_nobody(monkeypatch: pytes
     started = time.monotonic()
     for _ in range(10):
         assert fleet.clients() == ["ana"]
-    assert time.monotonic() - started < 0.25  # it was waited for once
+    assert time.monotonic() - started < 1  # it was waited for once
     monkeypatch.setattr(grid, "deliver", deliver)
-    fleet._again[silent] = 0.0  # later
+    time.sleep(2)
+    assert fleet.clients() == ["ana", "bia"]
+
+
+def test_a_node_whose_app_fails_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, fleet = connected(softmax_task(), ["ana"])
+    monkeypatch.setattr(flower, "TROUBLE", 0.2)
+    node = grid.join()  # it has no name yet
+    assert fleet.clients() == ["ana"]
+    grid.nodes[node].node_config["name"] = "bia"
+    assert fleet.clients() == ["ana"]
+    time.sleep(0.3)
     assert fleet.clients() == ["ana", "bia"]
 
 
@@ -592,7 +622,7 @@ def test_a_closed_fleet_waits_for_nobody() -> None:
     fleet.close()
     started = time.monotonic()
     assert fleet.ask({"ana": Request("train", task.initial())}).failures["ana"].kind == "late"
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
 
 
 def test_probes_and_evaluations_travel_too() -> None:
@@ -633,6 +663,7 @@ def test_a_run_configuration_holds_settings_and_assignments() -> None:
         ({"round": 3}, "did you mean 'rounds'"),
         ({"rounds": "many"}, "rounds: 'many' is not a whole number"),
         ({"set": "lr"}, "not of the form key=value"),
+        ({"set": "data='x"}, "No closing quotation"),
     ],
 )
 def test_a_wrong_run_configuration_is_refused_in_one_line(run_config: dict[str, Any], text: str) -> None:
@@ -657,6 +688,127 @@ def test_a_process_builds_its_task_once(monkeypatch: pytest.MonkeyPatch) -> None
             == 2
         )
     assert built == [0.2]
+
+
+def served(out: Path, nodes: dict[int, Context] | None = None, **run_config: Any) -> LoopGrid:
+    """Run the server app over six clients, or over the nodes of an earlier run."""
+    grid = LoopGrid(client_app(), **{"recipe": "conftest:iris", "out": str(out), "timeout": 5.0, **run_config})
+    for i in range(0 if nodes else 6):
+        grid.join(name=f"c{i}")
+    grid.nodes |= nodes or {}
+    server_app()(grid, Context(7, 1, {}, RecordDict(), grid.run_config))
+    return grid
+
+
+def digest_in(folder: Path) -> str:
+    return str(json.loads((folder / "summary.json").read_text())["digest"])
+
+
+def test_the_server_app_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
+    served(tmp_path / "there", rounds=3, set="aggregate=fedavgm seed=5")
+    config = resolve(iris.config, {"rounds": 3, "aggregate": "fedavgm", "seed": 5})
+    here = execute("conftest:iris", config, tmp_path / "here")
+    assert digest_in(tmp_path / "there") == here["digest"]
+    for file in ("config.toml", "clients.csv"):
+        assert (tmp_path / "there" / file).read_text() == (tmp_path / "here" / file).read_text()
+
+
+def test_a_run_goes_on_only_if_it_is_asked_to_and_with_the_same_settings(tmp_path: Path) -> None:
+    grid = served(tmp_path / "there", rounds=2)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        served(tmp_path / "there", rounds=4)
+    with pytest.raises(ConfigError, match="seed cannot change"):
+        served(tmp_path / "there", rounds=4, resume=True, seed=1)
+    served(tmp_path / "there", grid.nodes, rounds=4, resume=True)
+    here = execute("conftest:iris", resolve(iris.config, {"rounds": 4}), tmp_path / "here")
+    assert digest_in(tmp_path / "there") == here["digest"]
+
+
+def test_the_server_app_says_in_one_line_who_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(TooFewClients, match="6 came: c0, c1, c2, c3, c4, c5"):
+        served(tmp_path, set="clients=7 wait=0.1")
+
+
+@pytest.mark.parametrize(
+    ("run_config", "text"), [({"timeout": "long"}, "timeout: 'long'"), ({"resume": 1}, "resume: 1")]
+)
+def test_the_server_app_refuses_wrong_values(tmp_path: Path, run_config: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        served(tmp_path, **run_config)
+
+
+def engine_of(grid: LoopGrid, problem: Exception | None = None) -> Callable[..., None]:
+    """In place of Flower's engine: one node a client, until the server is done or there is a problem."""
+
+    def run_engine(app: Any, toml: str, nodes: int, cpus: float, gpus: float) -> None:
+        for i in range(nodes):
+            grid.join(**{"partition-id": i})
+        server = threading.Thread(target=app, args=(grid, Context(7, 1, {}, RecordDict(), {})))
+        server.start()
+        while problem is not None and grid.greetings < nodes:
+            time.sleep(0.01)
+        if problem is not None:
+            grid.deliver = lambda message, node: None  # type: ignore[method-assign]
+            time.sleep(0.3)
+            raise RuntimeError("Simulation Runtime crashed.") from problem
+        server.join()
+
+    return run_engine
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, out: Path, problem: Exception | None = None) -> dict[str, Any]:
+    config = resolve(iris.config, {"rounds": 3})
+    grid = LoopGrid(client_app(lambda _: iris.task(config)))
+    monkeypatch.setattr(flower, "run_engine", engine_of(grid, problem))
+    return simulate("conftest:iris", config, out)
+
+
+def test_a_simulation_gives_what_the_local_fleet_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there = simulated(monkeypatch, tmp_path / "there")
+    here = execute("conftest:iris", resolve(iris.config, {"rounds": 3}), tmp_path / "here")
+    assert there["digest"] == here["digest"]
+    assert not [t for t in threading.enumerate() if t.name == "flower-engine"]
+
+
+def test_an_engine_that_dies_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(MutiraoError, match="Flower's simulation ended: MemoryError: no more of it"):
+        simulated(monkeypatch, tmp_path, MemoryError("no more of it"))
+    assert time.monotonic() - started < 10
+
+
+def test_a_refused_simulation_does_not_start_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    simulated(monkeypatch, tmp_path)
+    monkeypatch.setattr(flower, "run_engine", lambda *_: pytest.fail("started"))
+    with pytest.raises(ConfigError, match="already holds a run"):
+        simulate("conftest:iris", resolve(iris.config, {"rounds": 5}), tmp_path)
+    assert simulate("conftest:iris", resolve(iris.config, {"rounds": 3}), tmp_path, resume=True)["already"]
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install mutirao\[flower\]"):
+        simulate("conftest:iris", resolve(iris.config, {}), tmp_path)
+
+
+def test_the_example_names_a_recipe_and_settings_that_exist() -> None:
+    table = tomllib.loads((ROOT / "examples/flower-quickstart/pyproject.toml").read_text())
+    name, config = flower.recipe_from(settings_in(table["tool"]["flwr"]["app"]["config"]))
+    assert (name, config.rounds, config.clients) == ("quickstart", 3, 3)
+
+
+def test_the_documented_app_with_data_that_is_only_at_the_client_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flower.md").read_text(), re.DOTALL)[-1]
+    page: dict[str, Any] = {}
+    exec(compile(code, "flower.md", "exec"), page)  # the page's own code
+    grid = LoopGrid(page["client"])
+    for name, size in {"recife": 2, "olinda": 6}.items():
+        np.save(tmp_path / f"{name}.npy", np.full((size, 3), size))
+        grid.join(name=name, data=str(tmp_path / f"{name}.npy"))
+    page["server"](grid, Context(7, 1, {}, RecordDict(), {}))
+    assert capsys.readouterr().out == "1 [5. 5. 5.]\n2 [5. 5. 5.]\n"  # (2 * 2 + 6 * 6) / 8
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

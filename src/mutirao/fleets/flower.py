@@ -26,7 +26,8 @@ import numpy as np
 from mutirao import config as configuration
 from mutirao.arrays import Array, Arrays
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, Site, collect, failure_of
+from mutirao.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, collect, failure_of
+from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import Task, find
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # flwr reads it once, when it is imported
@@ -45,7 +46,8 @@ TaskOf = Callable[[Context], Task]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 CLOCKS = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
-GREET_AGAIN = 120.0  # a node that has not told its name after so many seconds is asked again
+SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
+TROUBLE = 10.0  # and one that answered with an error after so many
 LONGEST_NAME = 100
 NUMBERS = "biufc"  # the kinds of NumPy types that may travel: no objects, no text, no structures
 GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
@@ -118,7 +120,7 @@ class FlowerFleet:
         """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
         waiting, deadline, pause = set(ids), time.monotonic() + seconds, 0.02
         pulls: dict[Future[list[Message | Failure]], str] = {}
-        pool = ThreadPoolExecutor(8, "mutirao-answers")
+        pool = ThreadPoolExecutor(32, "mutirao-answers")
         try:
             while waiting and not self._closed.is_set():
                 pulls |= {pool.submit(self._pull, i): i for i in waiting.difference(pulls.values())}
@@ -155,9 +157,9 @@ class FlowerFleet:
         due = sorted(n for n in here - self._claims.keys() if self._again.get(n, now) <= now)
         earlier = {i: n for i, n in self._asked.items() if n not in due}
         first = [n for n in due if n not in self._again]
-        questions = [Message(RecordDict(), n, GREETING, ttl=GREET_AGAIN + CLOCKS) for n in due]
+        questions = [Message(RecordDict(), n, GREETING, ttl=SILENCE + CLOCKS) for n in due]
         taken = set(self.grid.push_messages(questions)) if questions else set()
-        self._again |= dict.fromkeys(due, now + GREET_AGAIN)
+        self._again |= dict.fromkeys(due, now + SILENCE)
         new = {q.metadata.message_id: n for q, n in zip(questions, due, strict=True) if q.metadata.message_id in taken}
         self._asked = earlier | new
         self._hear_names([i for i, n in new.items() if n in first], self.greet)
@@ -172,6 +174,7 @@ class FlowerFleet:
             if isinstance(name, str):
                 self._claims[node] = name
                 continue
+            self._again[node] = time.monotonic() + TROUBLE
             if name.kind == "malformed":
                 self._claims[node] = None  # refused for as long as it stays; other troubles may pass
             self._warn([node], f"node {node} is no client until it tells its name: {name}")
@@ -198,7 +201,8 @@ class FlowerFleet:
 
 def pack(arrays: Arrays) -> ArrayRecord:
     """Arrays as Flower carries them, bit for bit."""
-    return ArrayRecord({k: Parcel.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
+    whole = {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in arrays.items()}
+    return ArrayRecord({k: Parcel.from_numpy_ndarray(v) for k, v in whole.items()})
 
 
 def unpack(record: ArrayRecord) -> Arrays:
@@ -224,19 +228,14 @@ def unpack_one(name: str, parcel: Parcel) -> Array:
     size = len(parcel.data) - stream.tell()
     if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
         raise MalformedError(f"{name!r} declares {dtype} {shape} and holds {size} bytes")
-    flat = np.frombuffer(bytearray(parcel.data), dtype, offset=stream.tell())  # a copy: handlers may write into it
-    return flat.reshape(shape, order="F" if fortran else "C")
+    flat = np.frombuffer(parcel.data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")  # handlers may write into it
 
 
 def request_message(request: Request, model: ArrayRecord, node: int, timeout: float) -> Message:
     """A request on its way to a node; `model` is its arrays, packed."""
-    content = RecordDict(
-        {
-            "arrays": model,
-            "config": ConfigRecord(dict(request.config)),
-            "request": ConfigRecord({"do": request.do}),
-        }
-    )
+    config = ConfigRecord({k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()})
+    content = RecordDict({"arrays": model, "config": config, "request": ConfigRecord({"do": request.do})})
     kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
     return Message(content, node, kind, ttl=timeout + CLOCKS, group_id=group)
 
@@ -286,7 +285,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
 
 
 def name_in(message: Message, node: int) -> ClientId | Failure:
-    """The name a node declares, or why it cannot be one: names end up in logs, tables and file names."""
+    """The name a node declares, or why it cannot be one: names end up in logs and tables."""
     if (failure := failure_in(message, node)) is not None:
         return failure
     record = message.content.get("name")
@@ -339,26 +338,32 @@ def client_app(task_of: TaskOf | None = None) -> ClientApp:
     return app
 
 
-def answer(message: Message, make: Callable[[], RecordDict]) -> Message:
-    """The answer made, or one line on why there is none; the traceback stays in the client's own log."""
+def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Message:
+    """The answer made, or one line on why there is none: no traceback leaves a client."""
     try:
-        return Message(make(), reply_to=message)
-    except Exception as error:  # a client may raise anything
-        reason = failure_of(error).reason
-        log.warning("request failed: %s", reason, exc_info=not isinstance(error, MutiraoError))
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        made = make()
+    except Exception as error:
+        made = failure_of(error)
+    if isinstance(made, RecordDict):
+        return Message(made, reply_to=message)
+    log.warning("a request failed: %s", made)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, made.reason), reply_to=message)
 
 
-def worked(message: Message, context: Context, task: Task) -> RecordDict:
+def worked(message: Message, context: Context, task: Task) -> RecordDict | Failure:
     """What the task's handler replies; the site's state stays in Flower's context of this node."""
-    name = name_of(context, lambda _: task)
-    kept = context.state.get(STATE)
-    site = Site(name, data_of(task, name), unpack(kept) if isinstance(kept, ArrayRecord) else {})
-    try:
-        return reply_content(task.handler(request_in(message), site))
-    finally:  # as in process, what a handler changed before it raised stays changed
-        if site.state or kept is not None:
-            context.state[STATE] = pack(site.state)
+    name, kept = name_of(context, lambda _: task), context.state.get(STATE)
+    # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
+    alone = LocalFleet(lambda request, site: task.handler(request, site), {name: data_of(task, name)})
+    if isinstance(kept, ArrayRecord):
+        alone.states[name] = unpack(kept)
+    answers = alone.ask({name: request_in(message)})
+    if name in answers.failures:
+        return answers.failures[name]
+    content = reply_content(answers.replies[name])
+    if name in alone.states:
+        context.state[STATE] = pack(alone.states[name])
+    return content
 
 
 def name_of(context: Context, task_of: TaskOf) -> ClientId:
@@ -406,7 +411,11 @@ def settings_in(run_config: Mapping[str, Scalar]) -> str:
     """The full configuration that a Flower run asks for: its settings, then the assignments in `set`."""
     name = str(run_config.get("recipe", "quickstart"))
     plain = sorted((pair for pair in run_config.items() if pair[0] not in OURS), key=lambda pair: "." in pair[0])
-    extra = [configuration.parse_assignment(text) for text in shlex.split(str(run_config.get("set", "")))]
+    try:
+        words = shlex.split(str(run_config.get("set", "")))
+    except ValueError as error:
+        raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
+    extra = [configuration.parse_assignment(text) for text in words]
     return configuration.dump(name, configuration.resolve(find(name).config, {}, [*plain, *extra]))
 
 
@@ -422,12 +431,12 @@ def server_app() -> ServerApp:
         asked = context.run_config
         recipe, config = recipe_from(toml := settings_in(asked))
         out = Path(str(asked.get("out", "")) or f"runs/{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}")
-        resume = bool(asked.get("resume", False))
+        resume = configuration.typed("resume", asked.get("resume", False), bool)
+        timeout = configuration.typed("timeout", asked.get("timeout", 600.0), float, low=1e-9)
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = continued(recipe, out, configuration.flattened(table))  # refuses other settings
-        fleet = FlowerFleet(grid, timeout=float(asked.get("timeout", 600.0)))
-        execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
+        execute(recipe, config, out, fleet=FlowerFleet(grid, timeout), resume=resume, watch=Progress(config.rounds))
 
     return app
 
@@ -435,44 +444,51 @@ def server_app() -> ServerApp:
 class Simulation:
     """A fleet in Flower's own simulation engine; it starts when it is first needed, and ends with `close`."""
 
-    def __init__(self, recipe: str, config: Any, timeout: float = 600.0, cpus: float = 1.0, gpus: float = 0.0) -> None:
+    def __init__(self, recipe: str, config: Any, timeout: float = 86400, cpus: float = 1, gpus: float = 0) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("Flower's simulation needs Ray: install mutirao[flower]")
         self.recipe, self.config, self.timeout, self.cpus, self.gpus = recipe, config, timeout, cpus, gpus
         self._over = threading.Event()
-        self._problem: Exception | None = None
+        self._problem: BaseException | None = None
         self._engine: threading.Thread | None = None
 
     @functools.cached_property
     def fleet(self) -> FlowerFleet:
         """The fleet inside the engine, which runs in a thread: its server does nothing but lend us its grid."""
-        grids: queue.SimpleQueue[Grid | None] = queue.SimpleQueue()
+        fleets: queue.SimpleQueue[FlowerFleet | None] = queue.SimpleQueue()
         app, nodes = ServerApp(), len(find(self.recipe).task(self.config).population)
+        made: list[FlowerFleet] = []
 
         @app.main()
         def main(grid: Grid, context: Context) -> None:
-            grids.put(grid)
+            while len(set(grid.get_node_ids())) < nodes and not self._over.wait(0.02):
+                pass  # the engine is about to make its nodes
+            made.append(FlowerFleet(grid, self.timeout, greet=600.0))  # Ray takes its time to start
+            fleets.put(made[0])
             self._over.wait()
 
         def engine() -> None:
             try:
                 run_engine(app, configuration.dump(self.recipe, self.config), nodes, self.cpus, self.gpus)
-            except Exception as error:
+            except BaseException as error:  # flwr ends a process that it cannot help; here that is only this thread
                 self._problem = error
-            grids.put(None)
-            if "fleet" in self.__dict__:
-                self.fleet.close()  # nobody is left to answer
+            finally:
+                self._over.set()
+                fleets.put(None)
+                for fleet in made:
+                    fleet.close()  # nobody is left to answer
 
         self._engine = threading.Thread(target=engine, name="flower-engine", daemon=True)
         self._engine.start()
-        grid = grids.get()
+        fleet = fleets.get()
         self._check()
-        return FlowerFleet(cast(Grid, grid), self.timeout)
+        return cast(FlowerFleet, fleet)
 
     def clients(self) -> list[ClientId]:
         """The simulated clients."""
-        names = self.fleet.clients()
         self._check()
+        names = self.fleet.clients()
+        self._check()  # it may have ended while we waited for names
         return names
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
@@ -488,7 +504,7 @@ class Simulation:
     def _check(self) -> None:
         if (error := self._problem) is not None:
             while error.__cause__ is not None:  # the engine wraps what happened in two general errors
-                error = cast(Exception, error.__cause__)
+                error = error.__cause__
             raise MutiraoError(f"Flower's simulation ended: {failure_of(error).reason}") from error
 
 
@@ -497,11 +513,17 @@ def run_engine(app: ServerApp, toml: str, nodes: int, cpus: float, gpus: float) 
     from flwr.simulation import run_simulation
 
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what matters of it comes as failures and errors
-    resources = {"num_cpus": cpus, "num_gpus": gpus}
-    init = {"logging_level": "error", "log_to_driver": False}
-    settings: Any = {"init_args": init, "client_resources": resources}
-    run_simulation(app, client_app(lambda _: task_from(toml)), nodes, backend_config=settings)
+    settings: Any = {
+        "init_args": {"logging_level": "error", "log_to_driver": False},
+        "client_resources": {"num_cpus": cpus, "num_gpus": gpus},
+    }
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # what matters of it comes as failures and errors
+    try:
+        run_simulation(app, client_app(lambda _: task_from(toml)), nodes, backend_config=settings)
+    finally:
+        logger.setLevel(before)
 
 
 def simulate(

@@ -1,6 +1,7 @@
 """The in-process fleet: thousands of virtual clients on one machine."""
 
 import copy
+import json
 import logging
 import queue
 import threading
@@ -46,13 +47,14 @@ class LocalFleet:
 
     def snapshot(self) -> Arrays:
         """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator."""
-        return {f"{client}\t{name}": value for client, state in self.states.items() for name, value in state.items()}
+        states = self.states.items()
+        return {json.dumps([client, name]): value for client, state in states for name, value in state.items()}
 
     def restore(self, arrays: Arrays) -> None:
         """Bring back what `snapshot` gave."""
         self.states = {}
         for key, value in arrays.items():
-            client, _, name = key.partition("\t")
+            client, name = json.loads(key)
             self.states.setdefault(client, {})[name] = value
 
     def _site(self, client: ClientId) -> Site:
@@ -98,11 +100,11 @@ class LocalFleet:
 
 
 def _sound(answer: Any) -> Reply | Failure:
-    """A handler's answer, if it is one at all."""
-    if isinstance(answer, Reply):
+    """A handler's answer, if it is one at all; one that answers for many may also say who failed."""
+    if isinstance(answer, Reply | Failure):
         return answer
     return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
 
 
 def _copied(arrays: Arrays) -> Arrays:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arrays.items()}
+    return {k: np.array(v) if isinstance(v, np.ndarray | np.generic) else v for k, v in arrays.items()}

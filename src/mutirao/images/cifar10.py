@@ -233,29 +233,28 @@ def _unpickle(file: Path, content: bytes) -> Any:
 
 
 @cache
-def _templates() -> npt.NDArray[np.float32]:
-    """Ten smooth coloured patterns, 3 x 32 x 32 with mean 0 and deviation 1, that wrap around at the edges."""
-    draw = generator(0, 0, "cifar10 templates")
+def _patterns() -> npt.NDArray[np.float32]:
+    """Ten smooth coloured textures, 3 x 32 x 32 with deviation 1, that wrap around at the edges."""
+    draw = generator(0, 0, "cifar10 patterns")  # the same for everybody, so that two calls belong together
     fy, fx = np.meshgrid(np.fft.fftfreq(32) * 32, np.fft.fftfreq(32) * 32, indexing="ij")
     out = np.empty((10, 3, 32, 32), np.float32)
     for c in range(10):
-        angle, pitch = np.pi * (c % 5) / 5, (3.0, 5.5)[c // 5]  # five directions, coarse and fine
-        band = sum(
-            np.exp(-((fx - s * pitch * np.cos(angle)) ** 2 + (fy - s * pitch * np.sin(angle)) ** 2) / 1.5)
-            for s in (1, -1)
-        )
-        waves = [np.fft.ifft2(np.fft.fft2(draw.standard_normal((32, 32))) * band).real for _ in range(3)]
-        grey = np.stack([waves[0] + 0.4 * w for w in waves])
-        out[c] = (grey - grey.mean()) / grey.std()
+        angle, waves = np.pi * (c % 5) / 5, (3.0, 5.5)[c // 5]  # five directions, coarse and fine
+        near = [(fx - s * waves * np.cos(angle)) ** 2 + (fy - s * waves * np.sin(angle)) ** 2 for s in (1, -1)]
+        band = np.exp(-near[0] / 1.6) + np.exp(-near[1] / 1.6)
+        grey, *tints = np.fft.ifft2(np.fft.fft2(draw.standard_normal((4, 32, 32))) * band).real
+        coloured = np.stack([grey + 0.4 * tint for tint in tints])
+        out[c] = coloured / coloured.std()
     return out
 
 
 def synthetic(samples: int, rng: np.random.Generator) -> tuple[Images, Labels]:
-    """Pictures of the shape of CIFAR-10 for those who do not have it: ten smooth patterns, seldom twice alike.
+    """Pictures of CIFAR-10's shape for those who do not have it: ten textures, equally often, never twice alike.
 
-    A picture is its class's pattern, moved anywhere, turned to its negative half of the time, in changed colours,
-    over a smooth background and under noise. The average picture of every class is therefore the same grey: a
-    linear model can do little, a convolutional network learns it in minutes.
+    A picture is the texture of its class, moved anywhere and in changed colours, mixed with a fainter one of
+    another class, over a smooth background and under noise. Since a texture may lie anywhere, the average
+    pictures of the classes hardly differ: a linear model gets a quarter right, a small convolutional network
+    80% after a few epochs of a few thousand, and none all of them.
 
     >>> x, y = synthetic(6, np.random.default_rng(0))
     >>> x.shape, x.dtype, y.dtype
@@ -265,24 +264,34 @@ def synthetic(samples: int, rng: np.random.Generator) -> tuple[Images, Labels]:
         raise ConfigError(f"synthetic: {samples!r} samples are too few, at least 1 is needed")
     y = rng.permutation(np.arange(samples) % 10).astype(np.int64)
     x = np.empty((samples, 3, 32, 32), np.uint8)
-    grid = np.arange(32)
-    for start in range(0, samples, 1000):  # in blocks: floats of the whole set would take four times its size
-        these = slice(start, start + 1000)
-        n = len(y[these])
-        move = rng.integers(0, 32, (n, 2))
-        rows, columns = (grid + move[:, :1]) % 32, (grid + move[:, 1:]) % 32
-        pattern = _templates()[
-            y[these][:, None, None, None],
-            np.arange(3)[:, None, None],
-            rows[:, None, :, None],
-            columns[:, None, None, :],
-        ]
-        sign = rng.choice(np.array([-1.0, 1.0], np.float32), (n, 1, 1, 1))
-        gain = sign * rng.uniform(0.4, 1.0, (n, 1, 1, 1)) * rng.uniform(0.5, 1.5, (n, 3, 1, 1))
-        corners = rng.normal(0, 0.6, (n, 3, 4, 1, 1))
-        across, down = grid[None, :] / 31, grid[:, None] / 31
-        weights = np.stack([(1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across])
-        ground = (corners * weights).sum(2)
-        noise = rng.standard_normal((n, 3, 32, 32), np.float32)
-        x[these] = np.clip(118 + 36 * (gain * pattern + ground + 0.8 * noise), 0, 255)
+    for start in range(0, samples, 500):  # in blocks: as floats the set would take several times its size
+        here = y[start : start + 500]
+        other = (here + rng.integers(1, 10, len(here))) % 10
+        mixed = _moved(here, rng) + _uniform(rng, 0, 1, (len(here), 1, 1, 1)) * _moved(other, rng)
+        mixed *= _uniform(rng, 0.6, 1, (len(here), 1, 1, 1))
+        mixed += _background(len(here), rng)
+        mixed += 0.6 * rng.standard_normal(mixed.shape, np.float32)
+        x[start : start + 500] = np.clip(118 + 36 * mixed, 0, 255).astype(np.uint8)
     return x, y
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    return rng.uniform(low, high, shape).astype(np.float32)
+
+
+def _moved(labels: Labels, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """The texture of each label, moved by any number of pixels, each channel stronger or weaker."""
+    twice = np.tile(_patterns(), (1, 1, 2, 2))
+    windows = np.moveaxis(np.lib.stride_tricks.sliding_window_view(twice, (32, 32), axis=(2, 3)), 1, 3)
+    down, across = rng.integers(0, 32, (2, len(labels)))
+    moved: npt.NDArray[np.float32] = windows[labels, down, across]
+    moved *= _uniform(rng, 0.6, 1.4, (len(labels), 3, 1, 1))
+    return moved
+
+
+def _background(n: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """A colour in each corner, and between them what lies between."""
+    along = np.linspace(0, 1, 32, dtype=np.float32)
+    ends = np.stack([1 - along, along])
+    weights = (ends[:, None, :, None] * ends[None, :, None, :]).reshape(4, 32 * 32)
+    return ((0.6 * rng.standard_normal((n * 3, 4), np.float32)) @ weights).reshape(n, 3, 32, 32)

@@ -66,4 +66,4 @@ def small() -> nn.Module:
     )
 
 
-MODELS = {"cnn": cnn, "small": small}
+NETWORKS = {"cnn": cnn, "small": small}

@@ -20,7 +20,8 @@ from mutirao.training import Trainer
 class Config(Common):
     """Settings of the quickstart."""
 
-    rounds: int = setting(30, "how many rounds", low=1)
+    rounds: int = setting(40, "how many rounds", low=1)
+    lr: float = setting(0.3, "learning rate of the clients", low=1e-12)
     epochs: int = setting(5, "passes over its data a client makes a round", low=1)
     batch_size: int = setting(16, "samples a step", low=1)
     data: str = setting("digits", "scikit-learn's handwritten digits, which are embedded")

@@ -16,7 +16,8 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2rem; } .soft { opacity: .75; }
 .figures li { background: var(--soft); border-radius: .5rem; padding: .6rem 1rem; min-width: 8rem; }
 .figures b { display: block; font-size: 1.5rem; }
 img { max-width: 100%; background: white; border-radius: .5rem; }
-table { border-collapse: collapse; } td, th { border-bottom: 1px solid var(--line); padding: .2rem .8rem .2rem 0; text-align: left; }
+table { border-collapse: collapse; }
+td, th { border-bottom: 1px solid var(--line); padding: .2rem .8rem .2rem 0; text-align: left; }
 pre { background: var(--soft); padding: 1rem; border-radius: .5rem; overflow-x: auto; font-size: .85rem; }
 """
 

@@ -1,0 +1,1 @@
+"""A Mutirão recipe as an ordinary Flower app."""

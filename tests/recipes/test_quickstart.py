@@ -1,0 +1,37 @@
+"""The quickstart end to end, as `make run` runs it."""
+
+import json
+from pathlib import Path
+
+from mutirao.config import resolve
+from mutirao.recipes import find
+from mutirao.recipes.quickstart import Config
+from mutirao.running import execute
+
+
+def test_over_ninety_percent_with_pictures_and_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    summary = execute("quickstart", resolve(Config, {}), out)
+    assert summary["final"]["accuracy"] > 0.9
+    assert summary["clients"] == 50
+    assert summary["bytes_up"] > summary["rounds"] * 10 * 4 * 4810  # ten models of 4,810 numbers, and metrics
+    for picture in ("curves.png", "partition.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text()
+    assert summary["digest"] in page
+    assert "50 of 50 clients took part" in page or "never did" in page
+    assert len(json.loads((out / "history.json").read_text())) == 40
+
+
+def test_the_pooled_reference_is_one_client(tmp_path: Path) -> None:
+    config = resolve(Config, {"centralised": True, "rounds": 3})
+    task = find("quickstart").task(config)
+    assert len(task.population) == 1
+    summary = execute("quickstart", config, tmp_path / "run")
+    assert summary["clients"] == 1
+    assert summary["final"]["accuracy"] > 0.9
+
+
+def test_samples_caps_what_a_client_uses() -> None:
+    task = find("quickstart").task(resolve(Config, {"samples": 5}))
+    assert max(len(samples) for samples in task.population.values()) == 5

@@ -1,0 +1,148 @@
+"""The plain trainer against NumPy written out by hand and against scikit-learn."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+from torch import nn
+
+from mutirao.arrays import Arrays, digest
+from mutirao.fleet import Request, Site
+from mutirao.randomness import rng
+from mutirao.samples import Samples, virtual_clients
+from mutirao.training import Trainer
+
+Floats = npt.NDArray[np.float64]
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(50, 4)).astype(np.float32)
+Y = DRAW.integers(0, 3, 50)
+CONFIG = {"seed": 5, "round": 2}
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def ask(trainer: Trainer, arrays: Arrays | None = None, **config: float) -> Arrays:
+    start = trainer.initial(0) if arrays is None else arrays
+    return trainer(Request("train", start, {**CONFIG, **config}), Site("ana", Samples(X, Y))).arrays
+
+
+def by_hand(trainer: Trainer, mu: float = 0.0, adam: bool = False) -> tuple[Floats, Floats]:
+    """Softmax regression with the trainer's batches, in float64 NumPy."""
+    start = trainer.initial(0)
+    theta = np.concatenate([start["weight"], start["bias"][:, None]], axis=1).astype(np.float64)
+    origin, m, v = theta.copy(), np.zeros_like(theta), np.zeros_like(theta)
+    draw, t = rng(5, 2, "batches", "ana"), 0
+    for _ in range(trainer.epochs):
+        order = draw.permutation(len(Y))
+        for i in range(0, len(Y), trainer.batch_size):
+            rows, t = order[i : i + trainer.batch_size], t + 1
+            x = np.concatenate([X[rows], np.ones((len(rows), 1))], axis=1)
+            p = np.exp(x @ theta.T)
+            p = p / p.sum(1, keepdims=True) - np.eye(3)[Y[rows]]
+            g = p.T @ x / len(rows) + mu * (theta - origin)
+            if trainer.clip:
+                g *= min(1.0, trainer.clip / (np.linalg.norm(g) + 1e-6))
+            g += trainer.weight_decay * theta
+            if adam:
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            else:
+                m = g if t == 1 else trainer.momentum * m + g
+                step = m if trainer.momentum else g
+            theta = theta - trainer.lr * step
+    return theta[:, :4], theta[:, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "mu"),
+    [
+        ({}, 0.0),
+        ({"momentum": 0.9, "epochs": 3}, 0.0),
+        ({"weight_decay": 0.1, "epochs": 2}, 0.0),
+        ({"epochs": 3}, 0.9),
+        ({"clip": 0.2, "epochs": 2}, 0.0),
+        ({"clip": 0.2, "momentum": 0.5, "weight_decay": 0.01, "epochs": 2}, 0.3),
+        ({"optimizer": "adam", "lr": 0.01, "epochs": 3}, 0.0),
+    ],
+)
+def test_training_equals_numpy_by_hand(settings: dict[str, float], mu: float) -> None:
+    trainer = Trainer(linear, batch_size=8, **settings)  # type: ignore[arg-type]
+    weight, bias = by_hand(trainer, mu, adam=trainer.optimizer == "adam")
+    reply = ask(trainer, mu=mu)
+    np.testing.assert_allclose(reply["weight"], weight, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(reply["bias"], bias, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_equals_scikit_learn() -> None:
+    trainer = Trainer(linear)
+    arrays = trainer.initial(1)
+    outputs = X @ arrays["weight"].T + arrays["bias"]
+    p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    metrics = trainer.evaluate(arrays, Samples(X, Y))
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(Y, outputs.argmax(1)))
+    assert metrics["loss"] == pytest.approx(log_loss(Y, p.astype(np.float64)), rel=1e-5)
+    reply = trainer(Request("evaluate", arrays, CONFIG), Site("ana", (X, Y)))
+    assert reply.metrics == pytest.approx(metrics, rel=1e-6)
+    assert (reply.arrays, reply.n) == ({}, 50)
+
+
+def test_a_client_depends_on_seed_round_and_name_only() -> None:
+    trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), batch_size=8)
+    first = digest(ask(trainer))
+    torch.manual_seed(99)
+    torch.rand(7)
+    before = torch.get_rng_state()
+    assert digest(ask(trainer)) == first  # dropout does not read torch's global state
+    assert torch.equal(torch.get_rng_state(), before)  # nor move it
+    assert digest(ask(trainer, round=3)) != first
+    assert digest(ask(trainer, seed=6)) != first
+
+
+def test_batch_normalisation_keeps_integer_buffers_and_survives_a_batch_of_one() -> None:
+    trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), batch_size=7)
+    arrays = ask(trainer)  # 50 samples: seven batches of seven and one of one, which is left out
+    assert arrays["1.num_batches_tracked"].dtype == np.int64
+    assert arrays["1.num_batches_tracked"] == 7
+
+
+def test_steps_replace_epochs() -> None:
+    trainer = Trainer(linear, batch_size=20, steps=4)
+    sizes = [len(batch) for batch in trainer.plan(np.random.default_rng(0), 50)]
+    assert sizes == [20, 20, 10, 20]
+
+
+def test_regression_has_a_loss_and_no_accuracy() -> None:
+    trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss=nn.functional.mse_loss)
+    site = Site("ana", (X, X.sum(1)))
+    reply = trainer(Request("train", trainer.initial(0), CONFIG), site)
+    assert set(reply.metrics) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "data", "said"),
+    [
+        (Request("train", {"w": np.zeros(3)}, CONFIG), (X, Y), "the model's arrays are weight, bias; received w"),
+        (Request("train", Trainer(linear).initial(0), CONFIG), (X[:0], Y[:0]), "no samples"),
+        (Request("dance", {}, CONFIG), (X, Y), "not 'dance'"),
+        (Request("train", {}, CONFIG), (X, Y[:3]), "do not belong together"),
+    ],
+)
+def test_what_cannot_be_done_is_said_plainly(request_: Request, data: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Trainer(linear)(request_, Site("ana", data))
+
+
+def test_virtual_clients_share_one_storage() -> None:
+    clients = virtual_clients(X, Y, [np.array([3, 1]), np.arange(4, 50)], most=10, seed=1)
+    assert list(clients) == ["c0", "c1"]
+    assert clients["c0"].x.data_ptr() == clients["c1"].x.data_ptr()
+    assert len(clients["c1"]) == 10
+    x, y = clients["c0"].batch(np.array([1]))
+    assert np.array_equal(x.numpy(), X[[1]])
+    assert y.tolist() == [Y[1]]
+    for stranger in ("c2", "c00", "x1", "c"):
+        with pytest.raises(KeyError):
+            clients[stranger]
