@@ -12,11 +12,14 @@ test: .venv/dev ## install what tests need, then lint, type-check and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 docs: .venv/dev ## build the documentation site into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="--job M" for less
+	$(BIN)/python -m benchmarks $(BENCH)
 
 .venv/torch: constraints.txt
 	$(PYTHON) -m venv .venv

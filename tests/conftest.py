@@ -57,7 +57,7 @@ def iris_task(config: IrisConfig) -> Task:
     )
 
 
-iris = Recipe(IrisConfig, iris_task, about="iris, in plain NumPy")
+iris = Recipe(IrisConfig, iris_task)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def setting(
 class Common:
     """The settings all recipes share."""
 
-    seed: int = setting(0, "where all randomness starts", low=0)
+    seed: int = setting(0, "where all randomness starts", low=0, high=2**63 - 1)
     rounds: int = setting(20, "how many rounds", low=1)
     clients: int = setting(50, "how many clients", low=1)
     per_round: int | float = setting(10, "clients selected a round: a count, or a share such as 0.2", low=1e-9)

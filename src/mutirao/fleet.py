@@ -1,10 +1,13 @@
 """The seam: a fleet carries requests to clients and brings replies back; what it is made of is its own business."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from mutirao.arrays import Arrays
+
+log = logging.getLogger("mutirao")
 
 ClientId = str
 Scalar = bool | int | float | str
@@ -76,12 +79,13 @@ class Fleet(Protocol):
 
 def failure_of(error: BaseException) -> Failure:
     """The failure of a client whose code raised `error`: one line, never a traceback."""
+    log.debug("a client's code raised", exc_info=error)  # the place in the code is for the client's own log
     text = " ".join(str(error).split())[:200]
     return Failure("raised", f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | Failure]]) -> Answers:
-    """Sort what came in, in any order: strangers are ignored, silence is `late`, an answer given twice counts not at all."""
+    """Sort what came in: strangers are ignored, silence is `late`, two answers of one client count as none."""
     heard: dict[ClientId, Reply | Failure] = {}
     names = set(asked)
     for client, outcome in events:

@@ -10,7 +10,7 @@ from mutirao.recipes import NAMES, find
 
 def recipes() -> dict[str, str]:
     """Name and one line of each recipe."""
-    return {name: find(name).about for name in NAMES}
+    return {name: about for name, (_, about) in NAMES.items()}
 
 
 def parts() -> dict[str, dict[str, str]]:

@@ -16,6 +16,8 @@ from mutirao.report import write_report
 from mutirao.rounds import Round, Run
 from mutirao.store import Folder, best_row, metrics_of, versions
 
+log = logging.getLogger("mutirao")
+
 MAY_CHANGE = {"rounds", "wait", "min_replies"}  # settings that do not touch the rounds already made
 Watch = Callable[[Run, Round, Task], None]
 
@@ -44,6 +46,8 @@ def execute(
             run, states = found
             if isinstance(fleet, LocalFleet):
                 fleet.restore(states)
+            elif states:
+                log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
         best = best_row(run.history, task.judge, task.higher_is_better)
         try:
             for round in recipe.flow(fleet, config, task, run):

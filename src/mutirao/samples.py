@@ -52,6 +52,8 @@ class Samples:
 class VirtualClients(Mapping[ClientId, Samples]):
     """A population over one storage: client i owns the rows order[offsets[i]:offsets[i + 1]].
 
+    A client costs a name and a number, so that there may be millions.
+
     >>> clients = virtual_clients(np.zeros((5, 2)), np.arange(5), [np.array([0, 4]), np.array([1, 2, 3])])
     >>> list(clients), len(clients["c1"])
     (['c0', 'c1'], 3)

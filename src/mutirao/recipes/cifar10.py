@@ -62,4 +62,4 @@ def task(config: Config) -> Task:
     )
 
 
-recipe = Recipe(Config, task, about="CIFAR-10, or a synthetic stand-in, over 100 non-IID clients; CNN, FedAvg")
+recipe = Recipe(Config, task)

@@ -60,4 +60,4 @@ def task(config: Config) -> Task:
     )
 
 
-recipe = Recipe(Config, task, about="handwritten digits over 50 non-IID clients, FedAvg")
+recipe = Recipe(Config, task)
