@@ -11,7 +11,7 @@ from mutirao.arrays import Arrays, digest
 from mutirao.fleet import Request, Site
 from mutirao.randomness import rng
 from mutirao.samples import Samples, virtual_clients
-from mutirao.training import Trainer
+from mutirao.training import Descent, Trainer
 
 Floats = npt.NDArray[np.float64]
 DRAW = np.random.default_rng(0)
@@ -74,6 +74,36 @@ def test_training_equals_numpy_by_hand(settings: dict[str, float], mu: float) ->
     reply = ask(trainer, mu=mu)
     np.testing.assert_allclose(reply["weight"], weight, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(reply["bias"], bias, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sgd", {}),
+        ("sgd", {"weight_decay": 0.1}),
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.01}),
+        ("adam", {}),
+        ("adam", {"weight_decay": 0.1}),
+    ],
+)
+def test_descent_is_torch_optim_to_the_bit(name: str, settings: dict[str, float]) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+
+    with torch.random.fork_rng(devices=[]):
+        ours, theirs = net(), net()
+    mine = Descent(Trainer(net, optimizer=name, lr=0.03, **settings), list(ours.parameters()))  # type: ignore[arg-type]
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    reference = kind(theirs.parameters(), lr=0.03, foreach=False, **settings)  # type: ignore[arg-type]
+    for _ in range(20):
+        for model, step in ((ours, mine), (theirs, reference)):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y)).backward()  # type: ignore[no-untyped-call]
+            step.step()  # type: ignore[union-attr, call-arg]
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_evaluation_equals_scikit_learn() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.arrays import Array, Arrays, average, blend, settle
+from mutirao.fedrisk import FedRisk
 from mutirao.fleet import ClientId, Reply
 from mutirao.rounds import Merged
 
@@ -238,6 +239,7 @@ NAMES = {
     "fedtrimmedavg": FedTrimmedAvg,
     "krum": Krum,
     "multikrum": MultiKrum,
+    "fedrisk": FedRisk,
 }
 
 

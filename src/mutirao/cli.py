@@ -128,6 +128,38 @@ def default_out(name: str, resume: bool) -> Path:
 
 
 @main.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="STUDY.toml")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder [default: runs/study-NAME].")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="A setting for all cells, such as data=PATH.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the table, as JSON.")
+def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_json: bool) -> None:
+    """Run a grid of methods x folds x seeds and compare them; finished cells are kept.
+
+    Example: mutirao study studies/quickstart.toml
+    """
+    from mutirao.comparison import compare, draw_bands, write_tables
+    from mutirao.config import parse_assignment
+    from mutirao.study import carry_out, load
+    from mutirao.terminal import Cells, show_table
+
+    grid = load(file, [parse_assignment(text) for text in sets])
+    folder = out or Path("runs") / f"study-{file.stem}"
+    with Cells(len(grid.cells), quiet=as_json) as watch:
+        problems = carry_out(grid, folder, workers, watch)
+    lines = compare(grid, folder)
+    write_tables(grid, lines, folder)
+    pictures = draw_bands(grid, folder)
+    if as_json:
+        click.echo((folder / "table.json").read_text(encoding="utf-8"))
+    else:
+        show_table(lines, folder, pictures)
+    for problem in problems:
+        click.echo(f"not finished: {problem}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+@main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def verify(folder: Path, as_json: bool) -> None:

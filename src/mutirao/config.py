@@ -27,7 +27,7 @@ KINDS = {
     "partition": "mutirao.partition",
 }
 # What the code that calls a part hands over; users cannot set these.
-HANDED_OVER = {"labels", "keys", "clients", "rng", "roster", "round"}
+HANDED_OVER = {"labels", "keys", "queries", "x", "clients", "rng", "roster", "round"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Part:
 
     name: str
     settings: Mapping[str, Scalar] = field(default_factory=dict)
+    home: str = field(default="", repr=False, compare=False)  # the module of a recipe with more parts of this kind
 
 
 def setting(
@@ -96,14 +97,15 @@ def load_name(path: str) -> Any:
         raise ConfigError(f"cannot load {path!r}: {one_line(error)}") from error
 
 
-def factory(kind: str, name: str) -> Callable[..., Any]:
+def factory(kind: str, part: Part) -> Callable[..., Any]:
     """The part of that kind and name, from the kind's dictionary or by a dotted path."""
+    name = part.name
     if ":" in name:
         found = load_name(name)
         if not callable(found):
             raise ConfigError(f"{kind}: {name!r} is not something that can be called")
         return typing.cast(Callable[..., Any], found)
-    names: dict[str, Callable[..., Any]] = importlib.import_module(KINDS[kind]).NAMES
+    names: dict[str, Callable[..., Any]] = importlib.import_module(part.home or KINDS[kind]).NAMES
     if name not in names:
         raise ConfigError(f"{kind}: no part is called {name!r}{nearest(name, names)}")
     return names[name]
@@ -117,7 +119,7 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def complete(kind: str, part: Part) -> Part:
     """Check a part's settings and add the defaults it would use, so that the configuration says all."""
-    make = factory(kind, part.name)
+    make = factory(kind, part)
     try:
         known = parameters(make)
         hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
@@ -132,7 +134,7 @@ def complete(kind: str, part: Part) -> Part:
     for key, p in takes.items():
         if key not in full and isinstance(p.default, bool | int | float | str):
             full[key] = p.default
-    return Part(part.name, full)
+    return Part(part.name, full, part.home)
 
 
 def make_hints(make: Callable[..., Any]) -> Any:
@@ -142,7 +144,7 @@ def make_hints(make: Callable[..., Any]) -> Any:
 
 def build(kind: str, part: Part, **offers: Any) -> Any:
     """Make the part; `offers` are values it takes if it has such a setting and the user said nothing."""
-    make = factory(kind, part.name)
+    make = factory(kind, part)
     known = parameters(make)
     given = {k: v for k, v in offers.items() if k in known} | dict(part.settings)
     if not inspect.isclass(make):
@@ -232,8 +234,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             part: Part = f.default  # type: ignore[assignment]  # a part setting always has a default
             if name in chosen:
                 wanted = typed(name, chosen[name], str)
-                part = part if wanted == part.name else Part(wanted)
-            values[name] = complete(name, Part(part.name, {**part.settings, **below.get(name, {})}))
+                part = part if wanted == part.name else Part(wanted, home=part.home)
+            values[name] = complete(name, Part(part.name, {**part.settings, **below.get(name, {})}, part.home))
         else:
             value = chosen.get(name, f.default)
             values[name] = typed(name, value, hints[name], meta.get("low"), meta.get("high"))

@@ -34,6 +34,25 @@ DATA_SETS = {
         layout="a folder cifar-10-batches-bin or cifar-10-batches-py with data_batch_1 to 5 and test_batch in it",
         check="mutirao.images.cifar10:check",
     ),
+    "mslr": DataSet(
+        about="web search: 136 features, grades 0 to 4; WEB10K has 10,000 queries and 1,200,192 documents, WEB30K "
+        "three times as many; there is an embedded stand-in",
+        source="Microsoft Research, Microsoft Learning to Rank Datasets: MSLR-WEB10K or MSLR-WEB30K",
+        layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
+        check="mutirao.ranking.letor:check_mslr",
+    ),
+    "letor": DataSet(
+        about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
+        source="whoever publishes in the form of LETOR or SVMlight",
+        layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
+        check="mutirao.ranking.letor:check",
+    ),
+    "mq2008": DataSet(
+        about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
+        source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
+        layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
+        check="mutirao.ranking.letor:check",
+    ),
 }
 
 

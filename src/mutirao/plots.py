@@ -125,6 +125,38 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path:
     _save(figure, path)
 
 
+def draw_bands(
+    methods: Mapping[str, Sequence[Sequence[tuple[int, float]]]], metric: str, path: Path | str, title: str = ""
+) -> None:
+    """Draw the mean curve of each method over its runs, with the 95% interval of the mean as a band."""
+    from matplotlib.figure import Figure
+
+    from mutirao.stats import interval
+
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    styles = ("solid", (0, (5, 2)), (0, (1, 1.5)))  # with more methods than colours the style tells them apart
+    for i, (method, runs) in enumerate(methods.items()):
+        by_round: dict[int, list[float]] = {}
+        for run in runs:
+            for round, value in run:
+                by_round.setdefault(round, []).append(value)
+        rounds = sorted(by_round)
+        bands = [interval(by_round[r]) for r in rounds]
+        mean = np.array([b.mean for b in bands])
+        half = np.nan_to_num(np.array([b.half for b in bands]))
+        colour, style = BRIGHT[i % len(BRIGHT)], styles[i // len(BRIGHT) % len(styles)]
+        axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=method)
+    axes.set_xlabel("round")
+    axes.set_ylabel(metric)
+    if title:
+        axes.set_title(title)
+    _tidy(axes, grid="both")
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _save(figure, path)
+
+
 def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Rounds and values of a metric, where a round has a finite one."""
     points = []

@@ -23,7 +23,14 @@ Watch = Callable[[Run, Round, Task], None]
 
 
 def execute(
-    name: str, config: Any, out: Path, *, fleet: Fleet | None = None, resume: bool = False, watch: Watch | None = None
+    name: str,
+    config: Any,
+    out: Path,
+    *,
+    fleet: Fleet | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    pictures: bool = True,
 ) -> dict[str, Any]:
     """Make the rounds of a recipe, record each in `out`, and return the summary; `fleet` is local by default."""
     recipe = find(name)
@@ -32,7 +39,7 @@ def execute(
             raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
         done = folder.summary()
         if done is not None and done["rounds"] >= config.rounds:
-            if not (out / "report.html").exists():
+            if pictures and not (out / "report.html").exists():
                 write_report(out)
             return done | {"already": True}
         task = recipe.task(config)
@@ -60,7 +67,8 @@ def execute(
         except MutiraoError as error:
             folder.fail(run, error)
             raise
-        draw(run, task, out)
+        if pictures:
+            draw(run, task, out)
         final = metrics_of(run.history[-1]) if run.history else {}
         summary = {
             "recipe": name,
@@ -77,7 +85,8 @@ def execute(
             "versions": versions(),
         }
         full = folder.finish(run, summary)
-        write_report(out)
+        if pictures:
+            write_report(out)
         return full
 
 

@@ -77,6 +77,11 @@ class VirtualClients(Mapping[ClientId, Samples]):
         return Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
 
 
+def pooled(clients: VirtualClients) -> dict[ClientId, Samples]:
+    """One client with all that the others have: the centralised reference."""
+    return {"pooled": Samples(clients.x, clients.y, np.sort(clients.order))}
+
+
 def virtual_clients(x: Any, y: Any, parts: Sequence[Index], most: int = 0, seed: int = 0) -> VirtualClients:
     """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once."""
     if most:

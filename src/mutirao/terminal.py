@@ -2,12 +2,16 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutirao.recipes import Task
 from mutirao.rounds import Round, Run
+
+if TYPE_CHECKING:
+    from mutirao.comparison import Line
 
 
 class Progress:
@@ -20,16 +24,8 @@ class Progress:
         self._said = 0.0
 
     def __enter__(self) -> "Progress":
-        if self.quiet or not sys.stderr.isatty():
-            return self
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
-        self.bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-        self.bar.start()
-        self.line = self.bar.add_task("rounds", total=self.rounds, note="")
+        if not self.quiet and sys.stderr.isatty():
+            self.bar, self.line = bar("round", self.rounds)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -48,6 +44,65 @@ class Progress:
         elif time.monotonic() - self._said > 1 or run.round == self.rounds:
             self._said = time.monotonic()
             print(f"round {run.round}/{self.rounds}  {note}", file=sys.stderr, flush=True)
+
+
+class Cells:
+    """Follows a study; call it after each cell."""
+
+    def __init__(self, cells: int, quiet: bool = False) -> None:
+        self.cells = cells
+        self.quiet = quiet
+        self.bar: Any = None
+
+    def __enter__(self) -> "Cells":
+        if not self.quiet and sys.stderr.isatty():
+            self.bar, self.line = bar("cell", self.cells)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, done: int, name: str) -> None:
+        """Show a cell that was finished."""
+        if self.bar is not None:
+            self.bar.update(self.line, completed=done, note=name)
+        elif not self.quiet:
+            print(f"cell {done}/{self.cells}  {name}", file=sys.stderr, flush=True)
+
+
+def bar(unit: str, total: int) -> tuple[Any, Any]:
+    """A bar on the terminal that counts units, with room for a note and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(unit), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
+    shown = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    shown.start()
+    return shown, shown.add_task(unit, total=total, note="")
+
+
+def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
+    """The table of a study, the columns that fit a terminal, and where the rest is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mutirao.comparison import HEADER, cells_of
+
+    console = Console(highlight=False)
+    shown = ("method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict")
+    for metric in dict.fromkeys(line.metric for line in lines):
+        table = Table(title=metric)
+        for name in shown:
+            table.add_column(
+                name, justify="left" if name in ("method", "verdict") else "right", no_wrap=name == "method"
+            )
+        for line in (x for x in lines if x.metric == metric):
+            row = dict(zip(HEADER, cells_of(line), strict=True))
+            table.add_row(*(row[name] for name in shown))
+        console.print(table)
+    files = "table.md, table.tex, table.csv, table.json"
+    console.print(f"everything is in {folder}: {files}, {', '.join(p.name for p in pictures)}", soft_wrap=True)
 
 
 def conclude(summary: dict[str, Any], folder: Path) -> None:

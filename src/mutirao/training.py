@@ -1,6 +1,7 @@
 """What a client does with a torch module: train it on its own samples, or judge it on them."""
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from mutirao.arrays import Arrays
 from mutirao.config import Common
 from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.randomness import number, rng
-from mutirao.samples import Samples
+from mutirao.samples import Index, Samples
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
@@ -51,8 +52,8 @@ class Trainer:
     clip: float = 0.0
     engine: str = "auto"
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
-    _own: threading.local = field(default_factory=threading.local, repr=False, compare=False)
-    _recorded: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what the engine compiled
+    _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
+    _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
 
     provides = frozenset({"metrics:loss", "metrics:accuracy", "metrics:entropy", "extras:squared_errors"})
 
@@ -112,13 +113,13 @@ class Trainer:
         model = self.filled(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in weights] if mu else []
-        optimizer = self._optimizer(weights)
+        descent = Descent(self, weights)
         total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
         errors: list[Tensor] = []
         with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
             for batch in self.plan(rng(seed, round, "batches", site.id), len(samples), needs_two(model)):
                 x, y = samples.batch(batch)
-                optimizer.zero_grad()
+                model.zero_grad()
                 outputs = model(x)
                 loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -127,7 +128,7 @@ class Trainer:
                         p.grad.add_(p.detach() - origin, alpha=mu)
                 if self.clip:
                     nn.utils.clip_grad_norm_(weights, self.clip)
-                optimizer.step()
+                descent.step()
                 total += loss.detach() * len(y)
                 sizes.append(len(y))
                 if is_classes(y):
@@ -141,18 +142,31 @@ class Trainer:
         noted = extras_of(torch.cat(errors).numpy(), sizes) if errors else {}
         return Reply(arrays_of(model), noted, metrics, len(samples))
 
-    def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[npt.NDArray[np.intp]]:
+    def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
         """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
+        order, ends = self.order(rng, n, at_least_two), np.cumsum(self.lengths(n, at_least_two)).tolist()
+        return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
+        """How many samples each step takes: epoch by epoch whole batches, and what is left."""
+        epoch = self._epoch(n, at_least_two)
+        return (epoch * self._epochs(epoch))[: self.steps or None]
+
+    def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
+        """The samples of all steps, one after the other."""
+        epoch = self._epoch(n, at_least_two)
+        return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
+
+    def _epoch(self, n: int, at_least_two: bool) -> list[int]:
         if n == 0:
             raise ValueError("has no samples to train on")
-        batches: list[npt.NDArray[np.intp]] = []
-        epoch = 0
-        while (len(batches) < self.steps) if self.steps else (epoch < self.epochs):
-            order, epoch = rng.permutation(n), epoch + 1
-            batches += [order[i : i + self.batch_size] for i in range(0, n, self.batch_size)]
-            if at_least_two and len(batches[-1]) == 1 and n > 1:
-                batches.pop()  # batch normalisation cannot train on a batch of one
-        return batches[: self.steps] if self.steps else batches
+        whole, rest = divmod(n, self.batch_size)
+        if rest == 1 and at_least_two and whole:
+            rest = 0  # batch normalisation cannot train on a batch of one
+        return [self.batch_size] * whole + ([rest] if rest else [])
+
+    def _epochs(self, epoch: list[int]) -> int:
+        return -(-self.steps // len(epoch)) if self.steps else self.epochs
 
     def blank(self) -> nn.Module:
         """This thread's own module, whatever it holds; made once."""
@@ -173,19 +187,46 @@ class Trainer:
                 tensor.copy_(torch.from_numpy(np.require(arrays[name], requirements="W")))
         return module
 
-    def _optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if self.optimizer == "adam":
-            return torch.optim.Adam(weights, lr=self.lr, weight_decay=self.weight_decay)
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(weights, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        raise ValueError(f"optimizer {self.optimizer!r} is not one of sgd, adam")
-
     def __getstate__(self) -> dict[str, Any]:
         kept = {"_own", "_recorded"}  # a thread's module stays with the thread, and programs with the process
         return {k: v for k, v in self.__dict__.items() if k not in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _own=threading.local(), _recorded={})
+
+
+class Descent:
+    """SGD or Adam, bit for bit as in torch.optim, whose first use would import torch's compiler, for seconds."""
+
+    def __init__(self, trainer: Trainer, weights: list[nn.Parameter]) -> None:
+        if trainer.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer {trainer.optimizer!r} is not one of sgd, adam")
+        self.trainer, self.weights = trainer, weights
+        self.moments: dict[int, list[Tensor]] = {}
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights along their gradients."""
+        trainer, self.count = self.trainer, self.count + 1
+        for i, p in enumerate(self.weights):
+            if p.grad is None:
+                continue
+            g = p.grad.add(p, alpha=trainer.weight_decay) if trainer.weight_decay else p.grad
+            if trainer.optimizer == "adam":
+                m, v = self.moments.setdefault(i, [torch.zeros_like(p), torch.zeros_like(p)])
+                m.lerp_(g, 0.1)
+                v.mul_(0.999).addcmul_(g, g, value=0.001)
+                spread = (v.sqrt() / math.sqrt(1 - 0.999**self.count)).add_(1e-8)
+                p.addcdiv_(m, spread, value=-trainer.lr / (1 - 0.9**self.count))
+            elif trainer.momentum:
+                if i in self.moments:
+                    self.moments[i][0].mul_(trainer.momentum).add_(g)
+                else:
+                    self.moments[i] = [g.clone()]
+                p.add_(self.moments[i][0], alpha=-trainer.lr)
+            else:
+                p.add_(g, alpha=-trainer.lr)
 
 
 def arrays_of(model: nn.Module) -> Arrays:

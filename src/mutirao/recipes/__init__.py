@@ -14,6 +14,7 @@ from mutirao.rounds import Evaluate, Patience, Round, Run, check_needs, train
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
     "quickstart": ("mutirao.recipes.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
+    "ranking": ("mutirao.recipes.ranking:recipe", "learning to rank with FedRisk, on LETOR or generated data"),
     "cifar10": ("mutirao.recipes.cifar10:recipe", "CIFAR-10, or a synthetic stand-in, over 100 non-IID clients"),
 }
 

@@ -12,7 +12,7 @@ from mutirao.partition import describe
 from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
 from mutirao.recipes import Recipe, Task
-from mutirao.samples import Samples, virtual_clients
+from mutirao.samples import Samples, pooled, virtual_clients
 from mutirao.training import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of the real set: enough to learn from, soon done
@@ -47,7 +47,6 @@ def task(config: Config) -> Task:
     x, y, test = data.x_train, data.y_train, Samples(data.x_test, data.y_test)
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
     clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"))
-    pooled = {"pooled": Samples(x, y, np.sort(clients.order))}  # all that the clients have, at one place
     trainer = Trainer.of(config, NETWORKS[config.model])
 
     def picture(path: Path) -> None:
@@ -55,7 +54,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=pooled if config.centralised else clients,
+        population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
         pictures={} if config.centralised else {"partition.png": picture},

@@ -12,7 +12,7 @@ from mutirao.partition import describe
 from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
 from mutirao.recipes import Recipe, Task
-from mutirao.samples import Samples, virtual_clients
+from mutirao.samples import Samples, pooled, virtual_clients
 from mutirao.training import Trainer
 
 
@@ -41,8 +41,8 @@ def task(config: Config) -> Task:
     test, rest = Samples(x[order[:360]], y[order[:360]]), order[360:]
     x, y = x[rest], y[rest]
 
-    clients = 1 if config.centralised else config.clients
-    parts = build("partition", config.partition)(y, clients=clients, rng=rng(config.seed, 0, "partition"))
+    parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
+    clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"))
     trainer = Trainer.of(
         config,
         lambda: nn.Sequential(nn.Linear(64, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10)),
@@ -53,10 +53,10 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples")),
+        population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
-        pictures={"partition.png": picture},
+        pictures={} if config.centralised else {"partition.png": picture},
     )
 
 

@@ -1,0 +1,359 @@
+"""Record a step of training once as a list of tensor operations; tidy the list; run it again without autograd.
+
+A recording is made below autograd and vmap, so that it holds the plain operations of forward and backward pass
+and update. Recorded twice, with two and with three clients, it also tells which of its numbers are the number
+of clients; so one tape serves a stack of any height. `torch.jit` freezes a tape where it can: deprecated, hence
+optional.
+"""
+
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+log = logging.getLogger("mutirao")
+aten = torch.ops.aten
+
+Program = Callable[..., tuple[Tensor, ...]]
+
+# Operations that only look at the same numbers in the same shape: the tape does without them.
+VIEWS = {
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.reshape.default,
+}
+# What reads a number back into Python, or makes a shape out of values: the next batch may go another way.
+DEPENDS_ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Unsupported(Exception):
+    """Why a step cannot be recorded, in a few words."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes every operation on tensors below autograd into a graph."""
+
+    def __init__(self, inputs: Sequence[Tensor], draw: torch.Generator | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.draw = draw
+        self.drawn_from = self.graph.placeholder("draw") if draw is not None else None
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, fx.Node] = {}
+        self.alive: list[Any] = []  # so that no identity and no storage is used twice
+        for i, tensor in enumerate(inputs):
+            self._know(tensor, self.graph.placeholder(f"input_{i}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do the operation and write it down."""
+        kwargs = kwargs or {}
+        if self.draw is not None and is_random(func) and takes_generator(func):
+            args = args[: [a.name for a in func._schema.arguments].index("generator")]
+            kwargs = {**kwargs, "generator": self.draw}
+        else:
+            refuse(func)
+        if func._schema.is_mutable:
+            for written in written_by(func, args, kwargs):
+                if self.node_of(written).op == "get_attr":
+                    raise Unsupported(f"it changes a tensor that is not part of its state ({func})")
+        out = func(*args, **kwargs)
+        node = self.graph.call_function(func, self._nodes_in(args), self._nodes_in(kwargs))
+        if isinstance(out, Tensor):
+            self._know(out, node)
+        else:
+            for i, one in enumerate(out):
+                if isinstance(one, Tensor):
+                    self._know(one, self.graph.call_function(operator.getitem, (node, i)))
+        return out
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that made a tensor; one from outside the step is a constant."""
+        if id(tensor) not in self.nodes:
+            name = f"constant_{len(self.nodes)}"
+            self.root.register_buffer(name, tensor.detach())
+            self._know(tensor, self.graph.get_attr(name))
+        return self.nodes[id(tensor)]
+
+    def _know(self, tensor: Tensor, node: fx.Node) -> None:
+        self.alive.append(tensor)
+        self.nodes.setdefault(id(tensor), node)  # an operation in place returns what is known already
+        node.meta.setdefault("shapes", (tuple(tensor.shape),))
+        node.meta.setdefault("dtype", tensor.dtype)
+        node.meta.setdefault("storage", tensor.untyped_storage().data_ptr())
+
+    def _nodes_in(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, torch.Generator):
+            return self.drawn_from
+        if isinstance(value, dict):
+            return {k: self._nodes_in(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._nodes_in(v) for v in value)
+        return value
+
+
+def is_random(func: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def takes_generator(func: Any) -> bool:
+    """Whether an operation can be told where to draw from."""
+    return any(a.name == "generator" for a in func._schema.arguments)
+
+
+def refuse(func: Any) -> None:
+    """Raise for an operation whose result the next run would not repeat."""
+    if is_random(func):
+        raise Unsupported(f"it is random ({func})")
+    if DEPENDS_ON_DATA & set(func.tags):
+        raise Unsupported(f"what it does depends on the data ({func})")
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments an operation writes to: tensors while recording, nodes afterwards."""
+    written: list[Any] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            written += value if isinstance(value, list | tuple) else [value]
+    return [w for w in written if w is not None]
+
+
+def record(
+    step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], draw: torch.Generator | None = None
+) -> fx.GraphModule:
+    """The operations of `step(*inputs)`, which may write to its inputs; with `draw` random ones too, drawn from it."""
+    recorder = Recorder(inputs, draw)
+    with recorder:
+        outputs = step(*inputs)
+    recorder.graph.output(tuple(recorder.node_of(o) for o in outputs))
+    return fx.GraphModule(recorder.root, recorder.graph)
+
+
+def join(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
+    """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
+    graph, pairs = two.graph, list(zip(two.graph.nodes, three.graph.nodes, strict=False))
+    if len(graph.nodes) != len(three.graph.nodes):
+        raise Unsupported("its operations depend on the number of clients")
+    with graph.inserting_before(pairs[0][0]):
+        clients = graph.placeholder("clients")
+    for a, b in pairs:
+        if (a.op, a.name) != (b.op, b.name) or (a.op == "call_function" and a.target is not b.target):
+            raise Unsupported("its operations depend on the number of clients")
+        a.meta["shapes"] = (*a.meta.get("shapes", ()), *b.meta.get("shapes", ()))
+        with graph.inserting_before(a):
+            a.args = _joined(a.args, b.args, clients)
+            a.kwargs = _joined(a.kwargs, b.kwargs, clients)
+    return two
+
+
+def _joined(a: Any, b: Any, clients: fx.Node) -> Any:
+    """The arguments where they agree; a whole number u with two clients and v with three is (v - u) k + 3u - 2v."""
+    if isinstance(a, fx.Node):
+        return a
+    if isinstance(a, list | tuple):
+        return type(a)(_joined(x, y, clients) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return {key: _joined(a[key], b[key], clients) for key in a}
+    if isinstance(a, int) and not isinstance(a, bool) and a != b:
+        scaled = clients if b - a == 1 else clients.graph.call_function(operator.mul, (clients, b - a))
+        return scaled if 3 * a == 2 * b else clients.graph.call_function(operator.add, (scaled, 3 * a - 2 * b))
+    if a != b:
+        raise Unsupported("its numbers depend on the number of clients")
+    return a
+
+
+def tidy(tape: fx.GraphModule) -> fx.GraphModule:
+    """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
+    story = Story(tape.graph)
+    for node in list(tape.graph.nodes):
+        for rule in (same_numbers, turned_back, turned_product, summed_product, folded):
+            if node.op == "call_function" and (better := rule(node, story, tape)) is not None:
+                node.replace_all_uses_with(better)
+                tape.graph.erase_node(node)
+                break
+    for node in reversed(tape.graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and not writes(node):
+            tape.graph.erase_node(node)
+    tape.recompile()
+    return tape
+
+
+class Story:
+    """When each storage is written and last read, so that a read can be put off without seeing other numbers."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.written: dict[int, list[int]] = {}
+        self.last_read: dict[int, int] = {}
+        for time, node in enumerate(graph.nodes):
+            node.meta["time"] = time
+            for read in node.all_input_nodes:
+                self.last_read[read.meta.get("storage", 0)] = time
+            for target in writes(node):
+                self.written.setdefault(target.meta["storage"], []).append(time)
+
+    def still(self, node: fx.Node, since: int, until: int) -> bool:
+        """Whether what was read at `since` can as well be read at `until`."""
+        return not any(since < t <= until for t in self.written.get(node.meta["storage"], ()))
+
+
+def writes(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose storage an operation writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return []
+    return written_by(node.target, node.args, node.kwargs)
+
+
+def same_numbers(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+    """A view in the same shape, or a product with one, is its argument."""
+    if node.target in VIEWS and same_shape(node, node.args[0]):
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        return source
+    if node.target not in (aten.mul.Scalar, aten.mul.Tensor):
+        return None
+    for factor, other in (node.args[:2], node.args[1::-1]):
+        if is_one(other) and isinstance(factor, fx.Node) and same_shape(node, factor) and same_type(node, factor):
+            of_product, time = node.meta["storage"], node.meta["time"]
+            if of_product not in story.written and story.still(factor, time, story.last_read.get(of_product, time)):
+                return factor
+    return None
+
+
+def is_one(value: Any) -> bool:
+    """Whether a factor is the number one, or a tensor of ones, with which every backward pass begins."""
+    if not isinstance(value, fx.Node):
+        return bool(value == 1)
+    if value.target in (aten.expand.default, aten.view.default, aten.unsqueeze.default):
+        return is_one(value.args[0])
+    return value.target is aten.ones_like.default
+
+
+def turned_back(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+    """The transpose of a transpose is the thing itself."""
+    if node.target is aten.transpose.int and is_call(node.args[0], aten.transpose.int):
+        inner: Any = node.args[0]
+        if set(inner.args[1:]) == set(node.args[1:]):
+            source: fx.Node = inner.args[0]
+            return source
+    return None
+
+
+def turned_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+    """(A B)^T is B^T A^T: no copy, and a sum with it can be joined."""
+    if node.target is not aten.transpose.int or set(node.args[1:]) != {1, 2}:
+        return None
+    if (factors := factors_of(node.args[0], node, story)) is None:
+        return None
+    turned = []
+    with tape.graph.inserting_before(node):
+        for factor in reversed(factors):
+            if is_call(factor, aten.transpose.int) and set(factor.args[1:]) == {1, 2}:
+                turned.append(factor.args[0])
+            else:
+                turned.append(
+                    made(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
+                )
+        return made(tape.graph, node, aten.bmm.default, tuple(turned))
+
+
+def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+    """C + a A B is one operation; so is the update of a weight along its gradient."""
+    signs: dict[Any, int] = {aten.add.Tensor: 1, aten.add_.Tensor: 1, aten.sub_.Tensor: -1}
+    if (sign := signs.get(node.target)) is None:
+        return None
+    first, second = node.args[:2]
+    alpha: Any = node.kwargs.get("alpha", 1)
+    if node.target is aten.add.Tensor and alpha == 1 and is_call(first, aten.bmm.default):
+        first, second = second, first
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or not same_type(first, second):
+        return None
+    if node.meta["shapes"] != second.meta["shapes"]:
+        return None
+    if (factors := factors_of(second, node, story)) is None:
+        return None
+    target = aten.baddbmm.default if node.target is aten.add.Tensor else aten.baddbmm_.default
+    with tape.graph.inserting_before(node):
+        return made(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha}, storage=node.meta["storage"])
+
+
+def folded(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+    """What is made of nothing but fixed numbers is made once."""
+    if node.all_input_nodes or node.meta.get("storage") in story.written or "storage" not in node.meta:
+        return None
+    name = f"folded_{node.name}"
+    tape.register_buffer(name, node.target(*node.args, **node.kwargs))  # type: ignore[operator]
+    with tape.graph.inserting_before(node):
+        constant = tape.graph.get_attr(name)
+    constant.meta.update(node.meta)
+    return constant
+
+
+def is_call(node: Any, target: Any) -> bool:
+    """Whether a node calls this operation."""
+    return isinstance(node, fx.Node) and node.target is target
+
+
+def same_shape(a: fx.Node, b: Any) -> bool:
+    """Whether two tensors have the same shape, whatever the number of clients."""
+    return isinstance(b, fx.Node) and "shapes" in a.meta and a.meta["shapes"] == b.meta.get("shapes")
+
+
+def same_type(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two tensors hold numbers of the same type."""
+    return bool(a.meta["dtype"] == b.meta["dtype"])
+
+
+def factors_of(product: Any, reader: fx.Node, story: Story) -> Any:
+    """The two factors of a product that only `reader` uses, if they can be read as late as that."""
+    if not is_call(product, aten.bmm.default) or len(product.users) != 1:
+        return None
+    late = all(story.still(f, product.meta["time"], reader.meta["time"]) for f in product.args)
+    return product.args if late else None
+
+
+def made(graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None) -> fx.Node:
+    """A new operation in the place and time of another."""
+    node = graph.call_function(target, args, kwargs or {})
+    node.meta.update(instead.meta, storage=instead.meta["storage"] if storage is None else storage)
+    return node
+
+
+def frozen(program: Program, inputs: Sequence[Tensor]) -> Program | None:
+    """The program without Python in between, or None where torch cannot freeze it to exactly the same results.
+
+    `inputs` serve as an example; what the program writes to is copied before.
+    """
+
+    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:  # torch.jit wants a function
+        return program(*tensors)
+
+    def trial(run: Program) -> list[Tensor]:
+        copies = [t.clone() for t in inputs]
+        return [*run(*copies), *copies]
+
+    try:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated: the program itself is the way without it
+            fast = torch.jit.trace(plain, tuple(t.clone() for t in inputs), check_trace=False)  # type: ignore[no-untyped-call]
+            trial(fast)  # the second run is the optimised one
+            same = all(torch.equal(a, b) for a, b in zip(trial(fast), trial(plain), strict=True))
+    except Exception as error:
+        log.debug("torch.jit cannot freeze a step: %s", error)
+        return None
+    return fast if same else None

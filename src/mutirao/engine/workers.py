@@ -1,0 +1,28 @@
+"""Threads that outlive a round, one torch thread each: torch lets go of Python's lock while it computes."""
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The result of `work` for each item, in their order; `workers` = 0 is one a core."""
+    return list(_pool(workers or cores(), os.getpid()).map(work, items))
+
+
+@functools.lru_cache(maxsize=8)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked child has none of its parent's and gets its own."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="mutirao", initializer=torch.set_num_threads, initargs=(1,))

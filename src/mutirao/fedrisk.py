@@ -1,0 +1,95 @@
+"""FedRisk: clients weighted by the risk of their errors, and a memory of the previous global model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mutirao.arrays import Array, Arrays, average, blend, settle
+from mutirao.errors import MutiraoError
+from mutirao.fleet import ClientId, Reply
+from mutirao.risk import batch_risks
+from mutirao.rounds import Merged
+
+Replies = Mapping[ClientId, Reply]
+
+
+@dataclass(frozen=True)
+class FedRisk:
+    """Weighs client k by 1 - risk_k, with risk_k the median over its batches of GeoRisk(Z) - GeoRisk(k).
+
+    `sign` is `published` (that formula, which raises the weight of clients with large errors) or `described`
+    (GeoRisk(k) - GeoRisk(Z), which lowers it). `form` says what is weighted, S being the clients of the round:
+    `updates`:    x' = beta x + alpha / |S| sum_k (1 - risk_k) (x_k - x)
+    `parameters`: x' = beta x + alpha / |S| sum_k (1 - risk_k) x_k, the literal reading, which grows without bound
+    `normalised`: x' = (beta x + alpha sum_k w_k x_k) / (alpha + beta), with w_k = (1 - risk_k) / sum_j (1 - risk_j)
+    `memory`, for updates only: `previous` as above, or `momentum`, where the mean weighted update d is gathered in
+    v' = momentum v + d (at first v' = d) and x' = beta x + alpha v'.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    aversion: float = 2.0
+    sign: Literal["published", "described"] = "published"
+    form: Literal["updates", "parameters", "normalised"] = "updates"
+    memory: Literal["previous", "momentum"] = "previous"
+    momentum: float = 0.9
+
+    needs = frozenset({"extras:squared_errors"})
+    tells = {"extras": "squared_errors"}  # noqa: RUF012  # a constant
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta, self.aversion) < 0 or self.alpha + self.beta == 0:
+            raise ValueError("alpha, beta and aversion must not be negative, nor alpha and beta both 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}, but must be at least 0 and below 1")
+        if self.memory == "momentum" and self.form != "updates":
+            raise ValueError("memory=momentum goes with form=updates only")
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        """Join the replies of a round."""
+        clients = sorted(replies)
+        risks = dict(zip(clients, self.risks([replies[c] for c in clients]), strict=True))
+        trust = {c: 1.0 - r for c, r in risks.items()}
+        total = sum(trust.values())
+        if self.form == "normalised" and total <= 0:
+            raise MutiraoError("fedrisk: the weights of this round's clients sum to 0 or less; lower the aversion")
+        share = {c: t / (total if self.form == "normalised" else len(clients)) for c, t in trust.items()}
+        even = [1 / len(clients)] * len(clients)
+
+        def join(name: str, x: Array) -> Array:
+            models = [replies[c].arrays[name] for c in clients]
+            if x.dtype.kind != "f":
+                return average(models, even)
+            pull = blend(models, list(share.values()))
+            if self.form == "parameters":
+                return settle(self.alpha * pull + self.beta * x, x.dtype)
+            if self.form == "normalised":
+                return settle((self.alpha * pull + self.beta * x) / (self.alpha + self.beta), x.dtype)
+            update = pull - sum(share.values()) * x.astype(np.float64)
+            if self.memory == "momentum":
+                key = f"fedrisk.v.{name}"
+                memory[key] = update = np.asarray(self.momentum * memory[key] + update if key in memory else update)
+            return settle(self.beta * x + self.alpha * update, x.dtype)
+
+        with np.errstate(over="ignore", invalid="ignore"):  # the literal form overflows: the round names it
+            arrays = {name: join(name, x) for name, x in current.items()}
+        return Merged(arrays, share, {c: {"risk": float(r)} for c, r in risks.items()})
+
+    def risks(self, replies: list[Reply]) -> list[float]:
+        """The risk of each client, from the error bytes it sent; a client that sent nonsense counts as having none."""
+        errors = [usable(r) for r in replies]
+        found = batch_risks([e for e, _ in errors], [s for _, s in errors], self.aversion)
+        return [float(r) for r in (found if self.sign == "published" else -found)]
+
+
+def usable(reply: Reply) -> tuple[Array, Array]:
+    """The errors and batch sizes of a reply, or none if they do not fit together: extras come from the client."""
+    errors, sizes = reply.extras.get("squared_errors"), reply.extras.get("batch_sizes")
+    nothing = np.zeros(0, np.uint8), np.zeros(0, np.int32)
+    if errors is None or sizes is None or errors.dtype != np.uint8 or sizes.dtype != np.int32:
+        return nothing
+    if errors.ndim != 1 or sizes.ndim != 1 or (sizes < 1).any() or int(sizes.sum(dtype=np.int64)) != len(errors):
+        return nothing
+    return errors, sizes

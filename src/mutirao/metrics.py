@@ -1,0 +1,161 @@
+"""What a model is judged by: ranking metrics over all queries at once, and figures of fairness and speed."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Gain = Literal["exponential", "linear"]
+Ties = Literal["order", "average", "worst"]
+
+
+def ndcg(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    k: int,
+    gain: Gain = "exponential",
+    empty: float = 0.0,
+    ties: Ties = "order",
+) -> float:
+    """Mean over queries of DCG@k / ideal DCG@k, with DCG@k = sum_{r<=k} g_r / log2(r + 1).
+
+    The gain is 2^grade - 1 or the grade. A query without relevant documents counts `empty` (NaN: it is left out).
+    Equal scores: `order` keeps the order given, `average` takes the mean over all orders (McSherry and Najork,
+    2008), `worst` puts the less relevant first.
+
+    >>> ndcg([0.1, 0.9, 0.5], [0, 1, 2], [7, 7, 7], k=3)
+    0.7967...
+    """
+    s, y, q = _columns(scores, labels, queries)
+    if not len(q):
+        return float("nan")
+    g = np.exp2(y) - 1 if gain == "exponential" else y
+    order, rank = _ranked(s, y, q, ties)
+    ranked = g[order]
+    if ties == "average":
+        ranked = _mean_of_ties(ranked, s[order], q[order])
+    count = int(q.max()) + 1
+    discount = np.where(rank < k, 1 / np.log2(rank + 2.0), 0.0)
+    dcg = np.bincount(q[order], ranked * discount, count)
+    best = np.lexsort((-g, q))
+    ideal = np.bincount(q[best], g[best] * discount, count)
+    return _mean_over_queries(dcg / np.where(ideal > 0, ideal, 1.0), ideal > 0, empty)
+
+
+def mrr(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    k: int,
+    threshold: float = 1,
+    empty: float = 0.0,
+    ties: Literal["order", "worst"] = "order",
+) -> float:
+    """Mean over queries of 1 / rank of the first document graded `threshold` or above, 0 if it is below rank k.
+
+    >>> mrr([0.1, 0.9, 0.5], [0, 0, 2], [7, 7, 7], k=3)
+    0.5
+    """
+    s, y, q = _columns(scores, labels, queries)
+    if not len(q):
+        return float("nan")
+    order, rank = _ranked(s, y, q, ties)
+    relevant = y[order] >= threshold
+    first = np.zeros(int(q.max()) + 1)
+    np.maximum.at(first, q[order][relevant], np.where(rank[relevant] < k, 1 / (rank[relevant] + 1.0), 0.0))
+    return _mean_over_queries(first, np.bincount(q[order][relevant], minlength=len(first)) > 0, empty)
+
+
+def mean_average_precision(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    k: int,
+    threshold: float = 1,
+    empty: float = 0.0,
+    ties: Literal["order", "worst"] = "order",
+) -> float:
+    """Mean over queries of (sum of the precision at each relevant document up to rank k) / relevant documents.
+
+    >>> mean_average_precision([0.1, 0.9, 0.5], [1, 0, 1], [7, 7, 7], k=3)
+    0.5833...
+    """
+    s, y, q = _columns(scores, labels, queries)
+    if not len(q):
+        return float("nan")
+    order, rank = _ranked(s, y, q, ties)
+    relevant, mine = y[order] >= threshold, q[order]
+    total = np.bincount(mine[relevant], minlength=int(q.max()) + 1)
+    before = np.cumsum(total) - total
+    found = np.cumsum(relevant) - before[mine]  # relevant ones of this query up to here
+    use = relevant & (rank < k)
+    precision = np.bincount(mine[use], found[use] / (rank[use] + 1.0), len(total))
+    return _mean_over_queries(precision / np.maximum(total, 1), total > 0, empty)
+
+
+def rmse(predictions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
+    """sqrt(mean (p - t)^2)."""
+    p, t = np.asarray(predictions, np.float64), np.asarray(truth, np.float64)
+    return float(np.sqrt(np.mean((p - t) ** 2)))
+
+
+def gini(counts: npt.ArrayLike) -> float:
+    """Inequality of counts: sum_i sum_j |x_i - x_j| / (2 n^2 mean); 0 all equal, towards 1 one has all.
+
+    >>> gini([10, 10, 10]), gini([0, 0, 3])
+    (0.0, 0.666...)
+    """
+    x = np.sort(np.asarray(counts, np.float64))
+    n, total = len(x), x.sum()
+    if not n or total <= 0:
+        return 0.0
+    return float(max(0.0, np.sum((2 * np.arange(1, n + 1) - n - 1) * x) / (n * total)))
+
+
+def rounds_to(values: Sequence[float], threshold: float) -> int | None:
+    """The first round (from 1) whose value is at least `threshold`, or None.
+
+    >>> rounds_to([0.2, 0.6, 0.5], 0.6), rounds_to([0.2], 0.6)
+    (2, None)
+    """
+    return next((t for t, value in enumerate(values, 1) if value >= threshold), None)
+
+
+def _columns(
+    scores: npt.ArrayLike, labels: npt.ArrayLike, queries: npt.ArrayLike
+) -> tuple[Floats, Floats, npt.NDArray[np.intp]]:
+    s, y, q = np.asarray(scores, np.float64), np.asarray(labels, np.float64), np.asarray(queries)
+    if not s.shape == y.shape == q.shape or s.ndim != 1:
+        raise ValueError(f"scores {s.shape}, labels {y.shape} and queries {q.shape} must be vectors of one length")
+    if np.isnan(s).any():
+        raise ValueError("scores hold NaN")
+    if len(q) and np.all(q[1:] >= q[:-1]):  # sorted already: numbering the queries needs no sort
+        return s, y, np.concatenate([[0], np.cumsum(q[1:] != q[:-1])]).astype(np.intp)
+    return s, y, np.unique(q, return_inverse=True)[1].astype(np.intp)
+
+
+def _ranked(s: Floats, y: Floats, q: npt.NDArray[np.intp], ties: Ties) -> tuple[npt.NDArray[np.intp], Ints]:
+    """Documents by query and falling score, and the rank (from 0) of each within its query."""
+    keys = (y, -s, q) if ties == "worst" else (-s, q)
+    order = np.lexsort(keys)
+    mine = q[order]
+    first = np.concatenate([[True], mine[1:] != mine[:-1]])
+    position = np.arange(len(mine))
+    return order, position - np.maximum.accumulate(np.where(first, position, 0))
+
+
+def _mean_of_ties(gains: Floats, scores: Floats, queries: npt.NDArray[np.intp]) -> Floats:
+    """Each gain replaced by the mean over the documents of its query with the same score."""
+    new = np.concatenate([[True], (scores[1:] != scores[:-1]) | (queries[1:] != queries[:-1])])
+    group = np.cumsum(new) - 1
+    return np.asarray((np.bincount(group, gains) / np.bincount(group))[group])
+
+
+def _mean_over_queries(values: Floats, answerable: npt.NDArray[np.bool_], empty: float) -> float:
+    if np.isnan(empty):
+        return float(values[answerable].mean()) if answerable.any() else float("nan")
+    return float(np.where(answerable, values, empty).mean())

@@ -1,0 +1,266 @@
+"""Who owns which documents, with queries kept whole or not, and features put on one scale without pooling them.
+
+A split is a list of row numbers, one array a client, sorted; every document is in exactly one of them.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao import partition
+from mutirao.arrays import Arrays
+from mutirao.errors import ConfigError
+
+Indices = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+Transform = Literal["none", "log"]
+
+ROWS_AT_ONCE = 4096
+CONSTANT = 1e-13  # a standard deviation below this share of the mean is rounding: the feature is constant
+
+
+def by_query(labels: npt.ArrayLike, queries: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal whole queries out one by one, shuffled: clients have alike queries, equally many up to one.
+
+    >>> [p.tolist() for p in by_query([0, 1, 0, 2], ["a", "b", "a", "c"], 3, np.random.default_rng(0))]
+    [[3], [0, 2], [1]]
+    """
+    _, query, many = _columns("by_query", labels, queries, clients)
+    owner = np.empty(many, np.intp)
+    owner[rng.permutation(many)] = np.arange(many) % clients
+    return _rows(owner[query], clients)
+
+
+def by_label_skew(
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    min_size: int = 1,
+) -> list[Indices]:
+    """Split the documents of each grade by a Dirichlet distribution, as `partition.dirichlet`; queries are torn apart.
+
+    This is the setting of the FedRisk paper; no real site would have single documents of a query.
+    """
+    y, _, _ = _columns("by_label_skew", labels, queries, 1)
+    return partition.dirichlet(y, clients, alpha, rng, min_size)
+
+
+def by_query_groups(
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    x: npt.ArrayLike | None,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    groups: int = 10,
+    similar: Literal["grades", "features"] = "grades",
+) -> list[Indices]:
+    """Give each client whole queries, some clients many and some few, each of its own kind: the realistic setting.
+
+    Queries are put into `groups` equal groups of similar ones: by the mean grade of their documents, or by their
+    place along the first principal component of their mean features `x`. Each group is split over the clients by
+    p ~ Dir(alpha), as `partition.dirichlet` splits classes. A client left without a query gets one from whoever
+    has most.
+
+    >>> labels, queries = np.tile([0, 1, 2], 40), np.repeat(np.arange(40), 3)
+    >>> parts = by_query_groups(labels, queries, None, 4, np.random.default_rng(0))
+    >>> sum(map(len, parts)), all(len(p) % 3 == 0 for p in parts)
+    (120, True)
+    """
+    y, query, many = _columns("by_query_groups", labels, queries, clients)
+    if not 1 <= groups <= many:
+        raise ConfigError(f"partition.groups: {groups!r} is not between 1 and {many}, the number of queries")
+    if similar == "grades":
+        place = np.bincount(query, y, many) / np.bincount(query, minlength=many)
+    elif similar != "features":
+        raise ConfigError(f"partition.similar: {similar!r} is not one of grades, features")
+    elif x is None:
+        raise ConfigError("partition.similar=features needs the features of the documents, which were not handed over")
+    else:
+        place = _along(np.asarray(x), query, many)
+    rank = np.empty(many, np.intp)
+    rank[np.lexsort((rng.random(many), place))] = np.arange(many)  # equal places in random order
+    parts = partition.dirichlet(rank * groups // many, clients, alpha, rng, min_size=0)
+    owner = np.empty(many, np.intp)
+    for client, own in enumerate(parts):
+        owner[own] = client
+    sizes = np.bincount(owner, minlength=clients)
+    for client in np.flatnonzero(sizes == 0).tolist():
+        richest = int(sizes.argmax())
+        owner[rng.choice(np.flatnonzero(owner == richest))] = client
+        sizes[richest] -= 1
+        sizes[client] += 1
+    return _rows(owner[query], clients)
+
+
+NAMES: dict[str, Callable[..., list[Indices]]] = {
+    **partition.NAMES,
+    "by_query": by_query,
+    "by_label_skew": by_label_skew,
+    "by_query_groups": by_query_groups,
+}
+
+
+def deal(
+    split: Callable[..., list[Indices]],
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    x: npt.ArrayLike | None = None,
+) -> list[Indices]:
+    """Call a split or a plain partition with what it takes; keys, where a partition wants some, are the queries."""
+    offers = {"labels": labels, "keys": queries, "queries": queries, "x": x, "clients": clients, "rng": rng}
+    takes = inspect.signature(split).parameters
+    return split(**{name: value for name, value in offers.items() if name in takes})
+
+
+def fold_rows(queries: npt.ArrayLike, fold: int) -> tuple[Indices, Indices, Indices]:
+    """Rows for training, validation and test as LETOR's folds have them: of five parts three, one and one.
+
+    The queries, in the order of their numbers, are cut into parts S1 to S5; fold f trains on S_f to S_{f+2},
+    validates on the next and tests on the last, going round.
+
+    >>> [rows.tolist() for rows in fold_rows([0, 1, 2, 3, 4], 2)]
+    [[1, 2, 3], [4], [0]]
+    """
+    if not 1 <= fold <= 5:
+        raise ConfigError(f"fold: {fold!r} is not between 1 and 5")
+    _, query, many = _columns("folds", queries, queries, 1)
+    if many < 5:
+        raise ConfigError(f"{many} queries cannot be cut into five folds; at least 5 are needed")
+    part = (query * 5 // many - (fold - 1)) % 5
+    train, vali, test = (np.flatnonzero(np.isin(part, which)) for which in ((0, 1, 2), (3,), (4,)))
+    return train, vali, test
+
+
+def _columns(
+    name: str, labels: npt.ArrayLike, queries: npt.ArrayLike, clients: int
+) -> tuple[npt.NDArray[Any], Indices, int]:
+    """The labels, the number of each document's query, and how many queries there are."""
+    y, q = np.asarray(labels), np.asarray(queries)
+    if y.ndim != 1 or q.shape != y.shape or not len(y):
+        raise ConfigError(
+            f"partition={name}: one label and one query a document are needed, not {y.shape} and {q.shape}"
+        )
+    if clients < 1:
+        raise ConfigError(f"clients: {clients!r} is too small, at least 1 is needed")
+    names, query = np.unique(q, return_inverse=True)
+    if clients > len(names):
+        raise ConfigError(
+            f"partition={name}: {clients} clients cannot share {len(names)} queries; take at most {len(names)} clients"
+        )
+    return y, query.astype(np.intp), len(names)
+
+
+def _rows(owner: Indices, clients: int) -> list[Indices]:
+    """The rows of each client, sorted."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
+
+
+def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
+    """Where each query lies along the direction in which the mean features of queries differ most."""
+    mean, std = combine([moments(x, "log")])
+    profile = np.zeros((many, x.shape[1]))
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        order = np.argsort(query[rows], kind="stable")
+        names, firsts = np.unique(query[rows][order], return_index=True)
+        profile[names] += np.add.reduceat((transformed(x[rows], "log")[order] - mean) / std, firsts, axis=0)
+    profile /= np.bincount(query, minlength=many)[:, None]
+    profile -= profile.mean(0)
+    _, directions = np.linalg.eigh(profile.T @ profile)
+    first = directions[:, -1]
+    place: Floats = profile @ (
+        first * np.sign(first[np.abs(first).argmax()])
+    )  # either sign would do: this one is fixed
+    return place
+
+
+def transformed(x: npt.ArrayLike, transform: Transform = "none") -> Floats:
+    """The values in float64, or sign(x) log(1 + |x|) of them, which tames the heavy tails of MSLR's features.
+
+    >>> transformed([-1.0, 0.0, 1e6], "log").round(3)
+    array([-0.693,  0.   , 13.816])
+    """
+    values = np.asarray(x, np.float64)
+    if transform == "none":
+        return values
+    if transform != "log":
+        raise ConfigError(f"transform: {transform!r} is not one of none, log")
+    return np.copysign(np.log1p(np.abs(values)), values)
+
+
+def moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
+    """What a client sends once so that all can standardise alike: nothing but `count`, `sum` and `squares`.
+
+    `squares` is the sum of (x - mean of the client)^2 by feature. It says the same as the sum of x^2 =
+    squares + sum^2 / count, and keeps the digits which that sum would lose if a mean is large.
+    """
+    rows = np.asarray(x)
+    if rows.ndim != 2:
+        raise ConfigError(f"moments: a table with a row a document is needed, this has shape {rows.shape}")
+    total, missed, squares = np.zeros((3, rows.shape[1]))
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        total += transformed(rows[start : start + ROWS_AT_ONCE], transform).sum(0)
+    mean = total / max(1, len(rows))
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        apart = transformed(rows[start : start + ROWS_AT_ONCE], transform) - mean
+        missed += apart.sum(0)  # what rounding has kept from the sum
+        squares += np.square(apart).sum(0)
+    total += missed
+    squares = np.maximum(0, squares - missed**2 / max(1, len(rows)))
+    return {"count": np.array(len(rows), np.int64), "sum": total, "squares": squares}
+
+
+def combine(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
+    """Mean and standard deviation by feature over all clients, from their `moments` alone; constant features get 1.
+
+    mean = sum_k s_k / n and n var = sum_k q_k + sum_k n_k (s_k / n_k - mean)^2 (Chan, Golub and LeVeque,
+    "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979), each sum rounded only once,
+    so that the order of the clients does not matter.
+
+    >>> mean, std = combine([moments([[1.0, 5.0]]), moments([[3.0, 5.0], [5.0, 5.0]])])
+    >>> mean, std.round(3)
+    (array([3., 5.]), array([1.633, 1.   ]))
+    """
+    used = [m for m in sent if int(m["count"]) > 0]
+    if not used:
+        raise ConfigError("no client has documents to take means from")
+    if len({m[key].shape for m in used for key in ("sum", "squares")}) > 1:
+        raise ConfigError("clients sent moments of different numbers of features")
+    n = np.array([int(m["count"]) for m in used], np.float64)[:, None]
+    sums, squares = np.stack([m["sum"] for m in used]), np.stack([m["squares"] for m in used])
+    if not (np.isfinite(sums).all() and np.isfinite(squares).all() and (squares >= 0).all()):
+        raise ConfigError("a client sent moments that are not finite, or negative squares")
+    total = float(n.sum())
+    mean = _sum(sums) / total
+    std = np.sqrt(_sum(np.concatenate([squares, n * np.square(sums / n - mean)])) / total)
+    return mean, np.where(std > CONSTANT * np.abs(mean), std, 1.0)
+
+
+def _sum(values: Floats) -> Floats:
+    return np.array([math.fsum(column) for column in values.T.tolist()])
+
+
+def apply(
+    x: npt.ArrayLike,
+    mean: Floats,
+    std: Floats,
+    transform: Transform = "none",
+    out: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[np.float32]:
+    """(transformed(x) - mean) / std as float32, row by row the same however many there are; `out` may be x itself."""
+    rows = np.asarray(x)
+    scaled = np.empty(rows.shape, np.float32) if out is None else out
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        here = slice(start, start + ROWS_AT_ONCE)
+        scaled[here] = (transformed(rows[here], transform) - mean) / std
+    return scaled

@@ -1,0 +1,103 @@
+"""Federated learning to rank: search sites keep their queries and documents, and share a model that orders them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from mutirao.arrays import Arrays
+from mutirao.config import Common, Part, build, setting
+from mutirao.metrics import mrr, ndcg
+from mutirao.partition import describe
+from mutirao.plots import draw_partition
+from mutirao.randomness import number, rng
+from mutirao.ranking.generate import mslr_like
+from mutirao.ranking.letor import RankingData, folds
+from mutirao.ranking.models import LOSSES, Scorer, classifier, expected_grade, lists_of
+from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
+from mutirao.recipes import Recipe, Task
+from mutirao.samples import pooled, virtual_clients
+from mutirao.training import Trainer, one_thread
+
+CUTS = (1, 5, 10)
+CHUNK = 65_536  # documents judged at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the ranking recipe; the defaults are the paper's, but for the learning rate."""
+
+    rounds: int = setting(100, "how many rounds", low=1)
+    clients: int = setting(100, "how many clients", low=1)
+    lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
+    data: str = setting("generated", "'generated', or the folder that holds Fold1 to Fold5")
+    fold: int = setting(1, "which of the five folds", low=1, high=5)
+    queries: int = setting(400, "queries of generated data, all five parts together", low=50)
+    transform: Transform = setting("none", "what is done to features before they are standardised")
+    partition: Part = setting(
+        Part("dirichlet", {"alpha": 0.5}, home="mutirao.ranking.split"), "how documents are dealt to clients"
+    )
+    aggregate: Part = setting(Part("fedrisk", {"memory": "momentum"}), "how updates are joined")
+    loss: str = setting("grades", "classify grades, or rank lists", choices=("grades", *LOSSES))
+    hidden: int = setting(64, "width of the hidden layer", low=1)
+    judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+
+
+def load(config: Config) -> tuple[RankingData, RankingData]:
+    """What clients train on, and what the model is judged by."""
+    if config.data == "generated":
+        everything = mslr_like(config.queries, rng(config.seed, 0, "generated"))
+        parts = [everything.take(rows) for rows in fold_rows(everything.queries, config.fold)]
+    else:
+        parts = list(folds(Path(config.data).expanduser(), config.fold))
+    return parts[0], parts[2 if config.judge_by == "test" else 1]
+
+
+def task(config: Config) -> Task:
+    """Documents dealt to the clients, put on one scale by the moments each of them sends."""
+    train, judged = load(config)
+    split = build("partition", config.partition)
+    parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
+    mean, std = combine([moments(train.x[part], config.transform) for part in parts])
+    x, test = (apply(data.x, mean, std, config.transform) for data in (train, judged))
+    grades, highest = train.grades, int(max(train.grades.max(), judged.grades.max(), 1))
+
+    if config.loss == "grades":
+        clients = virtual_clients(x, grades, parts, config.samples, number(config.seed, 0, "samples"))
+        trainer = Trainer.of(config, lambda: classifier(train.features, config.hidden, highest + 1))
+    else:
+        lists, targets, owned = lists_of(x, grades, train.queries.astype(np.intp), parts)
+        clients = virtual_clients(lists, targets, owned, config.samples, number(config.seed, 0, "samples"))
+        trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
+
+    def evaluate(arrays: Arrays) -> dict[str, float]:
+        scores = scores_of(trainer.filled(arrays), test)
+        metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
+        return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
+
+    def picture(path: Path) -> None:
+        draw_partition(describe(grades, parts), path)
+
+    return Task(
+        handler=trainer,
+        population=pooled(clients) if config.centralised else clients,
+        initial=lambda: trainer.initial(config.seed),
+        evaluate=evaluate,
+        judge="ndcg@5",
+        pictures={} if config.centralised else {"partition.png": picture},
+    )
+
+
+def scores_of(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What the documents are ranked by."""
+    model.eval()
+    with one_thread(), torch.inference_mode():
+        chunks = [expected_grade(model(torch.from_numpy(x[i : i + CHUNK]))) for i in range(0, len(x), CHUNK)]
+    scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()
+    return np.nan_to_num(scores)  # a diverged model ranks nothing; the round itself names it
+
+
+recipe = Recipe(Config, task)

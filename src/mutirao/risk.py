@@ -1,0 +1,76 @@
+"""How risky a client is: GeoRisk over the squared errors of the clients of a round (Dinçer et al., 2016)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.special import ndtr
+
+Floats = npt.NDArray[np.float64]
+
+
+def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
+    """ZRisk of each client, for errors m of clients x instances (batches of such matrices may stand in front).
+
+    With N the sum of all, L_k and T_i the sums of rows and columns, e_ki = L_k T_i / N and
+    z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0:
+    ZRisk(k) = sum of the negative z_ki + (1 + aversion) times the sum of the others.
+
+    >>> z_risk([[1, 1], [1, 1]], aversion=2.0)
+    array([0., 0.])
+    """
+    m = np.asarray(errors, np.float64)
+    rows, columns = m.sum(-1, keepdims=True), m.sum(-2, keepdims=True)
+    total = rows.sum(-2, keepdims=True)
+    root = np.sqrt(rows) * np.sqrt(columns / np.where(total > 0, total, 1.0))  # sqrt(e)
+    z = m / np.where(root > 0, root, 1.0)
+    z -= root
+    out = z.sum(-1)
+    np.maximum(z, 0.0, out=z)
+    return np.asarray(out + aversion * z.sum(-1))
+
+
+def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
+    """GeoRisk(k) = sqrt(mean_i m_ki * Phi(ZRisk(k) / n)), Phi the normal distribution function, n instances.
+
+    >>> geo_risk([[2, 2], [2, 2]], aversion=2.0)
+    array([1., 1.])
+    """
+    m = np.asarray(errors, np.float64)
+    n = max(m.shape[-1], 1)
+    return np.asarray(np.sqrt(m.sum(-1) / n * ndtr(z_risk(m, aversion) / n)))
+
+
+def ideal_risk(errors: npt.ArrayLike) -> Floats:
+    """GeoRisk of the ideal client Z_i = T_i / |S|, whose ZRisk is 0: sqrt(mean of m / 2)."""
+    m = np.asarray(errors, np.float64)
+    return np.asarray(np.sqrt(0.5 * m.mean((-2, -1)))) if m.size else np.zeros(m.shape[:-2])
+
+
+def batch_risks(
+    errors: Sequence[npt.NDArray[np.uint8]], sizes: Sequence[npt.NDArray[np.int32]], aversion: float
+) -> Floats:
+    """The median over batches of GeoRisk(Z) - GeoRisk(k), for clients that sent their errors batch after batch.
+
+    Batch b is compared among the clients that have it, over the columns all of them have; a client without
+    batches has risk 0. Batches of one shape are computed together.
+    """
+    clients, most = len(errors), max((len(s) for s in sizes), default=0)
+    lengths = np.zeros((most, clients), np.int64)
+    for k, own in enumerate(sizes):
+        lengths[: len(own), k] = own
+    begins = np.cumsum([0, *(len(e) for e in errors)])[:-1] + np.cumsum(lengths, axis=0) - lengths
+    joined = np.concatenate([np.zeros(0, np.uint8), *errors])
+    alike: dict[tuple[bytes, int], list[int]] = {}
+    for b, here in enumerate(lengths > 0):
+        alike.setdefault((here.tobytes(), int(lengths[b, here].min())), []).append(b)
+    risks = np.full((most, clients), np.nan)
+    for (mask, width), batches in alike.items():
+        where = np.ix_(np.array(batches), np.flatnonzero(np.frombuffer(mask, np.bool_)))
+        m = sliding_window_view(joined, width)[begins[where]].astype(np.float64)
+        risks[where] = ideal_risk(m)[:, None] - geo_risk(m, aversion)
+    out = np.zeros(clients)
+    seen = [k for k, own in enumerate(sizes) if len(own)]
+    out[seen] = np.nanmedian(risks[:, seen], axis=0)
+    return out

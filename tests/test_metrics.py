@@ -1,0 +1,127 @@
+"""Ranking metrics against pytrec-eval-terrier and scikit-learn, and figures of fairness by hand."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytrec_eval
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
+
+from mutirao.metrics import gini, mean_average_precision, mrr, ndcg, rmse, rounds_to
+
+Ints = npt.NDArray[np.int64]
+
+
+@st.composite
+def rankings(draw: st.DrawFn, ties: bool = False) -> tuple[npt.NDArray[np.float64], Ints, Ints]:
+    n = draw(st.integers(1, 40))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 4, n).astype(float) if ties else rng.permutation(n) / n
+    return scores, rng.integers(0, 5, n) * rng.integers(0, 2, n), rng.integers(0, draw(st.integers(1, 6)), n)
+
+
+def trec(scores: npt.NDArray[np.float64], labels: Ints, queries: Ints, measure: str) -> float:
+    """The mean over queries by trec_eval's own code."""
+    judged: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, float]] = {}
+    for i, (s, y, q) in enumerate(zip(scores, labels, queries, strict=True)):
+        judged.setdefault(str(q), {})[f"d{i}"] = int(y)
+        found.setdefault(str(q), {})[f"d{i}"] = float(s)
+    result = pytrec_eval.RelevanceEvaluator(judged, {measure}).evaluate(found)
+    name = measure.replace(".", "_")
+    return float(np.mean([result[q][name] if q in result else 0.0 for q in judged]))
+
+
+@given(rankings(), st.integers(1, 20))
+@settings(deadline=None)
+def test_ndcg_with_linear_gain_equals_trec_eval(ranking: tuple[npt.NDArray[np.float64], Ints, Ints], k: int) -> None:
+    ours = ndcg(*ranking, k=k, gain="linear")
+    assert ours == pytest.approx(trec(*ranking, f"ndcg_cut.{k}"), abs=1e-9)
+
+
+@given(rankings(), st.integers(1, 20))
+@settings(deadline=None)
+def test_ndcg_with_exponential_gain_equals_trec_eval_on_gains(
+    ranking: tuple[npt.NDArray[np.float64], Ints, Ints], k: int
+) -> None:
+    scores, labels, queries = ranking
+    assert ndcg(scores, labels, queries, k=k) == pytest.approx(
+        trec(scores, 2**labels - 1, queries, f"ndcg_cut.{k}"), abs=1e-9
+    )
+
+
+@given(rankings(), st.integers(1, 20))
+@settings(deadline=None)
+def test_map_equals_trec_eval(ranking: tuple[npt.NDArray[np.float64], Ints, Ints], k: int) -> None:
+    assert mean_average_precision(*ranking, k=k) == pytest.approx(trec(*ranking, f"map_cut.{k}"), abs=1e-9)
+
+
+@given(rankings())
+@settings(deadline=None)
+def test_mrr_equals_trec_eval(ranking: tuple[npt.NDArray[np.float64], Ints, Ints]) -> None:
+    assert mrr(*ranking, k=1000) == pytest.approx(trec(*ranking, "recip_rank"), abs=1e-9)
+
+
+@given(rankings(ties=True), st.integers(1, 20))
+@settings(deadline=None)
+def test_ties_averaged_equal_scikit_learn(ranking: tuple[npt.NDArray[np.float64], Ints, Ints], k: int) -> None:
+    scores, labels, queries = ranking
+    values = []
+    for q in np.unique(queries):
+        own = queries == q
+        if own.sum() > 1:
+            values.append(ndcg_score([labels[own]], [scores[own]], k=k))
+        else:
+            values.append(float(labels[own][0] > 0))
+    assert ndcg(scores, labels, queries, k=k, gain="linear", ties="average") == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_the_tie_rules_bracket_each_other() -> None:
+    scores, labels, queries = [1, 1, 1], [0, 2, 1], [0, 0, 0]
+    worst = ndcg(scores, labels, queries, 3, ties="worst")
+    average = ndcg(scores, labels, queries, 3, ties="average")
+    order = ndcg(scores, labels, queries, 3, ties="order")
+    assert worst < average < 1.0
+    assert worst < order
+    assert mrr(scores, labels, queries, 3, ties="worst") == 0.5
+    assert mrr(scores, [2, 0, 0], queries, 3) == 1.0
+
+
+def test_a_query_without_relevant_documents_counts_as_told() -> None:
+    scores, labels, queries = [2, 1, 2, 1], [0, 0, 1, 0], [0, 0, 1, 1]
+    assert ndcg(scores, labels, queries, 5) == 0.5
+    assert ndcg(scores, labels, queries, 5, empty=1.0) == 1.0
+    assert ndcg(scores, labels, queries, 5, empty=math.nan) == 1.0
+    assert mrr(scores, labels, queries, 5, empty=math.nan) == 1.0
+    assert math.isnan(ndcg([1.0], [0], [0], 5, empty=math.nan))
+    assert math.isnan(ndcg([], [], [], 5))
+
+
+def test_queries_need_not_be_sorted_or_numbers() -> None:
+    scores, labels = [0.3, 0.9, 0.5, 0.1], [1, 0, 2, 1]
+    assert ndcg(scores, labels, ["b", "a", "b", "a"], 2) == ndcg(
+        [0.9, 0.1, 0.3, 0.5], [0, 1, 1, 2], ["a", "a", "b", "b"], 2
+    )
+
+
+@pytest.mark.parametrize("scores", [[math.nan, 1.0], [1.0]])
+def test_nonsense_is_refused(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"NaN|one length"):
+        ndcg(scores, [0, 1], [0, 0], 5)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30))
+def test_gini_is_the_mean_absolute_difference(counts: list[int]) -> None:
+    x = np.array(counts, float)
+    expected = np.abs(x[:, None] - x).sum() / (2 * len(x) ** 2 * x.mean()) if x.sum() else 0.0
+    assert gini(counts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_rounds_to_and_rmse() -> None:
+    assert rounds_to([0.1, 0.7, 0.6], 0.65) == 2
+    assert rounds_to([0.1], 0.65) is None
+    assert rmse([1, 2], [1, 4]) == pytest.approx(math.sqrt(2))
