@@ -124,6 +124,8 @@ def step(
         log.warning("round %d, try %d: %d usable replies, %d needed", number, attempt, len(replies), need)
         run.roster.mark(number, chosen, {})  # who was asked in vain is not the first to be asked again
     else:
+        if 2 * sum(f.kind == "not_finite" for f in answers.failures.values()) > len(chosen):
+            raise Diverged(f"diverged at round {number}: most clients' training gives NaN or infinity")
         raise TooFewReplies(
             f"round {number} failed {patience.tries} times: "
             f"{len(replies)} usable replies, {need} needed{reasons(rows)}",

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import flattened, nearest, read, resolve
+from mutirao.config import dump, flattened, nearest, read, resolve
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.files import Table, typed_row
 from mutirao.recipes import find
@@ -128,8 +128,12 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
     from mutirao.running import execute
 
     torch.set_num_threads(1)
+    config = resolve(find(recipe).config, {}, cell.settings)
+    file = out / "config.toml"
+    if file.exists() and file.read_text(encoding="utf-8") != dump(recipe, config):
+        return f"{out} was made with other settings; choose another --out, or remove it"
     try:
-        execute(recipe, resolve(find(recipe).config, {}, cell.settings), out, resume=True, pictures=False)
+        execute(recipe, config, out, resume=True, pictures=False)
     except MutiraoError as error:
         return str(error)
     return ""

@@ -89,14 +89,14 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
 
     from mutirao.comparison import HEADER, cells_of
 
-    console = Console(highlight=False)
-    shown = ("method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict"]
+    if not any(line.reached for line in lines):
+        shown.remove("rounds to")
     for metric in dict.fromkeys(line.metric for line in lines):
         table = Table(title=metric)
         for name in shown:
-            table.add_column(
-                name, justify="left" if name in ("method", "verdict") else "right", no_wrap=name == "method"
-            )
+            table.add_column(name, justify="left" if name in ("method", "verdict") else "right", no_wrap=True)
         for line in (x for x in lines if x.metric == metric):
             row = dict(zip(HEADER, cells_of(line), strict=True))
             table.add_row(*(row[name] for name in shown))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mutirao.arrays import digest
 from mutirao.engine import way_of
+from mutirao.engine.jobs import Job, planned
 from mutirao.engine.stacked import cut
 from mutirao.evaluation import across_clients
 from mutirao.fleet import Failure, Reply, Request, Site
@@ -73,11 +74,26 @@ def asked(trainer: Trainer, population: dict[str, Any], do: str = "train", **con
     ],
 )
 def test_the_model_decides_unless_the_user_does(model: Any, way: str) -> None:
-    assert way_of(Trainer(model)) == way
+    many = [f"c{i}" for i in range(20)]
+    assert way_of(Trainer(model), jobs_of(Trainer(model), many)) == way
     for engine in ("stacked", "threads", "plain"):
-        assert way_of(Trainer(model, engine=engine)) == engine
+        assert way_of(Trainer(model, engine=engine), []) == engine
     with pytest.raises(ValueError, match="not one of auto, stacked, threads, plain"):
-        way_of(Trainer(model, engine="fast"))
+        way_of(Trainer(model, engine="fast"), [])
+
+
+def jobs_of(trainer: Trainer, names: list[str], samples: int = 9) -> list[Job]:
+    config = {"seed": 0, "round": 1}
+    requests = {c: Request("train", trainer.initial(0), config) for c in names}
+    return planned(trainer, requests, {c: Site(c, data(samples)) for c in names})[0]
+
+
+def test_a_small_round_is_trained_plainly_as_over_a_network() -> None:
+    trainer = Trainer(mlp, batch_size=1)
+    few = [f"c{i}" for i in range(16)]
+    assert way_of(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
+    assert way_of(trainer, jobs_of(trainer, few, 33)) == "stacked"
+    assert way_of(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "stacked"
 
 
 @pytest.mark.parametrize("model", [Branching, Counting])

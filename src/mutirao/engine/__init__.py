@@ -26,6 +26,9 @@ log = logging.getLogger("mutirao")
 
 Outcomes = dict[ClientId, Reply | Failure]
 MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
+# Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
+# same clients give over a network, where nobody can stack them.
+FEW_CLIENTS, FEW_STEPS = 16, 512
 WAYS = ("auto", "stacked", "threads", "plain")
 
 
@@ -44,7 +47,7 @@ def train_many(trainer: "Trainer", requests: Mapping[ClientId, Request], sites: 
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = planned(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
-    way = way_of(trainer)
+    way = way_of(trainer, jobs)
     for group in by_kind(jobs):
         if way == "threads":
             outcomes |= train_threads(trainer, group)
@@ -56,13 +59,16 @@ def train_many(trainer: "Trainer", requests: Mapping[ClientId, Request], sites: 
     return outcomes
 
 
-def way_of(trainer: "Trainer") -> str:
-    """The way a trainer's clients go: what its `engine` says, or what suits its model."""
+def way_of(trainer: "Trainer", jobs: Sequence[Job]) -> str:
+    """The way the clients of a round go: what the trainer's `engine` says, or what suits its model and their work."""
     if trainer.engine not in WAYS:
         raise ValueError(f"engine {trainer.engine!r} is not one of {', '.join(WAYS)}")
     if trainer.engine != "auto":
         return trainer.engine
-    return "threads" if is_heavy(trainer) else "stacked"
+    if is_heavy(trainer):
+        return "threads"
+    small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
+    return "plain" if small else "stacked"
 
 
 def in_stacks(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:

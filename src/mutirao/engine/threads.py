@@ -33,12 +33,12 @@ def is_heavy(trainer: "Trainer") -> bool:
 
 
 def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`work` on each item, in threads that each have a module of their own, laid out as convolutions like it best."""
+    """`work` on each item, in threads that each have a module of their own."""
     template = trainer.blank()
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = copy.deepcopy(template).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            trainer._own.module = copy.deepcopy(template)
         return work(item)
 
     return spread(trainer.workers, prepared, items)

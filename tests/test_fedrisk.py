@@ -1,0 +1,101 @@
+"""FedRisk's forms, signs and memories against the formulas written out, and against clients that send nonsense."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mutirao.aggregation import NAMES, FedRisk
+from mutirao.arrays import Arrays, digest
+from mutirao.config import Part, build, complete
+from mutirao.errors import ConfigError, MutiraoError
+from mutirao.fleet import Reply
+from mutirao.risk import geo_risk, ideal_risk
+
+DRAW = np.random.default_rng(0)
+CURRENT: Arrays = {"w": DRAW.normal(size=(3, 2)), "n": np.array(4, np.int64)}
+ERRORS = np.array([[0, 1, 0, 4], [1, 9, 16, 4], [0, 0, 1, 0]], np.uint8)
+
+
+def replies(errors: np.ndarray = ERRORS) -> dict[str, Reply]:
+    return {
+        f"c{k}": Reply(
+            {"w": CURRENT["w"] + k + 1, "n": np.array(4 + k, np.int64)},
+            {"squared_errors": row, "batch_sizes": np.array([len(row)], np.int32)},
+            n=10 * (k + 1),
+        )
+        for k, row in enumerate(errors)
+    }
+
+
+RISK = float(ideal_risk(ERRORS)) - geo_risk(ERRORS, 2.0)
+
+
+def test_the_published_sign_raises_the_weight_of_clients_with_large_errors() -> None:
+    merged = FedRisk()(CURRENT, replies(), {})
+    assert [merged.figures[f"c{k}"]["risk"] for k in range(3)] == pytest.approx(RISK.tolist(), abs=1e-12)
+    assert merged.weights["c1"] > merged.weights["c0"] > merged.weights["c2"]
+    described = FedRisk(sign="described")(CURRENT, replies(), {})
+    assert described.weights["c1"] < described.weights["c0"] < described.weights["c2"]
+
+
+def test_the_forms_are_the_formulas() -> None:
+    x, models = CURRENT["w"], [CURRENT["w"] + k + 1 for k in range(3)]
+    trust = 1 - RISK
+    updates = 0.7 * x + 0.5 * sum(t * (m - x) for t, m in zip(trust, models, strict=True)) / 3
+    parameters = 0.7 * x + 0.5 * sum(t * m for t, m in zip(trust, models, strict=True)) / 3
+    normalised = (0.7 * x + 0.5 * sum(t * m for t, m in zip(trust, models, strict=True)) / trust.sum()) / 1.2
+    for form, expected in (("updates", updates), ("parameters", parameters), ("normalised", normalised)):
+        merged = FedRisk(alpha=0.5, beta=0.7, form=form)(CURRENT, replies(), {})  # type: ignore[arg-type]
+        np.testing.assert_allclose(merged.arrays["w"], expected, rtol=1e-12)
+        assert merged.arrays["n"].dtype == np.int64
+        assert merged.arrays["n"] == 5  # the plain mean: a counter has no risk
+
+
+def test_momentum_gathers_the_weighted_updates() -> None:
+    memory: Arrays = {}
+    part = FedRisk(memory="momentum")
+    d = sum(t * (k + 1) for k, t in enumerate(1 - RISK)) / 3
+    first = part(CURRENT, replies(), memory).arrays["w"]
+    np.testing.assert_allclose(first, CURRENT["w"] + d, rtol=1e-12)
+    second = part(CURRENT, replies(), memory).arrays["w"]
+    np.testing.assert_allclose(second, CURRENT["w"] + 1.9 * d, rtol=1e-12)
+    assert set(memory) == {"fedrisk.v.w"}
+
+
+def test_the_order_of_replies_changes_no_bit() -> None:
+    forward = FedRisk()(CURRENT, replies(), {}).arrays
+    backward = FedRisk()(CURRENT, dict(reversed(replies().items())), {}).arrays
+    assert digest(forward) == digest(backward)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {},
+        {"squared_errors": np.zeros(4, np.uint8)},
+        {"squared_errors": np.zeros(4, np.uint8), "batch_sizes": np.array([5], np.int32)},
+        {"squared_errors": np.zeros(4, np.uint8), "batch_sizes": np.array([-1, 5], np.int32)},
+        {"squared_errors": np.zeros(4, np.float32), "batch_sizes": np.array([4], np.int32)},
+        {"squared_errors": np.zeros((2, 2), np.uint8), "batch_sizes": np.array([4], np.int32)},
+        {"squared_errors": np.zeros(0, np.uint8), "batch_sizes": np.array([2**31 - 1], np.int32)},
+    ],
+)
+def test_nonsense_from_a_client_leaves_it_without_risk(extras: Arrays) -> None:
+    odd = replies()
+    odd["c1"] = Reply(odd["c1"].arrays, extras, n=20)
+    merged = FedRisk()(CURRENT, odd, {})
+    assert merged.figures["c1"]["risk"] == 0.0
+    assert all(math.isfinite(w) for w in merged.weights.values())
+
+
+def test_settings_are_checked() -> None:
+    assert NAMES["fedrisk"] is FedRisk
+    with pytest.raises(ConfigError, match="'risky' is not one of published, described"):
+        complete("aggregate", Part("fedrisk", {"sign": "risky"}))
+    for settings in ({"alpha": -1.0}, {"alpha": 0.0, "beta": 0.0}, {"memory": "momentum", "form": "parameters"}):
+        with pytest.raises(ConfigError, match="fedrisk"):
+            build("aggregate", Part("fedrisk", settings))
+    huge = np.array([[255, 0, 255], [0, 255, 0]], np.uint8)
+    with pytest.raises(MutiraoError, match="sum to 0 or less"):
+        FedRisk(form="normalised", sign="described", aversion=9.0)(CURRENT, replies(huge), {})
