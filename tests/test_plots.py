@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from matplotlib.image import imread
 
 from mutirao.errors import ConfigError
 from mutirao.partition import by_key, describe, dirichlet, iid
-from mutirao.plots import BRIGHT, MOST_BARS, MUTED, draw_curves, draw_partition
+from mutirao.plots import BRIGHT, MOST_BARS, MUTED, draw_bands, draw_curves, draw_partition, draw_weights
 
 ROWS = [{"round": r, "accuracy": 1 - 1 / r, "loss": 1 / r, "train_loss": 2 / r} for r in range(1, 31)]
 
@@ -159,3 +160,18 @@ draw_curves([{{"round": 1, "loss": 1.0}}], ["loss"], {str(tmp_path / "c.png")!r}
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_weights_are_drawn_where_clients_have_a_risk(tmp_path: Path) -> None:
+    rows = [{"round": "1", "weight": "0.1", "risk": "-0.2"}, {"round": "2", "weight": "0.2", "risk": "0.3"}]
+    draw_weights([*rows, {"round": "2"}], tmp_path / "weights.png")
+    assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="no client has a risk"):
+        draw_weights([{"round": "1"}], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("methods", [2, 9])
+def test_bands_of_few_methods_and_lines_of_many(tmp_path: Path, methods: int) -> None:
+    runs = {f"m{i}": [[(1, 0.1 * i), (2, 0.2)], [(1, 0.1), (2, 0.4)]] for i in range(methods)}
+    draw_bands(runs, "accuracy", tmp_path / "bands.svg", title="two rounds")
+    assert "<svg" in (tmp_path / "bands.svg").read_text()

@@ -28,6 +28,7 @@ MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6
 INK, PALE = "#333333", "#E4E4E4"
 
 MOST_BARS = 120  # more clients than this are shown by a sample: thinner bars could not be told apart
+MOST_BANDS = 6  # more methods than this are drawn without bands, which would cover each other
 MOST_NAMED = 24  # more classes than this get a scale of colours instead of a name each
 
 
@@ -128,7 +129,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path:
 def draw_bands(
     methods: Mapping[str, Sequence[Sequence[tuple[int, float]]]], metric: str, path: Path | str, title: str = ""
 ) -> None:
-    """Draw the mean curve of each method over its runs, with the 95% interval of the mean as a band."""
+    """Draw the mean curve of each method over its runs; of few methods also the 95% interval of the mean, as a band."""
     from matplotlib.figure import Figure
 
     from mutirao.stats import interval
@@ -146,7 +147,8 @@ def draw_bands(
         mean = np.array([b.mean for b in bands])
         half = np.nan_to_num(np.array([b.half for b in bands]))
         colour, style = BRIGHT[i % len(BRIGHT)], styles[i // len(BRIGHT) % len(styles)]
-        axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        if len(methods) <= MOST_BANDS:
+            axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=method)
     axes.set_xlabel("round")
     axes.set_ylabel(metric)
@@ -154,6 +156,29 @@ def draw_bands(
         axes.set_title(title)
     _tidy(axes, grid="both")
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _save(figure, path)
+
+
+def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
+    """Draw the weight of every client in every round, coloured by its risk."""
+    from matplotlib.figure import Figure
+
+    known = [(float(r["round"]), float(r["weight"]), float(r["risk"])) for r in rows if "risk" in r and "weight" in r]
+    if not known:
+        raise ConfigError("no client has a risk, so there are no weights to draw")
+    rounds, weights, risks = np.array(known).T
+    figure = Figure(figsize=(8.2, 3.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    most = max(1e-9, float(np.abs(risks).max()))
+    dots = axes.scatter(
+        rounds, weights, c=risks, s=9, cmap="PuOr_r", vmin=-most, vmax=most, linewidths=0.2, edgecolors=INK
+    )
+    bar = figure.colorbar(dots, ax=axes, pad=0.02)
+    bar.set_label("risk", color=INK)
+    bar.outline.set_visible(False)
+    axes.set_xlabel("round")
+    axes.set_ylabel("weight of a client")
+    _tidy(axes, grid="both")
     _save(figure, path)
 
 

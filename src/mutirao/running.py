@@ -9,6 +9,7 @@ from typing import Any
 from mutirao.arrays import digest
 from mutirao.config import dump, read, resolve
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.files import Table
 from mutirao.fleet import Fleet
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import Task, find
@@ -106,11 +107,14 @@ def continued(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple
 
 def draw(run: Run, task: Task, out: Path) -> None:
     """Save the pictures of a run; the curves that every run has, and the task's own."""
-    from mutirao.plots import draw_curves
+    from mutirao.plots import draw_curves, draw_weights
 
     metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
     if any(task.judge in row for row in run.history):
         draw_curves(run.history, metrics, out / "curves.png")
+    clients = Table(out / "clients.csv").read()
+    if any("risk" in row for row in clients):
+        draw_weights(clients, out / "weights.png")
     for file, picture in task.pictures.items():
         picture(out / file)
 
