@@ -22,7 +22,7 @@ from mutirao.running import execute
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 COMMANDS = Path(sys.executable).parent
-SETTINGS = {"rounds": 2, "clients": 3, "per_round": 3, "hidden": 16, "epochs": 1, "engine": "plain"}
+SETTINGS = {"rounds": 2, "clients": 3, "per_round": 3, "hidden": 16, "epochs": 1}
 
 
 def free_port() -> int:
@@ -135,7 +135,7 @@ def assert_same_run(here: Path, there: Path) -> None:
 
 def test_a_deployed_run_equals_the_local_one(deployment: Deployment) -> None:
     out = deployment.folder / "run"
-    config = f'out="{out}" rounds=2 clients=3 per_round=3 timeout=120.0 set="hidden=16 epochs=1 engine=plain"'
+    config = f'out="{out}" rounds=2 clients=3 per_round=3 timeout=120.0 set="hidden=16 epochs=1"'
     submitted = subprocess.run(
         [COMMANDS / "flwr", "run", EXAMPLE, "--run-config", config],
         env=deployment.env,

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mutirao.engine.jobs import Job
 from mutirao.engine.tape import Unsupported, is_random, refuse, takes_generator
-from mutirao.engine.workers import spread
+from mutirao.engine.workers import hold_memory, spread
 from mutirao.fleet import ClientId, Failure, Reply, failure_of
 from mutirao.training import one_thread, seeded
 
@@ -35,6 +35,7 @@ def is_heavy(trainer: "Trainer") -> bool:
 def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
     template = trainer.blank()
+    hold_memory()
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):

@@ -1,5 +1,7 @@
 """Threads that outlive a round, one torch thread each: torch lets go of Python's lock while it computes."""
 
+import contextlib
+import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -8,8 +10,19 @@ from typing import TypeVar
 
 import torch
 
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@functools.cache
+def hold_memory() -> None:
+    """Keep freed memory for the next step: glibc would hand large blocks back and fetch them anew, page by page."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to do
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def cores() -> int:
