@@ -11,6 +11,7 @@ from mutirao.rounds import Run
 
 SMALL = {
     "quickstart": {"clients": 8, "per_round": 4, "epochs": 1},
+    "ranking": {"clients": 8, "per_round": 4, "queries": 50},
     "cifar10": {"clients": 4, "per_round": 3, "epochs": 1, "samples": 10, "model": "small"},
 }
 TASKS: dict[str, Task] = {}
@@ -35,4 +36,5 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
     assert [r.row["round"] for r in rounds] == [1, 2]
     assert all(r.row["failed"] == 0 for r in rounds)
     assert is_finite(run.arrays)
-    assert sum(r["weight"] for r in rounds[-1].clients) == pytest.approx(1.0)
+    total = sum(r["weight"] for r in rounds[-1].clients)
+    assert total > 0 if aggregate == "fedrisk" else total == pytest.approx(1.0)  # 1 - risk need not sum to one
