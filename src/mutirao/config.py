@@ -70,6 +70,9 @@ class Common:
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
     evaluate_every: int = setting(1, "rounds between evaluations", low=1)
+    clients_every: int = setting(
+        0, "rounds between judgements on every client's own data, worst and all (0: never)", low=0
+    )
     centralised: bool = setting(False, "train on the pooled data instead: the reference")
 
 

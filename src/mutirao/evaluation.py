@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mutirao.errors import ConfigError
 from mutirao.filters import check, fault_of_extras
 from mutirao.fleet import ClientId, Fleet, Request
 from mutirao.rounds import Run
@@ -35,7 +36,7 @@ def across_clients(
         answers = check(fleet.ask(requests), fault_of_extras)
         values += [float(r.metrics[metric]) for r in answers.replies.values() if metric in r.metrics]
     if not values:
-        raise ValueError(f"none of {len(names)} clients answered with {metric!r}")
+        raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
     low, middle, high = np.percentile(values, [10, 50, 90])
     return {
         f"{metric}_clients": float(len(values)),

@@ -12,6 +12,7 @@ from mutirao.arrays import digest
 from mutirao.engine import way_of
 from mutirao.engine.jobs import Job, planned
 from mutirao.engine.stacked import cut
+from mutirao.errors import ConfigError
 from mutirao.evaluation import across_clients
 from mutirao.fleet import Failure, Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
@@ -254,5 +255,5 @@ def test_the_worst_client_is_seen() -> None:
     assert found["accuracy_p10"] <= found["accuracy_p50"] <= found["accuracy_p90"]
     lower = across_clients(LocalFleet(trainer, population), run, ["c03", "c04"], "loss", higher_is_better=False)
     assert lower["loss_worst"] >= lower["loss_p90"] >= lower["loss_mean"]
-    with pytest.raises(ValueError, match="none of 20 clients"):
+    with pytest.raises(ConfigError, match="none of 20 clients"):
         across_clients(LocalFleet(trainer, population), run, metric="rmse")

@@ -35,3 +35,12 @@ def test_the_pooled_reference_is_one_client(tmp_path: Path) -> None:
 def test_samples_caps_what_a_client_uses() -> None:
     task = find("quickstart").task(resolve(Config, {"samples": 5}))
     assert max(len(samples) for samples in task.population.values()) == 5
+
+
+def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
+    config = resolve(Config, {"rounds": 4, "clients": 10, "per_round": 5, "clients_every": 2})
+    summary = execute("quickstart", config, tmp_path / "run", pictures=False)
+    final = summary["final"]
+    assert 0 <= final["accuracy_worst"] <= final["accuracy_p10"] <= final["accuracy_p50"] <= 1
+    rows = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert ["accuracy_worst" in row for row in rows] == [False, True, False, True]

@@ -8,6 +8,7 @@ from typing import Any
 from mutirao.arrays import Arrays
 from mutirao.config import Common, build, load_name, nearest
 from mutirao.errors import ConfigError
+from mutirao.evaluation import across_clients
 from mutirao.fleet import ClientId, Fleet, Handler
 from mutirao.rounds import Evaluate, Patience, Round, Run, check_needs, train
 
@@ -42,7 +43,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select = build("select", config.select, count=config.per_round)
     aggregate = build("aggregate", config.aggregate)
     check_needs(task.provides, select, aggregate)
-    return train(
+    rounds = train(
         run,
         fleet,
         rounds=config.rounds,
@@ -53,6 +54,10 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         patience=Patience(min_replies=config.min_replies or None, wait=config.wait),
         expect=len(task.population),
     )
+    for done in rounds:
+        if config.clients_every and run.round % config.clients_every == 0:
+            done.row.update(across_clients(fleet, run))  # how the worst client fares, not only the mean
+        yield done
 
 
 @dataclass(frozen=True)
