@@ -229,7 +229,7 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
     """
     from mutirao.data import check
 
-    findings = check(name, path)
+    findings = check(name, path.expanduser() if path else None)
     click.echo(json.dumps(findings, indent=2) if as_json else "\n".join(findings))
 
 
