@@ -66,7 +66,7 @@ class Common:
     partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
     select: Part = setting(Part("uniform"), "who takes part in a round")
     aggregate: Part = setting(Part("fedavg"), "how updates are joined")
-    engine: str = setting("auto", "how clients are simulated", choices=("auto", "stacked", "threads", "plain"))
+    engine: str = setting("auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "plain"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
     evaluate_every: int = setting(1, "rounds between evaluations", low=1)

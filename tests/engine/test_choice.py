@@ -65,7 +65,7 @@ def asked(trainer: Trainer, population: dict[str, Any], do: str = "train", **con
 @pytest.mark.parametrize(
     ("model", "way"),
     [
-        (mlp, "stacked"),
+        (mlp, "fused"),
         (
             lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(4, 3)),
             "threads",
@@ -77,9 +77,9 @@ def asked(trainer: Trainer, population: dict[str, Any], do: str = "train", **con
 def test_the_model_decides_unless_the_user_does(model: Any, way: str) -> None:
     many = [f"c{i}" for i in range(20)]
     assert way_of(Trainer(model), jobs_of(Trainer(model), many)) == way
-    for engine in ("stacked", "threads", "plain"):
+    for engine in ("fused", "stacked", "threads", "plain"):
         assert way_of(Trainer(model, engine=engine), []) == engine
-    with pytest.raises(ValueError, match="not one of auto, stacked, threads, plain"):
+    with pytest.raises(ValueError, match="not one of auto, fused, stacked, threads, plain"):
         way_of(Trainer(model, engine="fast"), [])
 
 
@@ -93,8 +93,8 @@ def test_a_small_round_is_trained_plainly_as_over_a_network() -> None:
     trainer = Trainer(mlp, batch_size=1)
     few = [f"c{i}" for i in range(16)]
     assert way_of(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
-    assert way_of(trainer, jobs_of(trainer, few, 33)) == "stacked"
-    assert way_of(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "stacked"
+    assert way_of(trainer, jobs_of(trainer, few, 33)) == "fused"
+    assert way_of(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "fused"
 
 
 @pytest.mark.parametrize("model", [Branching, Counting])
@@ -153,7 +153,7 @@ def test_clients_may_start_from_different_models() -> None:
 
 def test_the_request_and_the_callers_randomness_are_left_alone() -> None:
     population = {f"c{i}": data(20) for i in range(3)}
-    for engine in ("stacked", "threads", "plain"):
+    for engine in ("fused", "stacked", "threads", "plain"):
         for model in (mlp, lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))):
             trainer = Trainer(model, engine=engine, batch_size=8, momentum=0.9)
             arrays = trainer.initial(0)

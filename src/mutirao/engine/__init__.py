@@ -1,4 +1,4 @@
-"""How the clients of a round are simulated: stacked, in threads, or one after the other, with the same results.
+"""How the clients of a round are simulated: by a kernel, stacked, in threads, or in turn, with the same results.
 
 `docs/engine.md` explains the ways, how one is chosen and what is guaranteed.
 """
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mutirao.engine.fused import train_fused
 from mutirao.engine.jobs import Job, by_kind, planned
 from mutirao.engine.judging import judge, judge_many
 from mutirao.engine.machine import Machine
@@ -15,7 +16,7 @@ from mutirao.engine.stacked import train_stacked
 from mutirao.engine.tape import Unsupported
 from mutirao.engine.threads import is_heavy, train_threads
 from mutirao.fleet import ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.training import one_thread
+from mutirao.training import PROBED, one_thread
 
 if TYPE_CHECKING:
     from mutirao.training import Trainer
@@ -29,7 +30,7 @@ MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proxi
 # Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
 # same clients give over a network, where nobody can stack them.
 FEW_CLIENTS, FEW_STEPS = 16, 512
-WAYS = ("auto", "stacked", "threads", "plain")
+WAYS = ("auto", "fused", "stacked", "threads", "plain")
 
 
 def answer_many(trainer: "Trainer", requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Outcomes:
@@ -51,8 +52,10 @@ def train_many(trainer: "Trainer", requests: Mapping[ClientId, Request], sites: 
     for group in by_kind(jobs):
         if way == "threads":
             outcomes |= train_threads(trainer, group)
-        elif way == "stacked":
-            outcomes |= in_stacks(trainer, group)
+        elif way == "fused":
+            outcomes |= in_kernel(trainer, group)
+        if way == "stacked" or (way == "fused" and trainer.engine == "auto"):
+            outcomes |= in_stacks(trainer, [job for job in group if job.client not in outcomes])
     for job in jobs:
         if job.client not in outcomes:
             outcomes[job.client] = plainly(trainer, job.request, job.site)
@@ -68,11 +71,26 @@ def way_of(trainer: "Trainer", jobs: Sequence[Job]) -> str:
     if is_heavy(trainer):
         return "threads"
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
-    return "plain" if small else "stacked"
+    return "plain" if small else "fused"
+
+
+def in_kernel(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+    """The replies of those clients that the kernel for dense networks can train: all, as a rule, or none."""
+    try:
+        return with_probes(trainer, jobs, train_fused(trainer, jobs))
+    except Unsupported as reason:
+        if trainer.engine == "fused" and "unfused" not in trainer._recorded:
+            trainer._recorded["unfused"] = True
+            log.warning("the kernel cannot train this model, so clients are trained one by one: %s", reason)
+    except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
+        log.info("clients are not trained by the kernel this time: %s", failure_of(error))
+    return {}
 
 
 def in_stacks(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """The replies of those clients that can be stacked: all, as a rule, or none if the model cannot."""
+    if not jobs:
+        return {}
     machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
     key = largest.samples.kind, largest.mu, bool(largest.lengths[0] > 1)
     try:
@@ -81,7 +99,7 @@ def in_stacks(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:
             for old in [k for k in machines if isinstance(k, tuple)][:-MOST_MACHINES]:
                 del machines[old]
         machine = machines[key]
-        return {} if machine is None else with_entropy(trainer, jobs, train_stacked(trainer, machine, jobs))
+        return {} if machine is None else with_probes(trainer, jobs, train_stacked(trainer, machine, jobs))
     except Unsupported as reason:
         machines[key] = None
         level = logging.INFO if trainer.engine == "auto" else logging.WARNING
@@ -101,13 +119,13 @@ def machine_for(trainer: "Trainer", jobs: Sequence[Job]) -> Machine:
     raise failed
 
 
-def with_entropy(trainer: "Trainer", jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
-    """The replies with the entropy of the model each client received, if they were asked for it."""
-    if "entropy" in jobs[0].extras:
+def with_probes(trainer: "Trainer", jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+    """The replies with what the model each client received was like for it, if they were asked for that."""
+    if names := jobs[0].extras & PROBED:
         asked = {job.client: replace(job.request, do="probe") for job in jobs if job.client in replies}
-        for client, probe in judge_many(trainer, asked, {job.client: job.site for job in jobs}).items():
-            if isinstance(probe, Reply) and "entropy" in probe.metrics:
-                replies[client].metrics["entropy"] = probe.metrics["entropy"]
+        for client, probe in answer_many(trainer, asked, {job.client: job.site for job in jobs}).items():
+            if isinstance(probe, Reply):
+                replies[client].metrics.update({k: v for k, v in probe.metrics.items() if k in names})
     return replies
 
 
