@@ -8,12 +8,17 @@ operations.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.fleet import ClientId
+from mutirao.fleet import ClientId, Scalar
 from mutirao.roster import Roster
+from mutirao.scores import AGES, BY_SERVER, UTILITIES, WITH_TRAINING, Floats, mixed, parse, scaled, score_of, top
+
+Refresh = Literal["selected", "all", "share"]
+PROBE_SAMPLES = 100
 
 
 def everyone(roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
@@ -38,7 +43,361 @@ class Uniform:
         return named(roster, rng.choice(here, how_many(self.count, len(here)), replace=False, shuffle=False))
 
 
-NAMES = {"everyone": everyone, "uniform": Uniform}
+@dataclass(frozen=True)
+class RoundRobin:
+    """Everybody in turn: those who have waited longest, and by name among equals."""
+
+    count: int | float
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        turn = np.argsort(roster.last_selected[here], kind="stable")  # rows are sorted by name
+        return named(roster, here[turn[: how_many(self.count, len(here))]])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The clients with the highest weighted sum of scores, each scaled to 0..1 over those present; ties by lot.
+
+    `scores` names them with their weights: `0.5 age + 0.3 entropy + 0.2 mine:score`. A utility is renewed whenever its
+    client is selected (`refresh="selected"`: it comes with the update and costs no message), or also for a random
+    `share` of the clients before each selection, or for `all` of them; `samples` is how many samples it may look at.
+    """
+
+    count: int | float
+    scores: str = "0.5 age + 0.5 entropy"
+    refresh: Refresh = "selected"
+    share: float = 0.1
+    samples: int = PROBE_SAMPLES
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+        check_probe(self.refresh, self.share, self.samples)
+        parse(self.scores)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each score that has one."""
+        return {name: weight for name, weight in parse(self.scores).items() if weight}
+
+    @property
+    def utilities(self) -> set[str]:
+        """The utilities that its scores are, or that a user's own score says it `reads`."""
+        read = {name for score in self.weights for name in getattr(score_of(score), "reads", ())}
+        return (self.weights.keys() | read) & UTILITIES.keys()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the clients must be able to tell."""
+        return frozenset(f"metrics:{name}" for name in self.utilities - BY_SERVER)
+
+    @property
+    def watches(self) -> set[str]:
+        """What the server works out of the replies."""
+        return self.utilities & BY_SERVER
+
+    @property
+    def asks(self) -> dict[str, Scalar]:
+        """What a probe is for."""
+        return question(self.utilities, self.samples)
+
+    @property
+    def tells(self) -> dict[str, Scalar]:
+        """What clients send with their update: nothing that a probe has just told."""
+        return {} if self.refresh == "all" else self.asks
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """Who is asked before the selection."""
+        if self.refresh == "selected" or not self.needs:
+            return []
+        here = roster.here()
+        if self.refresh == "all":
+            return named(roster, here)
+        return named(roster, rng.choice(here, how_many(self.share, len(here)), replace=False, shuffle=False))
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        values = mixed(self.weights, roster, round, here, self.classes)
+        return named(roster, here[top(values, how_many(self.count, len(here)), rng)])
+
+
+class AsMix:
+    """A selector that is a `mix` under a name of its own."""
+
+    @property
+    def mix(self) -> Mix:
+        """What it amounts to."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        self.mix  # noqa: B018  # wrong settings are refused here
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the clients must be able to tell."""
+        return self.mix.needs
+
+    @property
+    def watches(self) -> set[str]:
+        """What the server works out of the replies."""
+        return self.mix.watches
+
+    @property
+    def asks(self) -> dict[str, Scalar]:
+        """What a probe is for."""
+        return self.mix.asks
+
+    @property
+    def tells(self) -> dict[str, Scalar]:
+        """What clients send with their update."""
+        return self.mix.tells
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """Who is asked before the selection."""
+        return self.mix.probes(roster, round, rng)
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        return self.mix(roster, round, rng)
+
+
+@dataclass(frozen=True)
+class AoI(AsMix):
+    """The clients with the greatest age of information: rounds since they were selected; ties by lot.
+
+    With m of K clients a round everybody takes part once in K / m rounds.
+    """
+
+    count: int | float
+
+    @property
+    def mix(self) -> Mix:
+        return Mix(self.count, "age")
+
+
+@dataclass(frozen=True)
+class Entropy(AsMix):
+    """The clients on whose samples the global model is least sure: the highest mean entropy of its predictions.
+
+    u_i = mean over at most `samples` of client i of -sum_c p_c ln p_c, with the model of the round in which i was last
+    selected; ln(classes) before that, so that everybody is visited once before anybody is again.
+    """
+
+    count: int | float
+    refresh: Refresh = "selected"
+    share: float = 0.1
+    samples: int = PROBE_SAMPLES
+    classes: int | None = None
+
+    @property
+    def mix(self) -> Mix:
+        return Mix(self.count, "entropy", self.refresh, self.share, self.samples, self.classes)
+
+
+@dataclass(frozen=True)
+class AoIU(AsMix):
+    """Age and utility together: the highest alpha age_i + (1 - alpha) utility_i, both scaled to 0..1; ties by lot.
+
+    age_i is the number of rounds since i was selected, utility_i the entropy above. alpha = 1 is `AoI`, alpha = 0 is
+    `Entropy`. Other ages (`since_reply`, `since_improvement` of its loss) and utilities (`loss`, `rms_loss`,
+    `gradient_norm`, `update_norm`) go by name; a utility not known yet counts as the highest.
+
+    >>> roster = Roster(["ana", "bia", "caio"], np.ones(3, np.bool_), *np.array([[1, 1, 1]] * 5))
+    >>> roster.last_selected[:] = [3, 2, 1]
+    >>> roster.figures["entropy"] = np.array([2.0, 0.5, 1.0])
+    >>> [AoIU(1, alpha)(roster, 4, np.random.default_rng(0)) for alpha in (1.0, 0.5, 0.0)]
+    [['caio'], ['caio'], ['ana']]
+    """
+
+    count: int | float
+    alpha: float = 0.5
+    age: Literal["age", "since_reply", "since_improvement"] = "age"
+    utility: Literal["entropy", "loss", "rms_loss", "gradient_norm", "update_norm"] = "entropy"
+    refresh: Refresh = "selected"
+    share: float = 0.1
+    samples: int = PROBE_SAMPLES
+    classes: int | None = None
+
+    @property
+    def mix(self) -> Mix:
+        check_choice("alpha", 0 <= self.alpha <= 1, self.alpha, "between 0 and 1")
+        check_choice("age", self.age in AGES, self.age, f"one of {', '.join(AGES)}")
+        check_choice("utility", self.utility in UTILITIES, self.utility, f"one of {', '.join(UTILITIES)}")
+        scores = f"{self.alpha!r} {self.age} + {1 - self.alpha!r} {self.utility}"
+        return Mix(self.count, scores, self.refresh, self.share, self.samples, self.classes)
+
+
+@dataclass(frozen=True)
+class PowerOfChoice:
+    """Of some candidates, drawn in proportion to their samples, those on which the global model's loss is highest.
+
+    Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022. The
+    candidates (0: twice as many as are selected) are asked for their loss on at most `samples` before each round.
+    """
+
+    count: int | float
+    candidates: int = 0
+    samples: int = PROBE_SAMPLES
+
+    needs = frozenset({"metrics:loss"})
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+        check_choice("candidates", self.candidates >= 0, self.candidates, "at least 0")
+        check_probe("all", 1.0, self.samples)
+
+    @property
+    def asks(self) -> dict[str, Scalar]:
+        """What a probe is for."""
+        return question({"loss"}, self.samples)
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """The candidates."""
+        here = roster.here()
+        wanted = how_many(self.count, len(here))
+        return named(roster, here[drawn(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)])
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        asked = (roster.last_probed[here] == round) & ~np.isnan(roster.figure("loss")[here])
+        loss = np.where(asked, roster.figure("loss")[here], -np.inf)  # too few answered: the others go by lot
+        return named(roster, here[top(loss, how_many(self.count, len(here)), rng)])
+
+
+@dataclass(frozen=True)
+class Oort:
+    """Clients of high statistical utility, some of them new, none too slow.
+
+    Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI
+    2021: n_i sqrt(mean loss^2), cut at the quantile `clip` and scaled to 0..1 as in the authors' code, plus
+    sqrt(0.1 ln R / last round of i), times (duration / t_i)^penalty where a client takes longer (t_i seconds) than the
+    preferred `duration` (0: speed does not matter). A share of explore * explore_decay^(R - 1), at least
+    `explore_least`, of the places goes to clients never tried, quick ones first. The others are drawn, in proportion to
+    their utility, among those with at least `cut` of the utility of the last to be admitted. The losses are those of
+    the model received, on at most `samples`. Left out are the pacer, which changes the duration, and the blacklist.
+    """
+
+    count: int | float
+    explore: float = 0.9
+    explore_decay: float = 0.98
+    explore_least: float = 0.2
+    clip: float = 0.95
+    cut: float = 0.95
+    duration: float = 0.0
+    penalty: float = 2.0
+    samples: int = PROBE_SAMPLES
+
+    needs = frozenset({"metrics:rms_loss"})
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+        check_probe("all", 1.0, self.samples)
+        for name in ("explore", "explore_decay", "explore_least", "clip", "cut"):
+            value = getattr(self, name)
+            check_choice(name, 0 <= value <= 1, value, "between 0 and 1")
+        for name in ("duration", "penalty"):
+            check_choice(name, getattr(self, name) >= 0, getattr(self, name), "at least 0")
+
+    @property
+    def tells(self) -> dict[str, Scalar]:
+        """What clients send with their update."""
+        return question({"rms_loss"}, self.samples)
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        known = ~np.isnan(roster.figure("rms_loss")[here])
+        old, new, wanted = here[known], here[~known], how_many(self.count, len(here))
+        share = max(self.explore_least, self.explore * self.explore_decay ** (round - 1))
+        exploited = min(len(old), wanted - min(len(new), int(share * wanted)))
+        chosen = [new[drawn(self.quickness(roster)[new], wanted - exploited, rng)]]
+        if exploited:
+            utility = self.utility(roster, round, old)
+            admitted = np.flatnonzero(utility >= self.cut * np.partition(utility, -exploited)[-exploited])
+            chosen.append(old[admitted[drawn(utility[admitted], exploited, rng)]])
+        return named(roster, np.concatenate(chosen))
+
+    def utility(self, roster: Roster, round: int, rows: npt.NDArray[np.intp]) -> Floats:
+        """The utility of clients that were heard of."""
+        raw = np.clip(roster.n[rows] * roster.figure("rms_loss")[rows], 0, 1e300)
+        value: Floats = scaled(np.minimum(raw, np.quantile(raw, self.clip, method="lower")))
+        value += np.sqrt(0.1 * np.log(max(1, round)) / np.maximum(1, roster.last_replied[rows]))
+        if not self.duration:
+            return value
+        slowness = np.fmax(1.0, seconds_of(roster)[rows] / self.duration)  # one not known is not slow
+        return np.asarray(value * slowness**-self.penalty)
+
+    def quickness(self, roster: Roster) -> Floats:
+        """How gladly each client is tried: all the same, or the quicker the better if speed matters."""
+        if not self.duration:
+            return np.ones(len(roster))
+        return np.asarray(1 / np.maximum(1e-9, unknown_as_median(seconds_of(roster))))
+
+
+@dataclass(frozen=True)
+class FedCS:
+    """As many clients as can reply before a deadline, at most `count`, the quickest first.
+
+    Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
+    2019: candidates drawn by lot (0: all) declare how long they need to get ready (download and train) and to upload;
+    whoever adds least to the length of the round is added while the round ends within `deadline` seconds. With
+    `in_turn` uploads go one after the other, as in the paper; otherwise side by side. What the roster does not know
+    (`ready_seconds`, `upload_seconds`, told by the system model) counts as the median of what it does.
+    """
+
+    count: int | float
+    deadline: float = 180.0
+    candidates: int | float = 0
+    in_turn: bool = False
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+        check_choice("deadline", self.deadline > 0, self.deadline, "above 0")
+        if self.candidates:
+            check_count(self.candidates)
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        drawn = how_many(self.candidates or 1.0, len(here))
+        rows = rng.choice(here, drawn, replace=False)  # in an order by lot, which decides among equals
+        ready = unknown_as_median(roster.figure("ready_seconds"))[rows]
+        upload = unknown_as_median(roster.figure("upload_seconds"))[rows]
+        most = min(how_many(self.count, len(here)), drawn)
+        if self.in_turn:
+            return named(roster, rows[self.turns(ready, upload, most)])
+        seconds = ready + upload
+        quickest = top(-seconds, most, rng)
+        in_time = seconds[quickest] <= max(self.deadline, seconds.min())  # if nobody can: a round needs someone
+        return named(roster, rows[quickest[in_time]])
+
+    def turns(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:
+        """The greedy choice of the paper: whoever makes the round end soonest, while it ends in time."""
+        clock, chosen = 0.0, list[int]()
+        while len(chosen) < most:
+            end = np.maximum(clock, ready) + upload
+            end[chosen] = np.inf
+            quickest = int(end.argmin())
+            if end[quickest] > self.deadline and chosen:
+                break  # nobody else is quicker; the first is taken in any case
+            chosen.append(quickest)
+            clock = float(end[quickest])
+        return np.array(chosen, np.intp)
+
+
+NAMES = {
+    "everyone": everyone,
+    "uniform": Uniform,
+    "roundrobin": RoundRobin,
+    "aoi": AoI,
+    "entropy": Entropy,
+    "aoiu": AoIU,
+    "mix": Mix,
+    "powerofchoice": PowerOfChoice,
+    "oort": Oort,
+    "fedcs": FedCS,
+}
 
 
 def check_count(count: int | float) -> None:
@@ -57,3 +416,52 @@ def how_many(count: int | float, present: int) -> int:
 def named(roster: Roster, rows: npt.NDArray[np.intp]) -> list[ClientId]:
     """The clients of these rows, sorted by name."""
     return [roster.ids[i] for i in np.sort(rows)]
+
+
+def question(utilities: set[str], samples: int) -> dict[str, Scalar]:
+    """What a request says so that its reply tells these utilities, from at most so many samples."""
+    if not utilities - BY_SERVER:
+        return {}
+    out: dict[str, Scalar] = {"probe_samples": samples}
+    if extras := ",".join(sorted(utilities & WITH_TRAINING)):
+        out["extras"] = extras
+    return out
+
+
+def drawn(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
+    count = min(count, len(weights))
+    if not count:
+        return np.zeros(0, np.intp)
+    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # who has no weight is drawn when nobody else is left
+    return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
+
+
+def sizes(roster: Roster) -> Floats:
+    """The samples of each client; of one that has not said, the mean of those who have."""
+    known = roster.n > 0
+    return np.where(known, roster.n, roster.n[known].mean() if known.any() else 1.0).astype(np.float64)
+
+
+def seconds_of(roster: Roster) -> Floats:
+    """How long a round takes each client, as far as it is known."""
+    return roster.figure("ready_seconds") + roster.figure("upload_seconds")
+
+
+def unknown_as_median(values: Floats) -> Floats:
+    """Values with the unknown replaced by the median of the known, or 0 if there is none."""
+    known = values[~np.isnan(values)]
+    return np.where(np.isnan(values), np.median(known) if len(known) else 0.0, values)
+
+
+def check_probe(refresh: str, share: float, samples: int) -> None:
+    """Refuse a probe that cannot be."""
+    check_choice("refresh", refresh in ("selected", "all", "share"), refresh, "one of selected, all, share")
+    check_choice("share", 0 < share <= 1, share, "above 0 and at most 1")
+    check_choice("samples", samples >= 1, samples, "at least 1")
+
+
+def check_choice(name: str, right: bool, value: object, wanted: str) -> None:
+    """Refuse a setting with a wrong value."""
+    if not right:
+        raise ValueError(f"{name} is {value!r}, but must be {wanted}")

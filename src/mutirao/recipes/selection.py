@@ -1,0 +1,108 @@
+"""Client selection: who takes part in a round, and what that does to accuracy, fairness and cost.
+
+Clients hold equally many samples of skewed classes, and each is judged by test samples of its own classes, too.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from mutirao.arrays import Arrays
+from mutirao.config import Common, Part, build, setting
+from mutirao.engine.judging import batch_by_batch
+from mutirao.images import cifar10, digits
+from mutirao.images.networks import NETWORKS
+from mutirao.partition import describe
+from mutirao.plots import draw_partition
+from mutirao.randomness import number, rng
+from mutirao.recipes import Recipe, Task
+from mutirao.samples import Samples, pooled, virtual_clients
+from mutirao.training import Trainer
+
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the selection laboratory."""
+
+    rounds: int = setting(100, "how many rounds", low=1)
+    clients: int = setting(100, "how many clients", low=1)
+    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    batch_size: int = setting(10, "samples a step", low=1)
+    lr: float = setting(0.03, "learning rate of the clients", low=1e-12)
+    data: str = setting("digits", "'digits', which are embedded, or the folder of CIFAR-10")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
+    partition_seed: int = setting(42, "where the randomness of dealing starts, whatever the seed of the run", low=0)
+    select: Part = setting(Part("aoiu"), "who takes part in a round")
+    model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORKS))
+    own_test: int = setting(100, "test samples a client is judged by at most, of its own classes", low=1)
+
+
+def load(config: Config) -> tuple[npt.NDArray[np.generic], Index, Samples]:
+    """Training samples and labels, and the common test set."""
+    if config.data == "digits":
+        x, y, x_test, y_test = digits.load(config.partition_seed)
+        return x, y, Samples(x_test, y_test)
+    data = cifar10.load(Path(config.data).expanduser())
+    return data.x_train, data.y_train, Samples(data.x_test, data.y_test)
+
+
+def task(config: Config) -> Task:
+    """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
+    x, y, test = load(config)
+    deal = build("partition", config.partition, size=len(y) // config.clients)
+    parts = deal(y, clients=config.clients, rng=rng(config.partition_seed, 0, "partition"))
+    clients = virtual_clients(x, y, parts, config.samples, number(config.partition_seed, 0, "samples"))
+    name = ("mlp" if config.data == "digits" else "cnn") if config.model == "auto" else config.model
+    trainer = Trainer.of(config, NETWORKS.get(name, mlp))
+    own = own_tests(y, parts, test.y.numpy(), config.own_test, config.partition_seed)
+
+    def evaluate(arrays: Arrays) -> dict[str, float]:
+        def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
+            return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).numpy()
+
+        seen = batch_by_batch(trainer, arrays, test, look)
+        right = np.concatenate([r for _, r in seen])
+        by_client = np.sort([right[rows].mean() for rows in own])
+        return {
+            "accuracy": float(right.mean()),
+            "loss": sum(loss for loss, _ in seen) / len(test),
+            "accuracy_own": float(by_client.mean()),
+            "accuracy_worst_decile": float(by_client[: -(-len(by_client) // 10)].mean()),
+        }
+
+    def picture(path: Path) -> None:
+        draw_partition(describe(y, parts), path)
+
+    return Task(
+        handler=trainer,
+        population=pooled(clients) if config.centralised else clients,
+        initial=lambda: trainer.initial(config.seed),
+        evaluate=evaluate,
+        pictures={} if config.centralised else {"partition.png": picture},
+        classes=int(y.max()) + 1,
+    )
+
+
+def mlp() -> nn.Module:
+    """A small network for the digits."""
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def own_tests(y: Index, parts: list[Index], y_test: Index, most: int, seed: int) -> list[Index]:
+    """Test rows for each client in the shares of its own classes; clients may share test samples."""
+    rows = {c: np.flatnonzero(y_test == c) for c in np.unique(y)}
+    own = []
+    for i, part in enumerate(parts):
+        classes, counts = np.unique(y[part], return_counts=True)
+        draw, many = rng(seed, 0, "own test", str(i)), np.rint(most * counts / len(part)).astype(int)
+        many[counts.argmax()] = max(1, many[counts.argmax()])
+        own.append(np.concatenate([draw.permutation(rows[c])[:m] for c, m in zip(classes.tolist(), many, strict=True)]))
+    return own
+
+
+recipe = Recipe(Config, task)

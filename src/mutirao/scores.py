@@ -1,0 +1,124 @@
+"""What clients are ranked by: age, utility, size or speed, each a column of the roster, and weighted sums of them.
+
+A score is a function `(roster, round) -> values`, one value a row: the higher, the sooner. NaN is a client that was
+never heard of; it counts a little more than the best one known, so that nobody is overlooked for good.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import load_name, nearest
+from mutirao.errors import ConfigError
+from mutirao.roster import Roster
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+Score = Callable[[Roster, int], Floats]
+
+LARGEST = 1e300  # clients may send any finite number; differences of these are finite too
+ABOVE = 1e-9  # by how much, of itself, the unknown stands above the highest known: more than rounding can hide
+
+
+def since(column: str) -> Score:
+    """An age: rounds since the round that a column of the roster holds (0: never, so since the beginning)."""
+    return lambda roster, round: (round - getattr(roster, column)).astype(np.float64)
+
+
+def last(figure: str) -> Score:
+    """A utility: the last value of a figure that the roster has of each client."""
+    return lambda roster, round: roster.figure(figure)
+
+
+def samples(roster: Roster, round: int) -> Floats:
+    """How many samples each client declared."""
+    return np.where(roster.n > 0, roster.n, np.nan)
+
+
+def speed(roster: Roster, round: int) -> Floats:
+    """The fewer seconds a round takes a client, the higher; only a system model or the clients themselves can tell."""
+    return -(roster.figure("ready_seconds") + roster.figure("upload_seconds"))
+
+
+AGES = {
+    "age": since("last_selected"),
+    "since_reply": since("last_replied"),
+    "since_improvement": since("last_improved"),
+}
+UTILITIES = {name: last(name) for name in ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm")}
+SCORES: dict[str, Score] = {**AGES, **UTILITIES, "samples": samples, "speed": speed}
+BY_SERVER = {"update_norm"}  # utilities that the server works out of the replies itself
+WITH_TRAINING = {"entropy", "rms_loss", "gradient_norm"}  # what clients send only if a request asks for it
+
+
+@functools.lru_cache(maxsize=64)
+def parse(text: str) -> Mapping[str, float]:
+    """Weights by score from text such as `0.5 age + 0.3 entropy + 0.2 mine:score`.
+
+    >>> dict(parse("age + 0.5 entropy"))
+    {'age': 1.0, 'entropy': 0.5}
+    """
+    weights: dict[str, float] = {}
+    for term in re.split(r"\s\+\s", text.strip()):
+        weight, _, name = term.strip().rpartition(" ")
+        try:
+            weights[name] = weights.get(name, 0.0) + (float(weight) if weight else 1.0)
+        except ValueError:
+            raise ConfigError(f"scores: {term!r} is not a weight and a score, such as '0.5 age'") from None
+        if not math.isfinite(weights[name]):
+            raise ConfigError(f"scores: the weight of {name!r} is not a finite number")
+        score_of(name)
+    return weights
+
+
+def score_of(name: str) -> Score:
+    """The score of that name, or behind a dotted path `package.module:name`."""
+    if name not in SCORES and ":" not in name:
+        raise ConfigError(f"no score is called {name!r}{nearest(name, SCORES)}")
+    found: Score = SCORES[name] if name in SCORES else load_name(name)
+    return found
+
+
+def mixed(weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, classes: int | None = None) -> Floats:
+    """sum_j w_j scaled(score_j) for these rows; with `classes`, an entropy not known is ln(classes), its most."""
+    total = np.zeros(len(rows))
+    for name, weight in weights.items():
+        values = np.asarray(score_of(name)(roster, round), np.float64)
+        if values.shape != (len(roster),):
+            raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
+        most = math.log(classes) if classes and name == "entropy" else LARGEST
+        known = np.clip(values[rows], -LARGEST, most)
+        total += weight * scaled(hopeful(known, most if most < LARGEST else -LARGEST))
+    return total
+
+
+def hopeful(values: Floats, start: float = -LARGEST) -> Floats:
+    """Values with the unknown at `start`, or a little above the highest known if that is no less."""
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    if unknown.all():
+        return np.full(len(values), max(start, 0.0))
+    highest = float(values[~unknown].max())
+    above = highest + ABOVE * (abs(highest) or 1.0)
+    return np.where(unknown, start if start > highest else above, values)
+
+
+def scaled(values: Floats) -> Floats:
+    """(x - min) / (max - min), from 0 to 1; all 0 if all are equal."""
+    if not len(values) or not (spread := values.max() - (low := values.min())) > 0:
+        return np.zeros(len(values))
+    return np.asarray((values - low) / spread)
+
+
+def top(scores: Floats, count: int, rng: np.random.Generator) -> Rows:
+    """Positions of the `count` highest scores; who is in is drawn by lot among equals at the margin."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    margin = np.partition(scores, -count)[-count]
+    above, level = np.flatnonzero(scores > margin), np.flatnonzero(scores == margin)
+    return np.concatenate([above, rng.choice(level, count - len(above), replace=False, shuffle=False)])
