@@ -1,0 +1,89 @@
+"""Cancel and resume: only a process that is provably at work in that folder is ended, and only runs at rest go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from mutirao.dash.shelf import Item
+from mutirao.report.record import json_of, text_of
+from mutirao.report.state import holder
+
+
+class Refused(Exception):
+    """The wish cannot be granted, and why."""
+
+
+class Control:
+    """The processes this page started, and the words to end or begin one."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+
+    def cancel(self, item: Item) -> None:
+        """End the process at work; what was done is kept, and the run can go on later."""
+        if item.study:
+            raise Refused(f"this run is a cell of the study {item.study}; cancel that")
+        pid, alive = holder(item.path)
+        if not alive:
+            raise Refused("nothing is running there")
+        if not pid:
+            raise Refused("the process at work is not one of yours on this machine")
+        os.kill(pid, signal.SIGTERM)
+
+    def resume(self, item: Item) -> None:
+        """Start a process that goes on with the run or study."""
+        if item.study:
+            raise Refused(f"this run is a cell of the study {item.study}; resume that")
+        if holder(item.path)[1] or self.problem(item.key) is None:
+            raise Refused("it is running already")
+        words = resume_words(item)
+        says = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        command = [sys.executable, "-m", "mutirao.cli", *words]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=says, start_new_session=True
+        )
+        self._begun[item.key] = (process, says)
+
+    def problem(self, key: str) -> str | None:
+        """How the process this page started ended: empty if well or if there is none, None while it is at work."""
+        if key not in self._begun:
+            return ""
+        process, says = self._begun[key]
+        code = process.poll()
+        if code is None:
+            return None
+        if code in (0, -signal.SIGTERM):
+            return ""
+        says.seek(0)
+        lines = says.read()[-4000:].decode("utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it ended with code {code}"
+
+
+def resume_words(item: Item) -> list[str]:
+    """The words after `mutirao` that go on with a run or study."""
+    if item.kind == "run":
+        recipe = first_value(text_of(item.path / "config.toml"))
+        if not recipe:
+            raise Refused("config.toml does not say which recipe it is for")
+        return ["run", recipe, "--out", str(item.path), "--resume", "--json"]
+    plan = json_of(item.path / "study.json")
+    file, sets = Path(str(plan.get("file", ""))), plan.get("sets", [])
+    if not file.is_file():
+        raise Refused(f"the study's file {file} is not there any more")
+    flags = [word for text in sets if isinstance(text, str) for word in ("--set", text)]
+    return ["study", str(file), "--out", str(item.path), "--json", *flags]
+
+
+def first_value(text: str) -> str:
+    """The recipe named in a configuration; nothing that could be taken for an option."""
+    import tomllib
+
+    try:
+        recipe = str(tomllib.loads(text).get("recipe", ""))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"config.toml cannot be read: {error}") from error
+    return "" if recipe.startswith("-") or recipe.endswith(".toml") else recipe

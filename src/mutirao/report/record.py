@@ -1,0 +1,204 @@
+"""What a run folder says, read once and never trusted: names and reasons in it came from clients."""
+
+import csv
+import io
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.audit import read_events
+from mutirao.errors import ConfigError
+from mutirao.store import COUNTERS
+
+Floats = npt.NDArray[np.float64]
+# Columns of clients.csv that every run has; what is left are the method's own figures.
+KNOWN = {"round", "client", "try", "replied", "n", "weight", "age", "failure", "rejected", "group"}
+
+
+class Columns:
+    """A CSV file by columns; a missing column is empty."""
+
+    def __init__(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
+        self.names = next(reader, [])
+        rows = [row for row in reader if len(row) == len(self.names)]
+        self.length = len(rows)
+        self._texts = dict(zip(self.names, zip(*rows, strict=True), strict=True)) if rows else {}
+        self._numbers: dict[str, Floats] = {}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._texts
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A column as it stands."""
+        return self._texts.get(name, ("",) * self.length)
+
+    def numbers(self, name: str) -> Floats:
+        """A column as numbers, NaN where there is none."""
+        if name not in self._numbers:
+            try:
+                values = np.array([t or "nan" for t in self.texts(name)], np.float64)
+                values[~np.isfinite(values)] = np.nan
+            except ValueError:  # not all of them are numbers
+                values = np.array([number(t) for t in self.texts(name)], np.float64)
+            self._numbers[name] = values
+        return self._numbers[name]
+
+
+def number(text: str) -> float:
+    """A finite number, or NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+@dataclass
+class Record:
+    """A run folder, finished or not; what cannot be read is left empty."""
+
+    path: Path
+    text: str = ""  # config.toml
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path) -> "Record":
+        """Read a run folder; ConfigError if it is none."""
+        if not any((path / name).is_file() for name in ("config.toml", "audit.jsonl", "summary.json")):
+            raise ConfigError(f"{path} holds no finished run, nor one that has begun")
+        text = text_of(path / "config.toml")
+        try:
+            config = tomllib.loads(text)
+        except (ValueError, RecursionError):
+            config = {}
+        return cls(path, text, config, json_of(path / "summary.json"), read_events(path / "audit.jsonl")[0])
+
+    @cached_property
+    def history(self) -> Columns:
+        """A row a round."""
+        return Columns(self.path / "history.csv")
+
+    @cached_property
+    def clients(self) -> Columns:
+        """A row for each client selected in a round."""
+        return Columns(self.path / "clients.csv")
+
+    @property
+    def recipe(self) -> str:
+        """Which recipe was run."""
+        return str(self.summary.get("recipe") or self.config.get("recipe") or self.path.name)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Evaluation metrics, the one the run is judged by first."""
+        found = [n for n in self.history.names if n not in COUNTERS and not n.startswith("train_")]
+        judge = self.judge
+        return [judge, *(n for n in found if n != judge)] if judge in found else found
+
+    @property
+    def judge(self) -> str:
+        """The metric that names the best round."""
+        told = str(self.summary.get("judge", ""))
+        names = [n for n in self.history.names if n not in COUNTERS and not n.startswith("train_")]
+        usual = [n for n in ("accuracy", "balanced_accuracy", "ndcg@5", "rmse", "auc") if n in names]
+        return told or (usual or names or [""])[0]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds made."""
+        return len(self.history)
+
+    @property
+    def population(self) -> int:
+        """Clients there are, selected or not."""
+        told = self.summary.get("clients") or self.config.get("clients") or 0
+        seen = len(set(self.clients.texts("client")))
+        return max(int(told) if isinstance(told, int | float) else 0, seen)
+
+    def participation(self) -> dict[str, int]:
+        """How often each client that was ever selected gave a reply that counted."""
+        counts: dict[str, int] = dict.fromkeys(self.clients.texts("client"), 0)
+        for client, replied, rejected in zip(
+            *(self.clients.texts(n) for n in ("client", "replied", "rejected")), strict=True
+        ):
+            if replied == "1" and not rejected:
+                counts[client] += 1
+        return counts
+
+    def lost(self) -> Iterator[tuple[str, str, str, str]]:
+        """(round, client, kind, reason) of every request that brought nothing."""
+        columns = (self.clients.texts(n) for n in ("round", "client", "failure", "rejected"))
+        for round, client, failure, rejected in zip(*columns, strict=True):
+            if failure:
+                kind, _, reason = failure.partition(": ")
+                yield round, client, kind, reason or kind
+            elif rejected:
+                yield round, client, "rejected", rejected
+
+    def groups(self) -> dict[str, list[str]]:
+        """Groups of clients, if the method forms any."""
+        told = self.summary.get("groups")
+        if isinstance(told, Mapping):
+            return {str(k): [str(c) for c in v] for k, v in told.items() if isinstance(v, list)}
+        found: dict[str, dict[str, None]] = {}
+        for client, group in zip(self.clients.texts("client"), self.clients.texts("group"), strict=True):
+            if group:
+                found.setdefault(group, {})[client] = None
+        return {k: list(v) for k, v in found.items()}
+
+    def privacy(self) -> dict[str, float]:
+        """The privacy budget that was spent: whatever the summary says of epsilon and delta."""
+        flat: dict[str, Any] = {}
+        for key, value in self.summary.items():
+            if isinstance(value, Mapping) and key == "privacy":
+                flat |= {f"{k}": v for k, v in value.items()}
+            elif key.split("_")[0] in ("epsilon", "delta"):
+                flat[key] = value
+        return {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, empty if there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """The table in a JSON file, empty if there is none."""
+    try:
+        content = json.loads(text_of(path))
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def clean(value: Any) -> Any:
+    """A value as JSON knows it: what is not finite becomes null, NumPy's numbers become plain."""
+    if isinstance(value, Mapping):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return clean(value.tolist())
+    if isinstance(value, list | tuple):
+        return [clean(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

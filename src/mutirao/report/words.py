@@ -1,0 +1,143 @@
+"""What happened, in plain sentences."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from mutirao.metrics import gini
+from mutirao.report.record import Record
+from mutirao.report.state import State
+
+LOWER = ("loss", "rmse", "mae", "error")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether smaller values of a metric are better."""
+    return metric.removeprefix("train_").replace(",", "_").split("_")[0] in LOWER
+
+
+def figure(value: float) -> str:
+    """A number with four figures."""
+    return f"{value:.4g}"
+
+
+def count(many: int, thing: str) -> str:
+    """`1 client`, `2 clients`, `1,000 clients`."""
+    return f"{many:,} {thing}{'' if many == 1 else 's'}"
+
+
+def size(many: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(many) < 1000:
+            return f"{many:.3g} {unit}"
+        many /= 1000
+    return f"{many:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def sentences(record: Record, state: State) -> list[str]:
+    """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
+    parts = (progress(record, state), quality(record), participation(record), losses(record), cost(record))
+    return [s for part in parts for s in part] + [*groups(record), *privacy(record)]
+
+
+def progress(record: Record, state: State) -> Iterator[str]:
+    """How far the run came."""
+    wanted = record.config.get("rounds")
+    if state.name == "finished":
+        seconds = record.summary.get("seconds")
+        yield f"{count(record.rounds, 'round')} made" + (f" in {duration(float(seconds))}." if seconds else ".")
+    else:
+        of = f" of {wanted}" if isinstance(wanted, int) else ""
+        why = f": {state.why}" if state.why else ""
+        yield f"{state.name.capitalize()} after {record.rounds}{of} rounds{why}."
+    if record.summary.get("stopped"):
+        yield f"It ended before its time: {record.summary['stopped']}."
+    resumed = [e.get("round") for e in record.events if e.get("event") == "resumed"]
+    if resumed:
+        times = f"{len(resumed)} times, last" if len(resumed) > 1 else "once,"
+        yield f"It was interrupted and went on {times} after round {resumed[-1]}."
+
+
+def quality(record: Record) -> Iterator[str]:
+    """How the metric that counts went."""
+    judge = record.judge
+    values = record.history.numbers(judge) if judge in record.history else np.zeros(0)
+    rounds = record.history.numbers("round")[~np.isnan(values)] if len(values) else values
+    values = values[~np.isnan(values)]
+    if len(values) < 2:
+        return
+    best = int(values.argmin() if lower_is_better(judge) else values.argmax())
+    yield (
+        f"{judge} went from {figure(values[0])} to {figure(values[-1])}; "
+        f"its best was {figure(values[best])} in round {rounds[best]:.0f}."
+    )
+    since = rounds[-1] - rounds[best]
+    if since >= 10 and since >= 0.3 * rounds[-1]:
+        yield f"The last {since:.0f} rounds brought nothing better."
+
+
+def participation(record: Record) -> Iterator[str]:
+    """Who took part, and how evenly."""
+    counts, total = record.participation(), record.population
+    took = sum(c > 0 for c in counts.values())
+    if not total or not len(record.clients):
+        return
+    never = total - took
+    who = f"{never:,} of {count(total, 'client')} never" if never else f"All {count(total, 'client')}"
+    everybody = f"{who} took part"
+    if took < 2:
+        yield everybody + "."
+        return
+    all_counts = [*counts.values(), *[0] * (total - len(counts))]
+    busiest = max(counts, key=lambda c: counts[c])
+    yield (
+        f"{everybody}; {busiest} did most often, {count(counts[busiest], 'time')}, "
+        f"the middle one {np.median(all_counts):g} (Gini {gini(all_counts):.2f}; 0 is even)."
+    )
+
+
+def losses(record: Record) -> Iterator[str]:
+    """What failed or was rejected."""
+    asked = len(record.clients)
+    kinds = Counter(kind for _, _, kind, _ in record.lost())
+    if not asked:
+        return
+    if not kinds:
+        yield "Every client that was selected gave a usable reply."
+        return
+    most = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common(3))
+    yield f"{kinds.total():,} of {asked:,} requests brought nothing usable ({most})."
+    again = sum(1 for t in record.clients.texts("try") if t not in ("", "1"))
+    if again:
+        yield f"Rounds had to be tried again for lack of replies ({count(again, 'request')})."
+
+
+def cost(record: Record) -> Iterator[str]:
+    """Bytes."""
+    down, up = (float(np.nansum(record.history.numbers(n))) for n in ("bytes_down", "bytes_up"))
+    if down or up:
+        yield f"{size(down)} went to the clients and {size(up)} came back."
+
+
+def groups(record: Record) -> Iterator[str]:
+    """Groups that were formed."""
+    found = record.groups()
+    if found:
+        sizes = sorted(len(v) for v in found.values())
+        yield f"{count(len(found), 'group')} of {sizes[0]} to {sizes[-1]} clients."
+
+
+def privacy(record: Record) -> Iterator[str]:
+    """The privacy budget."""
+    spent = record.privacy()
+    if spent:
+        yield "Privacy budget spent: " + ", ".join(f"{k} {figure(v)}" for k, v in spent.items()) + "."

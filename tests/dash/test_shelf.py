@@ -1,0 +1,167 @@
+"""The shelf and its watcher: what is found, what is read again, and who is told."""
+
+import asyncio
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mutirao.dash.clients import clients_of, page_of
+from mutirao.dash.control import Control, Refused, resume_words
+from mutirao.dash.shelf import History, Item, Shelf
+from mutirao.dash.watching import MOST_WAITING, Listener, Watcher
+from mutirao.report.record import Columns
+
+
+def event(name: str, **more: object) -> str:
+    return json.dumps({"seq": 1, "time": "2026-01-01", "event": name, **more, "prev": "", "hash": ""}) + "\n"
+
+
+def make(folder: Path, rows: int = 2, last: str = "round", **more: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('recipe = "iris"\nrounds = 9\nclients = 5\n')
+    (folder / "audit.jsonl").write_text(event("started") + event(last, **more))
+    lines = [f"{i},0.{i}" for i in range(1, rows + 1)]
+    (folder / "history.csv").write_text("\n".join(["round,accuracy", *lines]) + "\n")
+    return folder
+
+
+def test_runs_studies_and_cells_are_found_and_links_are_not_followed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    make(root / "a")
+    make(root / "deep" / "b", last="failed", reason="too few")
+    make(root / "study" / "cells" / "m" / "seed0")
+    (root / "study" / "study.json").write_text(json.dumps({"recipe": "iris", "cells": ["m/seed0", "m/seed1"]}))
+    make(tmp_path / "outside")
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "loop").symlink_to(root)
+    shelf = Shelf(root)
+    shelf.walk()
+    assert set(shelf.items) == {"a", "deep/b", "study", "study/cells/m/seed0"}
+    for item in shelf.items.values():
+        item.refresh()
+    facts = {k: i.facts for k, i in shelf.items.items()}
+    assert facts["a"]["state"] == "stopped"
+    assert (facts["a"]["rounds"], facts["a"]["of"], facts["a"]["value"]) == (2, 9, 0.2)
+    assert (facts["deep/b"]["state"], facts["deep/b"]["why"]) == ("failed", "too few")
+    assert (facts["study"]["rounds"], facts["study"]["of"]) == (0, 2)
+    assert facts["study/cells/m/seed0"]["study"] == "study"
+    assert not facts["a"]["ours"]
+
+
+def test_a_run_that_went_is_told(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    make(tmp_path / "a")
+    assert shelf.walk() == []
+    (tmp_path / "a").rename(tmp_path / ".hidden")
+    assert shelf.walk() == ["a"]
+
+
+def test_history_is_read_on_from_where_it_ended(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    history = History(file)
+    assert history.read_on() == -1
+    file.write_text("round,accuracy\n1,0.5\n2,0.")
+    assert history.read_on() == 0
+    assert history.rows == [[1.0, 0.5]]
+    with file.open("a") as more:
+        more.write("75\n3,\n")
+    assert history.read_on() == 1
+    assert history.rows == [[1.0, 0.5], [2.0, 0.75], [3.0, None]]
+    assert history.read_on() == -1
+    new = tmp_path / "new"
+    new.write_text("round,accuracy\n1,0.5\n2,0.9\n")  # a resumed run drops a row by replacing the file
+    new.replace(file)
+    history.read_on()
+    assert history.rows == [[1.0, 0.5], [2.0, 0.9]]
+    new.write_text("round,accuracy,loss\n1,0.5,2\n")
+    new.replace(file)
+    history.read_on()
+    assert history.columns == ["round", "accuracy", "loss"]
+    assert history.rows == [[1.0, 0.5, 2.0]]
+
+
+def test_unchanged_runs_are_not_read_again(tmp_path: Path) -> None:
+    item = Item("a", make(tmp_path / "a"), "run")
+    assert item.refresh()
+    assert not item.refresh()
+    with (tmp_path / "a" / "audit.jsonl").open("a") as file:
+        file.write(event("resumed", round=2))
+    assert item.refresh()
+    assert item.facts["resumed"]
+
+
+def test_listeners_hear_of_new_rounds_and_slow_ones_begin_anew(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+
+    async def story() -> list[dict[str, object]]:
+        watcher = Watcher(tmp_path)
+        watcher.look()
+        assert watcher.rows("a") is not None
+        heard = []
+        with watcher.listening(frozenset({"a"})) as listener:
+            with (tmp_path / "a" / "history.csv").open("a") as file:
+                file.write("3,0.3\n")
+            with (tmp_path / "a" / "audit.jsonl").open("a") as file:
+                file.write(event("round", round=3))
+            watcher.look()
+            await asyncio.sleep(0)
+            while not listener.queue.empty():
+                heard.append(listener.queue.get_nowait())
+        assert not watcher.listeners
+        slow = Listener(asyncio.get_running_loop(), frozenset())
+        for i in range(MOST_WAITING + 1):
+            slow._put({"event": "facts", "n": i})
+        assert slow.queue.get_nowait() == {"event": "anew"}
+        assert slow.queue.empty()
+        return heard
+
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own: this one may be a browser's
+        heard = pool.submit(asyncio.run, story()).result()
+    rows = [m for m in heard if m["event"] == "rows"]
+    assert [(m["start"], m["rows"]) for m in rows] == [(2, [[3.0, 0.3]])]
+    assert [m["facts"]["rounds"] for m in heard if m["event"] == "facts"] == [3]  # type: ignore[index]
+
+
+def test_clients_are_counted_searched_and_sorted(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text(
+        "round,client,replied,n,weight,failure,rejected\n"
+        "1,a,1,5,0.5,,\n1,b,0,0,0,late: no answer,\n2,a,1,6,0.25,,\n2,b,1,3,0.5,,too far\n3,c,1,9,0.9,,\n"
+    )
+    found = clients_of(Columns(tmp_path / "clients.csv"))
+    by = {c.name: c for c in found}
+    assert (by["a"].selected, by["a"].replied, by["a"].last, by["a"].n, by["a"].weight) == (2, 2, 2, 6, 0.25)
+    assert (by["b"].replied, by["b"].failure, by["b"].failed) == (0, "rejected: too far", 2)
+    assert [r["name"] for r in page_of(found, "", "lost", 0)["rows"]] == ["b", "a", "c"]
+    assert [r["name"] for r in page_of(found, "TOO FAR", "client", 0)["rows"]] == ["b"]
+    assert page_of(found, "", "weight", 1)["rows"][0]["name"] == "a"
+
+
+def test_only_a_process_at_work_in_the_folder_can_be_ended(tmp_path: Path) -> None:
+    import socket
+
+    item, control = Item("a", make(tmp_path / "a"), "run"), Control()
+    with pytest.raises(Refused, match="nothing is running"):
+        control.cancel(item)
+    (tmp_path / "a" / ".lock").write_text(f"{socket.gethostname()} {os.getppid()}\n")  # a process that is not at work
+    with pytest.raises(Refused):
+        control.cancel(item)
+    with pytest.raises(Refused, match="cell of the study"):
+        control.cancel(Item("a", tmp_path / "a", "run", study="s"))
+
+
+def test_the_words_of_a_resume_cannot_be_options(tmp_path: Path) -> None:
+    item = Item("a", make(tmp_path / "a"), "run")
+    assert resume_words(item) == ["run", "iris", "--out", str(tmp_path / "a"), "--resume", "--json"]
+    for recipe in ("--help", "/tmp/other.toml", ""):
+        (tmp_path / "a" / "config.toml").write_text(f"recipe = {json.dumps(recipe)}\n")
+        with pytest.raises(Refused):
+            resume_words(item)
+    study = Item("s", tmp_path, "study")
+    (tmp_path / "study.json").write_text(json.dumps({"file": str(tmp_path / "gone.toml"), "sets": ["rounds=3"]}))
+    with pytest.raises(Refused, match="not there any more"):
+        resume_words(study)
+    (tmp_path / "gone.toml").write_text("")
+    assert resume_words(study)[-2:] == ["--set", "rounds=3"]

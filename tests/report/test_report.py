@@ -1,0 +1,291 @@
+"""Reports of runs and studies: what they say is what the folder holds, whatever the folder holds."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import iris
+from mutirao import recipes
+from mutirao.cli import main
+from mutirao.config import resolve
+from mutirao.errors import ConfigError, TooFewReplies
+from mutirao.fleet import Answers, Failure
+from mutirao.fleets.local import LocalFleet
+from mutirao.report import charts as charts_of
+from mutirao.report import render, write_report
+from mutirao.report.record import Columns, Record, clean
+from mutirao.report.state import State, state_of
+from mutirao.report.words import sentences
+from mutirao.running import execute
+from mutirao.store import Folder
+
+
+class Lossy(LocalFleet):
+    """A local fleet in which some clients are always late."""
+
+    silent: tuple[str, ...] = ("c1",)
+
+    def ask(self, requests: Any) -> Answers:
+        answers = super().ask({c: r for c, r in requests.items() if c not in self.silent})
+        late = {c: Failure("late", "no answer in time") for c in self.silent if c in requests}
+        return Answers(answers.replies, answers.failures | late)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small real run in which c1 never answers."""
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    config = resolve(iris.config, {"rounds": 8, "clients": 6, "per_round": 3})
+    task = iris.task(config)
+    out = tmp_path / "run"
+    execute("iris", config, out, fleet=Lossy(task.handler, task.population), pictures=False)
+    write_report(out)
+    return out
+
+
+def data_of(page: str) -> list[dict[str, Any]]:
+    """The charts of a page, as its script reads them."""
+    found = re.search(r"<script type=application/json id=data>(.*?)</script>", page, re.DOTALL)
+    assert found
+    specs: list[dict[str, Any]] = json.loads(found[1])
+    return specs
+
+
+def test_the_report_says_what_the_folder_holds(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    specs = {s["title"]: s for s in data_of(page)}
+    history = list(csv.DictReader((run / "history.csv").open()))
+    accuracy = specs["accuracy"]["series"][0]
+    assert accuracy["y"] == [float(r["accuracy"]) for r in history]
+    assert accuracy["x"] == [float(r["round"]) for r in history]
+    clients = list(csv.DictReader((run / "clients.csv").open()))
+    assert sum(sum(row) for row in specs["Selected when"]["values"]) == len(clients)
+    late = sum("late" in r["failure"] for r in clients)
+    assert late > 0
+    assert f"{late} of {len(clients)} requests brought nothing usable (late {late})" in page
+    assert sum(specs["Requests that brought nothing usable"]["series"][0]["values"]) == late
+    assert "1 of 6 clients never took part" in page
+    assert json.loads((run / "summary.json").read_text())["digest"] in page
+    assert "mutirao run config.toml" in page
+
+
+def test_every_chart_is_also_in_words(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    specs = data_of(page)
+    assert len(specs) > 8
+    assert page.count("<figcaption>") == page.count("<p class=about>") == len(specs)
+    assert all(len(s["about"]) > 10 for s in specs)
+
+
+def test_nothing_is_loaded_from_elsewhere(run: Path) -> None:
+    found: list[str] = []
+
+    class Links(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.extend(v or "" for k, v in attrs if k in ("src", "href", "action", "data"))
+
+    page = (run / "report.html").read_text()
+    Links().feed(page)
+    assert [link for link in found if not link.startswith("data:")] == []
+    assert "://" not in page
+    assert "default-src 'none'" in page
+    assert (run / "report.html").stat().st_size < 3_000_000
+
+
+def test_the_summary_keeps_to_its_schema(run: Path) -> None:
+    schema = json.loads((Path(charts_of.__file__).parent / "assets" / "summary.schema.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
+    jsonschema.validate(summary, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(summary | {"digest": "x"}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({k: v for k, v in summary.items() if k != "judge"}, schema)
+
+
+def test_what_other_methods_write_is_shown(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {
+        "groups": {"a": ["c0", "c1"], "b": ["c2"]},
+        "privacy": {"kind": "central", "epsilon": 2.5, "delta": 1e-5},
+    }
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "plane.csv").write_text("client,x,y\nc0,0.5,1\nc1,1.5,-1\nc2,3,4\n")
+    (run / "partition.csv").write_text("client,0,1\n0,5,7\n1,0,9\n")
+    table = list(csv.DictReader((run / "clients.csv").open()))
+    for i, row in enumerate(table):
+        row |= {"risk": f"{i / 10 - 1}", "entropy": f"{1 / (i + 1)}"}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]))
+    writer.writeheader()
+    writer.writerows(table)
+    (run / "clients.csv").write_text(text.getvalue())
+    page = render(run)
+    specs = {s["title"]: s for s in data_of(page)}
+    assert [s["labels"] for s in specs["Clients in the plane"]["series"]] == [["c0", "c1"], ["c2"]]
+    assert specs["Who has what"]["series"][1]["values"] == [7, 9]
+    assert "entropy, over the clients of a round" in specs
+    assert specs["Weight of each client, coloured by its risk"]["shade"]["label"] == "risk"
+    assert "Privacy budget spent: epsilon 2.5, delta 1e-05." in page
+    assert "2 groups of 1 to 2 clients." in page
+
+
+def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    config = resolve(iris.config, {"rounds": 4, "min_replies": 3})
+    task = iris.task(config)
+    fleet = Lossy(task.handler, task.population)
+    fleet.silent = tuple(task.population)
+    with pytest.raises(TooFewReplies):
+        execute("iris", config, tmp_path, fleet=fleet)
+    page = render(tmp_path)
+    assert "badge failed" in page
+    assert "usable replies, 3 needed" in page
+
+
+@pytest.mark.parametrize(
+    "name", ["history.csv", "clients.csv", "summary.json", "audit.jsonl", "config.toml", "partition.csv"]
+)
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00garbage,\n1,2,3\n", b"{]", b"round,client\n-5,a\nx,y\n1e999,b\n"]
+)
+def test_a_spoilt_file_spoils_no_report(run: Path, name: str, content: bytes) -> None:
+    (run / name).write_bytes(content)
+    assert "<h1>" in render(run)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no finished run"):
+        render(tmp_path)
+
+
+def test_the_words_know_one_from_many(tmp_path: Path) -> None:
+    record = Record(tmp_path, config={"clients": 100, "rounds": 5})
+    (tmp_path / "clients.csv").write_text(
+        "round,client,try,replied,rejected,failure\n" + "".join(f"1,c{i},1,1,,\n" for i in range(88))
+    )
+    said = " ".join(sentences(record, State("stopped")))
+    assert "12 of 100 clients never took part" in said
+    assert "Stopped after 0 of 5 rounds." in said
+    assert "Every client that was selected gave a usable reply." in said
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(-1e6, 1e6)), min_size=1, max_size=60),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+@settings(max_examples=60, deadline=None)
+def test_quantiles_by_round_are_numpys(points: list[tuple[int, float]], q: float) -> None:
+    rounds, values = np.array([p[0] for p in points], float), np.array([p[1] for p in points])
+    order = np.lexsort((values, rounds))
+    at, starts, counts = np.unique(rounds[order], return_index=True, return_counts=True)
+    ours = charts_of.quantile(values[order], starts, counts, q)
+    theirs = [np.quantile(values[rounds == r], q) for r in at]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-6)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_cleaned_is_json(value: Any) -> None:
+    json.dumps(clean(value), allow_nan=False)
+
+
+def test_heat_maps_of_many_clients_are_counted_together(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{r},c{c}" for r in range(1, 451) for c in rng.choice(3000, 20, replace=False)]
+    (tmp_path / "clients.csv").write_text("round,client\n" + "\n".join(rows) + "\n")
+    heat = next(iter(charts_of.participation(Record(tmp_path))))
+    assert len(heat["rows"]) <= 100
+    assert len(heat["cols"]) <= 200
+    assert sum(map(sum, heat["values"])) == len(rows)
+    assert "A row stands for" in heat["about"]
+
+
+def test_columns_read_whole_rows_only(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,x\n2,\ninf,y\n3,z")
+    table = Columns(tmp_path / "t.csv")
+    assert len(table) == 3
+    assert table.texts("b") == ("x", "", "y")
+    np.testing.assert_array_equal(table.numbers("a"), [1, 2, np.nan])
+    np.testing.assert_array_equal(table.numbers("b"), [np.nan] * 3)
+    np.testing.assert_array_equal(table.numbers("none"), [np.nan] * 3)
+
+
+def test_the_state_is_told_without_touching_the_lock(run: Path) -> None:
+    assert state_of(run, {"event": "finished"}).name == "finished"
+    assert state_of(run, {"event": "failed", "reason": "no"}) == State("failed", "no")
+    with Folder.open(run):
+        found = state_of(run, {"event": "round"})
+        assert found.name == "running"
+        (run / "run.log").write_text("2026 WARNING waiting up to 60 s for 3 clients; 1 so far\n")
+        assert state_of(run, {"event": "round"}).name == "waiting"
+        with Folder.open(run / "other"):
+            pass
+    assert state_of(run, {"event": "round"}).name == "stopped"
+
+
+def test_a_lock_that_names_an_innocent_process_points_at_nobody(run: Path) -> None:
+    import os
+    import socket
+
+    (run / ".lock").write_text(f"{socket.gethostname()} {os.getppid()}\n")
+    assert state_of(run, {"event": "round"}).pid == 0
+    (run / ".lock").write_text("elsewhere 1\n")
+    assert state_of(run, {"event": "round"}).name == "stopped"
+
+
+STUDY = """
+recipe = "iris"
+baseline = "plain"
+metrics = ["accuracy"]
+seeds = 3
+[settings]
+rounds = 4
+[methods.plain]
+aggregate = "fedavg"
+[methods."<b>bold"]
+aggregate = { name = "fedavgm", momentum = 0.5 }
+"""
+
+
+def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutirao.comparison import compare, write_tables
+    from mutirao.study import load, plan_of, run_cell
+
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    (tmp_path / "study.toml").write_text(STUDY)
+    study, out = load(tmp_path / "study.toml"), tmp_path / "out"
+    for cell in study.cells:
+        assert run_cell("iris", cell, out / "cells" / cell.name) == ""
+    (out / "study.json").write_text(json.dumps(plan_of(study)))
+    write_tables(study, compare(study, out), out)
+    done = CliRunner().invoke(main, ["report", str(out)])
+    assert done.exit_code == 0, done.output
+    page = (out / "report.html").read_text()
+    specs = {s["title"]: s for s in data_of(page)}
+    lines = {x["method"]: x for x in json.loads((out / "table.json").read_text())["lines"]}
+    assert {s["name"] for s in specs["accuracy by round"]["series"]} == set(lines)
+    for series in specs["accuracy by round"]["series"]:
+        assert series["y"][-1] == pytest.approx(lines[series["name"]]["mean"])
+        assert series["hi"][-1] - series["y"][-1] == pytest.approx(lines[series["name"]]["half_t"])
+    points = specs["accuracy of every run"]
+    assert points["points"] == [lines[m]["values"] for m in points["categories"]]
+    assert points["names"][0] == ["seed0", "seed1", "seed2"]
+    assert "6 of 6 runs finished." in page
+    assert "&lt;b&gt;bold" in page
+    assert "<b>bold" not in page
+    assert "aggregate.momentum = 0.5" in page
