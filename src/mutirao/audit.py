@@ -7,6 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from mutirao.arrays import digest
+from mutirao.fleet import Reply
+
 log = logging.getLogger("mutirao")
 START = "0" * 64
 
@@ -14,6 +17,13 @@ START = "0" * 64
 def fingerprint(value: Any) -> str:
     """sha256 of a value's canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def reply_fingerprint(reply: Reply) -> str:
+    """What a reply is known by on both sides: sha256 over its arrays, extras, metrics and count."""
+    metrics = {k: float(v) for k, v in reply.metrics.items()}
+    parts = {"arrays": digest(reply.arrays), "extras": digest(reply.extras), "metrics": metrics, "n": int(reply.n)}
+    return fingerprint(parts)
 
 
 class Audit:
@@ -39,6 +49,10 @@ class Audit:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:
             file.write((json.dumps(body | {"hash": self.head}) + "\n").encode())
+
+    def where(self) -> dict[str, Any]:
+        """Where the trail stands now: its number of events, the hash of the first and of the last."""
+        return {"seq": self.count, "first": self.first, "head": self.head}
 
     def _mend(self) -> None:
         """Cut off what a crash left half written: that event never happened."""

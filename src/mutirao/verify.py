@@ -1,6 +1,7 @@
 """Check a run folder against its own audit trail, and say exactly what was altered."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,25 @@ def verify(path: Path) -> tuple[list[str], list[str]]:
     ):
         problems += check
         good += [] if check else [f"{name}: as audited"]
+    return good, problems
+
+
+def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None) -> tuple[list[str], list[str]]:
+    """The same with the sites' own trails compared, and all events written to a CSV file; or one trail by itself."""
+    from mutirao.trails import cross_check, export, read_trail
+
+    if path.is_file():
+        name, events, problems = read_trail(path)
+        good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
+        trails = {name: events}
+    else:
+        good, problems = verify(path)
+        trails = {"server": check_chain(path / "audit.jsonl")[0]}
+    for site in sites:
+        agreed, wrong = cross_check(next(iter(trails.values())), site)
+        good, problems = good + agreed, problems + wrong
+    if table is not None:
+        export(trails | {name: events for name, events, _ in map(read_trail, sites)}, table)
     return good, problems
 
 

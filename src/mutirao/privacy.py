@@ -1,0 +1,373 @@
+"""Differential privacy by name: `none`, `central`, `local`, `dpsgd`. Updates are clipped, Gaussian noise is added.
+
+Who adds the noise is whom clients need not trust: the server (central), or each client itself (local, dpsgd). What
+was spent is kept as a table of releases (see `accounting`): for central in the run's memory, otherwise in the site's
+own state, so a run that is resumed goes on counting where it was. `docs/privacy.md` says what is promised to whom.
+
+The noise comes from the operating system's randomness, not from the run's seed: who knows the seed could take it off
+again. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from mutirao.accounting import Accountant, Releases, added, epsilon
+from mutirao.aggregation import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedOpt, FedProx, FedYogi
+from mutirao.arrays import Arrays, settle
+from mutirao.errors import BudgetSpent, ConfigError, Refused
+from mutirao.fleet import ClientId, Failure, Handler, Reply, Request, Site, failure_of
+from mutirao.randomness import rng
+from mutirao.roster import Roster
+from mutirao.rounds import Aggregator, Merged, Round, Run, Selector
+from mutirao.selection import RoundRobin, Uniform, everyone, how_many, named
+
+RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
+EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
+MEANS = (FedAvg, FedProx, FedOpt, FedAvgM, FedAdam, FedYogi, FedAdagrad)  # they look at nothing but the mean update
+
+
+class Privacy(Protocol):
+    """What every kind of privacy offers to the flow and to those who make tasks."""
+
+    budget: float
+
+    def at_client(self, handler: Handler) -> Handler:
+        """The handler as the client runs it."""
+        ...
+
+    def at_server(
+        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
+    ) -> tuple[Selector, Aggregator]:
+        """The selector and the aggregator as the server runs them."""
+        ...
+
+    def spent(self, run: Run) -> float | None:
+        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
+        ...
+
+    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+        """Epsilon if one more round is made."""
+        ...
+
+
+@dataclass(frozen=True)
+class Open:
+    """No differential privacy."""
+
+    budget: ClassVar[float] = 0.0
+
+    def at_client(self, handler: Handler) -> Handler:
+        """The handler as it is."""
+        return handler
+
+    def at_server(
+        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
+    ) -> tuple[Selector, Aggregator]:
+        """Both as they are."""
+        return select, aggregate
+
+    def spent(self, run: Run) -> float | None:
+        """Nothing is promised."""
+        return None
+
+    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+        """Nothing is counted."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all kinds have in common: noise (as a multiple of the clip), clip, delta, and epsilon's budget (0: none)."""
+
+    noise: float = 1.0
+    clip: float = 1.0
+    delta: float = 1e-5
+    budget: float = 0.0
+    accountant: Accountant = "rdp"
+    repeatable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be above 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta is {self.delta!r}, but must be above 0 and below 1")
+        if not 0 <= self.budget < math.inf:
+            raise ValueError(f"budget is {self.budget!r}, but must be 0 (none) or above")
+
+    def epsilon(self, table: Releases | None) -> float:
+        """What these releases cost."""
+        return epsilon(table, self.delta, self.accountant)
+
+    def draw(self, seed: int, round: int, client: ClientId = "") -> np.random.Generator:
+        """A generator for the noise of one release."""
+        if self.repeatable:
+            return rng(seed, round, "privacy", client)
+        return np.random.default_rng(secrets.randbits(256))
+
+
+@dataclass(frozen=True)
+class Central(Settings):
+    """The server clips each client's update to `clip` and adds noise to their sum: x' = x + (sum_k d_k + N) / m.
+
+    N is Gaussian with deviation `noise` x `clip`, m the number of clients expected a round, whoever came. Each client
+    takes part with probability m / clients, independently, in place of `select=uniform`. The unit that is protected
+    is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
+    """
+
+    def at_client(self, handler: Handler) -> Handler:
+        """The handler as it is: the server is trusted."""
+        return handler
+
+    def at_server(
+        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
+    ) -> tuple[Selector, Aggregator]:
+        """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
+        if not (isinstance(aggregate, MEANS) or getattr(aggregate, "mean_only", False)):
+            raise ConfigError(
+                f"privacy=central adds noise to the mean update, and {aggregate!r} needs each update by itself"
+            )
+        if config.min_replies:
+            raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
+        if isinstance(select, Uniform):
+            expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
+            rate = min(1.0, expected / clients)
+            select = Poisson(rate)
+        elif isinstance(select, RoundRobin) or select is everyone:
+            expected, rate = how_many(getattr(select, "count", clients), clients), 1.0  # nobody's turn is secret
+        else:
+            raise ConfigError(
+                f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
+            )
+        return select, Noised(aggregate, self, rate, max(1.0, expected), config.seed)
+
+    def spent(self, run: Run) -> float | None:
+        """What the released models cost any client."""
+        return self.epsilon(run.memory.get(RELEASES))
+
+    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+        """With one more model released."""
+        rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
+        return self.epsilon(added(run.memory.get(RELEASES), self.noise, rate, 1))
+
+
+@dataclass(frozen=True)
+class AtClient(Settings):
+    """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
+
+    def at_server(
+        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
+    ) -> tuple[Selector, Aggregator]:
+        """Both as they are, which find no metrics: only updates leave."""
+        if config.clients_every:
+            raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
+        return select, aggregate
+
+    def spent(self, run: Run) -> float | None:
+        """What the client that spent most has told."""
+        return float(run.roster.figure(EPSILON, 0.0).max(initial=0.0))
+
+    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+        """The same, were it asked once more."""
+        return float(run.roster.figure(NEXT, 0.0).max(initial=0.0))
+
+    def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
+        """The site's account with these releases in it; Refused if its budget does not allow them."""
+        table = added(site.state.get(RELEASES), noise, rate, times)
+        if self.budget and (after := self.epsilon(table)) > self.budget:
+            before = self.epsilon(site.state.get(RELEASES))
+            raise Refused(
+                "privacy.budget", f"epsilon {before:.3g} of {self.budget:g} is spent; this would make {after:.3g}"
+            )
+        return table
+
+    def told(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
+        """What a client tells of its account: nothing in it depends on its data but their number."""
+        return {EPSILON: self.epsilon(table), NEXT: self.epsilon(added(table, noise, rate, times))}
+
+
+@dataclass(frozen=True)
+class Local(AtClient):
+    """Each client clips its update to `clip` and adds noise of deviation `noise` x `clip` before anything leaves.
+
+    No two data sets a client may hold can be told apart, so the sensitivity is 2 `clip`; nothing is gained by
+    sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
+    """
+
+    def at_client(self, handler: Handler) -> Handler:
+        """The handler with clipping and noise around it."""
+        return Shielded(handler, self)
+
+
+@dataclass(frozen=True)
+class DPSGD(AtClient):
+    """Each step of a client clips every sample's gradient to `clip` and adds noise of deviation `noise` x `clip`.
+
+    The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
+    not. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
+    """
+
+    def at_client(self, handler: Handler) -> Handler:
+        """The trainer's model, loss and optimiser, with private gradients."""
+        from mutirao.dpsgd import PrivateTrainer  # late: it needs torch
+
+        return PrivateTrainer.of(handler, self)
+
+
+NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each client that is present with the same probability, independently: sometimes nobody."""
+
+    rate: float
+    may_be_nobody = True
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """Who takes part."""
+        here = roster.here()
+        return named(roster, here[rng.random(len(here)) < self.rate])
+
+
+@dataclass(frozen=True)
+class Noised:
+    """An aggregator that gets to see one model only: the current one moved by the noised mean of clipped updates.
+
+    Arrays that are not of floating point stay as they are: a client's counter would tell of it.
+    """
+
+    then: Aggregator
+    privacy: Central
+    rate: float
+    expected: float
+    seed: int = field(repr=False)
+
+    @property
+    def tells(self) -> Mapping[str, Any]:
+        """What the wrapped aggregator tells clients."""
+        tells: Mapping[str, Any] = getattr(self.then, "tells", {})
+        return tells
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        """The next model; the release is entered into the run's account."""
+        noise, clip = self.privacy.noise, self.privacy.clip
+        table = added(memory.get(RELEASES), noise, self.rate, 1)
+        floats = sorted(k for k, v in current.items() if v.dtype.kind == "f")
+        sums: Arrays = {k: np.zeros(current[k].shape) for k in floats}
+        scales: dict[ClientId, dict[str, float]] = {}
+        for client in sorted(replies):
+            update, scale = clipped(current, replies[client].arrays, clip)
+            sums = {k: sums[k] + update[k] for k in floats}
+            scales[client] = {"clip_scale": scale}
+        draw = self.privacy.draw(self.seed, int(table[:, 2].sum()))
+        moved = noised(current, sums, draw, noise * clip, 1 / self.expected)
+        merged = self.then(current, {"everybody": Reply(moved, n=1)}, memory)
+        memory[RELEASES] = table
+        return Merged(merged.arrays, dict.fromkeys(sorted(replies), 1 / self.expected), scales)
+
+
+class Shielded:
+    """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
+
+    provides = frozenset({f"metrics:{EPSILON}"})
+
+    def __init__(self, handler: Handler, privacy: Local) -> None:
+        self.handler, self.privacy = handler, privacy
+        if hasattr(handler, "many"):
+            self.many = self._many
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The noised update, and what has been spent."""
+        table = self._charged(request, site)
+        return self._covered(self.handler(request, site), request, site, table)
+
+    def _many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        tables: dict[ClientId, Releases] = {}
+        outcomes: dict[ClientId, Reply | Failure] = {}
+        for client, request in requests.items():
+            try:
+                tables[client] = self._charged(request, sites[client])
+            except Refused as error:
+                outcomes[client] = failure_of(error)
+        inner: Any = self.handler
+        replies = inner.many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
+        for client, reply in replies.items():
+            if isinstance(reply, Reply):
+                reply = self._covered(reply, requests[client], sites[client], tables[client])
+            outcomes[client] = reply
+        return outcomes
+
+    def _charged(self, request: Request, site: Site) -> Releases:
+        if request.do != "train":
+            raise Refused("privacy=local", f"only noised updates leave, no answer to {request.do!r}")
+        return self.privacy.charge(site, self.privacy.noise / 2, 1.0, 1)
+
+    def _covered(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
+        noise, clip, config = self.privacy.noise, self.privacy.clip, request.config
+        update, _ = clipped(request.arrays, reply.arrays, clip)
+        draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
+        moved = noised(request.arrays, update, draw, noise * clip)
+        site.state[RELEASES] = table
+        return Reply(moved, metrics=self.privacy.told(table, noise / 2, 1.0, 1), n=1)
+
+
+def clipped(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:
+    """The update model - current in float64, shortened to length `clip` if it is longer, and by which factor."""
+    update = {k: model[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
+    length = math.sqrt(math.fsum(float(np.vdot(u, u)) for u in update.values()))
+    if not math.isfinite(length):
+        return {k: np.zeros_like(u) for k, u in update.items()}, 0.0  # what cannot be bounded does not count
+    scale = min(1.0, clip / length) if length else 1.0
+    return {k: scale * u for k, u in update.items()}, scale
+
+
+def noised(current: Arrays, update: Arrays, draw: np.random.Generator, deviation: float, share: float = 1.0) -> Arrays:
+    """current + share (update + Gaussian noise); what is not of floating point stays as it is."""
+    out = dict(current)
+    for name in sorted(update):
+        noise = draw.normal(0.0, deviation, update[name].shape)
+        out[name] = settle(current[name] + share * (update[name] + noise), current[name].dtype)
+    return out
+
+
+def within_budget(
+    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, aggregate: Aggregator
+) -> Iterator[Round]:
+    """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much."""
+    while run.round < wanted and privacy.budget:
+        if (after := privacy.after_another(run, aggregate)) > privacy.budget:
+            before = privacy.spent(run) or 0.0
+            raise BudgetSpent(
+                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is {before:.4g} of "
+                f"{privacy.budget:g}, and another round would make it {after:.4g}; the model of that round is kept"
+            )
+        yield accounted(next(rounds), run, privacy)
+    for done in rounds:
+        yield accounted(done, run, privacy)
+
+
+def accounted(done: Round, run: Run, privacy: Privacy) -> Round:
+    """The round with what has been spent up to it in its row."""
+    spent = privacy.spent(run)
+    if spent is not None:
+        for name in (EPSILON, NEXT):
+            done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
+        done.row[EPSILON] = spent
+    return done
+
+
+def promise(part: Any, run: Run) -> dict[str, Any] | None:
+    """What a summary says of the privacy of a run: the kind, its settings and what was spent."""
+    from mutirao.config import build
+
+    privacy: Privacy = build("privacy", part)
+    spent = privacy.spent(run)
+    return None if spent is None else {"kind": part.name, EPSILON: spent, **part.settings}

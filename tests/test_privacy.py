@@ -1,0 +1,270 @@
+"""Clipping, noise and the account of it: what is promised is what happens, in any run that is stopped and resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conftest import iris
+from mutirao import privacy as kinds
+from mutirao.accounting import added, epsilon
+from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, FedMedian
+from mutirao.arrays import Arrays, digest, flat
+from mutirao.cli import main
+from mutirao.config import resolve
+from mutirao.errors import BudgetSpent, ConfigError
+from mutirao.fleet import Reply, Request, Site
+from mutirao.fleets.local import LocalFleet
+from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clipped
+from mutirao.recipes import find
+from mutirao.roster import Roster
+from mutirao.rounds import Run, train
+from mutirao.running import execute
+from mutirao.selection import Uniform, everyone
+
+START: Arrays = {"w": np.zeros((40, 50)), "b": np.ones(5, np.float32), "seen": np.array(7)}
+
+
+def reply(scale: float, seed: int = 0, n: int = 10) -> Reply:
+    draw = np.random.default_rng(seed)
+    moved = {k: (v + scale * draw.normal(size=v.shape)).astype(v.dtype) for k, v in START.items() if k != "seen"}
+    return Reply(moved | {"seen": np.array(99)}, n=n)
+
+
+def noised(noise: float, clip: float, expected: float, rate: float = 1.0, then: Any = None) -> Noised:
+    return Noised(then or FedAvg(), Central(noise=noise, clip=clip, repeatable=True), rate, expected, seed=3)
+
+
+def iris_config(**settings: Any) -> Any:
+    return resolve(iris.config, {}, [*{"aggregate": "fedavg", "rounds": 4, "clients": 6, **settings}.items()])
+
+
+def test_without_noise_and_clip_it_is_the_plain_mean() -> None:
+    replies = {"ana": reply(0.01, 1, n=10), "bia": reply(0.01, 2, n=90)}
+    out = noised(1e-12, 1e3, expected=2)(START, replies, {}).arrays
+    for name in ("w", "b"):
+        mean = (replies["ana"].arrays[name] + replies["bia"].arrays[name]) / 2  # whoever has more samples
+        np.testing.assert_allclose(out[name], mean, atol=1e-6)
+    assert out["seen"] == 7
+    assert out["seen"].dtype == START["seen"].dtype
+    assert out["b"].dtype == np.float32
+
+
+def test_no_client_moves_the_model_by_more_than_the_clip_over_the_expected_number() -> None:
+    replies = {c: reply(10.0 ** (i - 2), i) for i, c in enumerate(["ana", "bia", "caio", "duda"])}
+    replies["eva"] = Reply({k: np.full_like(v, 1e300 if v.dtype == float else 1) for k, v in START.items()}, n=1)
+    part = noised(0.5, 2.0, expected=5)
+    everybody = flat(part(START, replies, {}).arrays)
+    for name in replies:
+        others = flat(part(START, {c: r for c, r in replies.items() if c != name}, {}).arrays)
+        assert np.linalg.norm(everybody - others) <= 2.0 / 5 * (1 + 1e-6)
+
+
+def test_the_noise_has_the_deviation_it_should_whoever_came() -> None:
+    for replies in ({}, {"ana": reply(0.0), "bia": reply(0.0)}):
+        out = noised(3.0, 0.5, expected=10)(START, replies, {}).arrays
+        assert np.std(out["w"]) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)  # 2,000 numbers
+        assert abs(np.mean(out["w"])) < 0.015
+
+
+def test_noise_is_never_the_same_unless_it_is_asked_to_be_repeatable() -> None:
+    def once(repeatable: bool) -> str:
+        privacy = Central(repeatable=repeatable)
+        return digest(Noised(FedAvg(), privacy, 0.5, 5, seed=3)(START, {}, {}).arrays)
+
+    assert once(True) == once(True)
+    assert once(False) != once(False)
+    memory: Arrays = {}
+    part = noised(1.0, 1.0, 5)
+    assert digest(part(START, {}, memory).arrays) != digest(
+        part(START, {}, memory).arrays
+    )  # another round, other noise
+
+
+def test_server_optimisers_see_nothing_but_the_noised_mean() -> None:
+    memory: Arrays = {}
+    merged = noised(1e-12, 1e3, 1, then=FedAvgM(momentum=0.5))(START, {"ana": reply(0.1)}, memory)
+    assert {"fedavgm.v.w", RELEASES} <= memory.keys()
+    np.testing.assert_allclose(merged.arrays["w"], reply(0.1).arrays["w"], atol=1e-7)
+
+
+def first_round(settings: dict[str, Any]) -> None:
+    config = iris_config(privacy="central", **settings)
+    task = iris.prepare(config)
+    next(iris.flow(LocalFleet(task.handler, task.population), config, task, Run(task.initial())))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"aggregate": "krum"}, "needs each update by itself"),
+        ({"aggregate": "fedmedian"}, "needs each update by itself"),
+        ({"select": "aoi"}, "chooses by what clients tell"),
+        ({"min_replies": 2}, "min_replies"),
+        ({"privacy.noise": 0.0}, "noise is 0.0, but must be above 0"),
+        ({"privacy.delta": 1.5}, "delta is 1.5"),
+        ({"privacy.accountant": "guess"}, "not one of rdp, prv"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_the_first_round(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        first_round(settings)
+
+
+def test_each_client_is_drawn_with_its_probability() -> None:
+    roster, select = Roster(), Poisson(0.3)
+    roster.meet([f"c{i}" for i in range(20)])
+    drawn = [select(roster, i, np.random.default_rng(i)) for i in range(2000)]
+    assert np.mean([len(d) for d in drawn]) == pytest.approx(6.0, abs=0.15)
+    assert np.var([len(d) for d in drawn]) == pytest.approx(20 * 0.3 * 0.7, rel=0.1)  # binomial, not a fixed number
+
+
+def test_a_round_in_which_nobody_was_drawn_is_a_round_of_noise() -> None:
+    config = iris_config(privacy="central", per_round=1, clients=6, rounds=12)
+    task = iris.prepare(config)
+    run = Run(task.initial())
+    rows = [done.row for done in iris.flow(LocalFleet(task.handler, task.population), config, task, run)]
+    assert 0 in [row["selected"] for row in rows]
+    assert max(row["selected"] for row in rows) > 1
+    expected = [epsilon(added(None, 1.0, 1 / 6, i), 1e-5) for i in range(1, 13)]
+    assert [row["epsilon"] for row in rows] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+def test_a_run_that_is_interrupted_goes_on_counting_exactly(kind: str, tmp_path: Path) -> None:
+    config = iris_config(privacy=kind, **{"privacy.repeatable": True, "privacy.noise": 2.0})
+    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+
+    class Stop(Exception):
+        pass
+
+    def stop(run: Run, *_: Any) -> None:
+        if run.round == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute("conftest:iris", config, tmp_path / "parts", watch=stop, pictures=False)
+    parts = execute("conftest:iris", config, tmp_path / "parts", resume=True, pictures=False)
+    assert parts["digest"] == whole["digest"]
+    rows = [json.loads((tmp_path / name / "history.json").read_text()) for name in ("whole", "parts")]
+    assert [r["epsilon"] for r in rows[0]] == [r["epsilon"] for r in rows[1]]
+    assert parts["privacy"]["epsilon"] == parts["final"]["epsilon"] == rows[0][-1]["epsilon"] > 0
+    assert parts["privacy"]["kind"] == kind
+    assert parts["privacy"]["delta"] == 1e-5
+
+
+def test_the_budget_ends_a_run_cleanly_and_again_when_resumed(tmp_path: Path) -> None:
+    config = iris_config(privacy="central", rounds=50, **{"privacy.noise": 2.0, "privacy.budget": 4.0})
+    for _ in range(2):
+        with pytest.raises(BudgetSpent, match="ends the run after round") as caught:
+            execute("conftest:iris", config, tmp_path / "run", resume=True, pictures=False)
+    assert caught.value.code == 7
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    spent, rounds = summary["privacy"]["epsilon"], summary["rounds"]
+    assert spent <= 4.0 < epsilon(added(None, 2.0, 0.5, rounds + 1), 1e-5)
+    assert "another round would make it" in summary["stopped"]
+    assert (tmp_path / "run" / "checkpoints" / f"round_{rounds:03d}.safetensors").exists()
+
+
+def test_the_command_line_says_why_and_exits_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = ["rounds=9", "clients=10", "per_round=5", "privacy=central", "privacy.noise=2", "privacy.budget=3"]
+    words = [word for text in sets for word in ("--set", text)]
+    result = CliRunner().invoke(main, ["run", "quickstart", *words, "--out", "run"])
+    assert result.exit_code == 7
+    assert "the privacy budget ends the run after round" in result.stderr
+    assert "Traceback" not in result.output
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "epsilon" in report
+
+
+def local_handler(**settings: Any) -> tuple[Any, Local]:
+    privacy = Local(**settings)
+    return privacy.at_client(lambda request, site: reply(5.0)), privacy
+
+
+def test_a_client_shields_its_own_update_and_tells_nothing_else() -> None:
+    handler, _ = local_handler(noise=0.2, clip=3.0, repeatable=True)
+    site = Site("ana")
+    out = handler(Request("train", START, {"seed": 1, "round": 2}), site)
+    update, scale = clipped(START, reply(5.0).arrays, 3.0)
+    assert scale < 1
+    assert np.linalg.norm(np.concatenate([u.ravel() for u in update.values()])) == pytest.approx(3.0)
+    assert np.std(out.arrays["w"] - START["w"] - update["w"]) == pytest.approx(0.2 * 3.0, rel=0.05)
+    assert out.arrays["seen"] == 7
+    assert not out.extras
+    assert out.n == 1
+    assert out.metrics.keys() == {"epsilon", "epsilon_next"}
+    once = epsilon(added(None, 0.1, 1.0, 1), 1e-5)  # two updates may lie 2 clip apart: half the noise
+    assert out.metrics["epsilon"] == pytest.approx(once)
+    assert site.state[RELEASES].tolist() == [[0.1, 1.0, 1.0]]
+
+
+def test_a_client_refuses_to_spend_more_than_its_budget_and_to_be_judged() -> None:
+    handler, privacy = local_handler(noise=8.0, budget=3.0)
+    site, kinds_of_end = Site("ana"), []
+    for number in range(1, 30):
+        fleet = LocalFleet(handler, {"ana": None})
+        fleet.states = {"ana": site.state}
+        answers = fleet.ask({"ana": Request("train", START, {"seed": 0, "round": number})})
+        if answers.failures:
+            kinds_of_end.append(str(answers.failures["ana"]))
+            break
+        site.state = fleet.states["ana"]
+    assert kinds_of_end
+    assert kinds_of_end[0].startswith("refused: privacy.budget: epsilon ")
+    assert privacy.epsilon(site.state[RELEASES]) <= 3.0
+    judged = LocalFleet(handler, {"ana": None}).ask({"ana": Request("evaluate", START)})
+    assert judged.failures["ana"].kind == "refused"
+
+
+@pytest.mark.parametrize("kind", ["central", "local", "dpsgd"])
+def test_any_recipe_of_the_ordinary_flow_can_be_private(kind: str) -> None:
+    for name, small in (("quickstart", {"clients": 5}), ("ranking", {"clients": 6, "queries": 50})):
+        recipe = find(name)
+        config = resolve(
+            recipe.config, {**small, "per_round": 3, "rounds": 2, "epochs": 1, "aggregate": "fedavg", "privacy": kind}
+        )
+        task = recipe.prepare(config)
+        run = Run(task.initial())
+        rows = [d.row for d in recipe.flow(LocalFleet(task.handler, task.population), config, task, run)]
+        assert [row["failed"] for row in rows] == [0, 0]
+        assert 0 < rows[0]["epsilon"] <= rows[1]["epsilon"]
+        assert "train_epsilon" not in rows[0]
+
+
+def test_a_flow_that_does_not_keep_to_privacy_is_refused() -> None:
+    from dataclasses import replace
+
+    other = replace(
+        iris, flow=lambda fleet, config, task, run: train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg())
+    )
+    with pytest.raises(ConfigError, match="does not keep to it"):
+        other.prepare(iris_config(privacy="central"))
+    assert replace(other, private=True).prepare(iris_config(privacy="central"))
+
+
+def test_many_clients_at_once_get_what_each_would_get_alone() -> None:
+    config = resolve(
+        find("quickstart").config, {"clients": 6, "epochs": 1, "privacy": {"name": "local", "repeatable": True}}
+    )
+    task = find("quickstart").prepare(config)
+    requests = {c: Request("train", task.initial(), {"seed": 0, "round": 1}) for c in list(task.population)[:4]}
+    together = LocalFleet(task.handler, task.population).ask(requests)
+    alone = LocalFleet(lambda request, site: task.handler(request, site), task.population).ask(requests)
+    assert {c: digest(r.arrays) for c, r in together.replies.items()} == {
+        c: digest(r.arrays) for c, r in alone.replies.items()
+    }
+
+
+def test_parts_by_name() -> None:
+    assert kinds.NAMES.keys() == {"none", "central", "local", "dpsgd"}
+    select, aggregate = Central().at_server(Uniform(0.5), FedAdam(), 20, iris_config())
+    assert select == Poisson(0.5)
+    assert isinstance(aggregate, Noised)
+    assert aggregate.expected == 10
+    with pytest.raises(ConfigError):
+        Central().at_server(Uniform(3), FedMedian(), 20, iris_config())
