@@ -1,0 +1,125 @@
+"""What a screening model is judged by: not how often it is right, but what it misses and how sure it is."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> Ints:
+    """Counts with a row a true class and a column a predicted one."""
+    y, p = np.asarray(labels, np.int64), np.asarray(predicted, np.int64)
+    return np.bincount(y * classes + p, minlength=classes * classes).reshape(classes, classes)
+
+
+def recalls(counts: npt.ArrayLike) -> Floats:
+    """Of each true class the share that was found; NaN for a class that is not there."""
+    table = np.asarray(counts, np.float64)
+    totals = table.sum(1)
+    found = np.full(len(table), np.nan)
+    np.divide(np.diag(table), totals, out=found, where=totals > 0)
+    return found
+
+
+def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> float:
+    """Mean recall over the classes that are there, so that a rare class counts as much as a common one.
+
+    >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0], 2)
+    0.5
+    """
+    return float(np.nanmean(recalls(confusion(labels, predicted, classes)))) if np.size(labels) else float("nan")
+
+
+def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
+    """P(score of a positive > score of a negative) + P(equal) / 2, the area under the ROC curve; NaN without both.
+
+    >>> auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
+    0.75
+    """
+    from scipy.stats import rankdata
+
+    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    ones, zeros = int(y.sum()), int((~y).sum())
+    if not ones or not zeros:
+        return float("nan")
+    return float((rankdata(s)[y].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: float = 0.95) -> float:
+    """The largest share of positives above a threshold that at least `specificity` of the negatives stay below."""
+    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    if y.all() or not y.any():
+        return float("nan")
+    negatives = np.sort(s[~y])
+    allowed = int(np.floor((1 - specificity) * len(negatives) + 1e-9))  # negatives that may be called positive
+    threshold = negatives[len(negatives) - 1 - allowed] if allowed < len(negatives) else -np.inf
+    return float((s[y] > threshold).mean())
+
+
+def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error: sum over bins of confidence of n_b / n |accuracy_b - confidence_b|.
+
+    Guo et al., "On Calibration of Modern Neural Networks", ICML 2017: the confidence is the largest probability.
+    """
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels)
+    if not len(y):
+        return float("nan")
+    sure, right = p.max(1), p.argmax(1) == y
+    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, right - sure, minlength=bins)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+def auc_interval(
+    scores: npt.ArrayLike,
+    positive: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    rng: np.random.Generator,
+    level: float = 0.95,
+    draws: int = 1000,
+) -> tuple[float, float]:
+    """An interval of the AUC by drawing whole groups (slides) with replacement: cells of one slide are no news."""
+    s, y, g = np.asarray(scores, np.float64), np.asarray(positive, bool), np.asarray(groups)
+    _, key = np.unique(g, return_inverse=True)
+    members = [np.flatnonzero(key == k) for k in range(int(key.max()) + 1)]
+    values = []
+    for _ in range(draws):
+        rows = np.concatenate([members[k] for k in rng.integers(0, len(members), len(members))])
+        values.append(auc(s[rows], y[rows]))
+    low, high = np.nanpercentile(values, [50 * (1 - level), 50 * (1 + level)])
+    return float(low), float(high)
+
+
+def abnormal_classes(classes: Sequence[str], normal: str) -> npt.NDArray[np.bool_]:
+    """Which classes are abnormal: all that no pattern in `normal` ("normal*, NILM") fits; upper and lower case alike.
+
+    >>> abnormal_classes(["normal_columnar", "light_dysplastic"], "normal*").tolist()
+    [False, True]
+    """
+    patterns = [p.strip().lower() for p in normal.split(",") if p.strip()]
+    return np.array([not any(fnmatchcase(c.lower(), p) for p in patterns) for c in classes])
+
+
+def judge(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str], abnormal: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """All figures of a test set; those of normal against abnormal only if there are both kinds of classes."""
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
+    found = p.argmax(1)
+    chosen = np.clip(p[np.arange(len(y)), y], 1e-12, 1.0)
+    figures = {
+        "loss": float(-np.log(chosen).mean()),
+        "accuracy": float((found == y).mean()),
+        "balanced_accuracy": balanced_accuracy(y, found, len(classes)),
+        "ece": ece(p, y),
+    }
+    if abnormal.any() and not abnormal.all():
+        score, positive = p[:, abnormal].sum(1), abnormal[y]
+        figures["auc"] = auc(score, positive)
+        figures["sensitivity@95"] = sensitivity_at(score, positive, 0.95)
+    per_class = recalls(confusion(y, found, len(classes)))
+    return figures | {f"recall_{name}": float(r) for name, r in zip(classes, per_class, strict=True) if r == r}

@@ -1,0 +1,154 @@
+"""Features of a frozen body are computed once for each picture and kept by the picture's own hash.
+
+A picture is kept in k views: as it is, then flipped and turned, so that training on features still sees augmented
+pictures. What a view looks like is drawn from the picture's hash: two runs, or two sites, get the same numbers.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from mutirao.config import one_line
+from mutirao.files import write_whole
+from mutirao.images.bodies import SIZE, Body, body, fingerprint
+from mutirao.randomness import rng
+from mutirao.training import one_thread
+
+Pixels = npt.NDArray[np.uint8]
+Depth = Literal["features", "maps", "pixels"]
+MOST_PIXELS = 100_000_000  # a picture of a cell or a tile has far fewer: more is an attack or a whole slide
+
+
+class UnreadableError(ValueError):
+    """A file that is no picture, or a broken one."""
+
+
+def picture(content: bytes) -> Image.Image:
+    """The whole picture in colours, or UnreadableError in one line; a truncated file is not a picture."""
+    if not content:
+        raise UnreadableError("it is empty (0 bytes)")
+    try:
+        found = Image.open(io.BytesIO(content))
+        if found.width * found.height > MOST_PIXELS:
+            raise UnreadableError(f"{found.width} x {found.height} pixels are too many for a picture of cells")
+        return found.convert("RGB")
+    except UnreadableError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for broken files
+        text = one_line(error)
+        raise UnreadableError("it is no picture that can be read" if "BytesIO" in text else text[:120]) from error
+
+
+def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pixels:
+    """The picture at `size` x `size`, then `count` - 1 times flipped or not and turned by up to 10 degrees."""
+    plain = image.resize((size, size), Image.Resampling.BILINEAR)
+    draw, views = rng(0, 0, "views", name), [plain]
+    edge = np.asarray(plain)[[0, -1]].reshape(-1, 3).mean(0)
+    for _ in range(count - 1):
+        flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else plain
+        fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
+        views.append(flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill))
+    return np.stack([np.asarray(v) for v in views]).transpose(0, 3, 1, 2)
+
+
+def cache_folder() -> Path:
+    """Where features are kept: `$MUTIRAO_CACHE`, or the user's cache folder."""
+    home = os.environ.get("MUTIRAO_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "mutirao" / "features"
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Turns pictures into what the trained part of a model takes: k views each, from the cache where they are there.
+
+    `depth` says how far the frozen part goes: `features` through the whole body, `maps` up to its last block,
+    `pixels` not at all (nothing is cached then).
+    """
+
+    body: str = "efficientnet_lite0"
+    weights: str = ""
+    views: int = 4
+    depth: Depth = "features"
+    cached: bool = True
+
+    @cached_property
+    def network(self) -> Body:
+        """The body, made when it is first needed."""
+        return body(self.body, self.weights)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the features of this body and these views lie."""
+        return cache_folder() / f"{self.body}-{fingerprint(self.network)}-{self.depth}-{self.views}"
+
+    def __call__(
+        self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None
+    ) -> npt.NDArray[np.float32] | Pixels:
+        """One row a file, in their order: an array files x views x what the depth gives."""
+        if not files:
+            raise ValueError("there are no pictures to look at")
+        if self.depth != "pixels":
+            _ = self.folder  # made here, once, not in every thread
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        rows = []
+        with one_thread(), ThreadPoolExecutor(cores, "mutirao-features") as pool:
+            for i, row in enumerate(pool.map(self.of_file, files), 1):
+                rows.append(row)
+                if progress is not None:
+                    progress(i, len(files))
+        return np.stack(rows)
+
+    def of_file(self, file: Path) -> npt.NDArray[Any]:
+        """The views of one file; an unreadable one is named."""
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UnreadableError(f"{file}: {error.strerror or error}") from error
+        try:
+            return self.of_content(content)
+        except UnreadableError as error:
+            raise UnreadableError(f"{file}: {error}") from error
+
+    def of_content(self, content: bytes) -> npt.NDArray[Any]:
+        """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
+        name = hashlib.sha256(content).hexdigest()
+        if self.depth == "pixels":
+            return views_of(picture(content), name, self.views)
+        kept = self.folder / name[:2] / f"{name}.npy"
+        if self.cached and (found := self._load(kept)) is not None:
+            return found
+        made = self.of_pixels(views_of(picture(content), name, self.views))
+        if self.cached:
+            stream = io.BytesIO()
+            np.save(stream, made)
+            with contextlib.suppress(OSError):  # a cache that cannot be written is only slow
+                write_whole(kept, stream.getvalue(), durable=False)
+        return made
+
+    def of_pixels(self, pixels: Pixels) -> npt.NDArray[np.float32]:
+        """Run the frozen part on a batch of views."""
+        part = self.network.trunk if self.depth == "maps" else self.network
+        with torch.inference_mode():
+            batch = torch.from_numpy(np.ascontiguousarray(pixels)).contiguous(memory_format=torch.channels_last)
+            out: npt.NDArray[np.float32] = part(batch).contiguous().numpy()
+        return out
+
+    def _load(self, kept: Path) -> npt.NDArray[np.float32] | None:
+        try:
+            found: npt.NDArray[np.float32] = np.load(kept, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None  # not there, or damaged: it is made anew
+        sound = found.dtype == np.float32 and found.ndim >= 2 and len(found) == self.views and np.isfinite(found).all()
+        return found if sound else None

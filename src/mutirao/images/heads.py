@@ -1,0 +1,51 @@
+"""The part of a model that is trained: a head on frozen features, with more of the body where that is asked for."""
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mutirao.images.bodies import Body
+from mutirao.images.features import Depth
+
+Trainable = Literal["head", "last_block", "all"]
+DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+
+
+class OneView(nn.Module):
+    """Of the k views of each sample one by lot in training, the picture as it is otherwise: samples x views x ..."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One view of each sample."""
+        if not self.training or x.shape[1] == 1:
+            return x[:, 0]
+        return x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),))]
+
+
+def trained_part(body: Body, trainable: Trainable, classes: int) -> nn.Module:
+    """What the hospitals train together and what travels: a linear head, with the last block, or with all.
+
+    The head starts from zero: every class is equally likely until somebody has seen a cell.
+    """
+    head = nn.Linear(body.width, classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    if trainable == "head":
+        return nn.Sequential(OneView(), head)
+    part = copy.deepcopy(body.tail if trainable == "last_block" else body).requires_grad_(True)
+    return nn.Sequential(OneView(), part, head)
+
+
+class Whole(nn.Module):
+    """Pictures of bytes in, probabilities of the classes out: body and trained part together, as it is exported."""
+
+    def __init__(self, body: Body, part: nn.Module, trainable: Trainable) -> None:
+        super().__init__()
+        frozen = {"head": body, "last_block": body.trunk, "all": nn.Identity()}
+        self.frozen: nn.Module = copy.deepcopy(frozen[trainable])
+        self.trained = nn.Sequential(*list(part.children())[1:])  # without the choice of a view
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities, a row a picture."""
+        return torch.softmax(self.trained(self.frozen(x)), -1)

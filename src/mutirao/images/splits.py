@@ -1,0 +1,151 @@
+"""Who gets which pictures: a test set that shares no slide with training, and hospitals.
+
+Cells of one slide look alike in stain, light and patient. A split that ignores slides measures memory.
+"""
+
+import functools
+import inspect
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao import partition
+from mutirao.errors import ConfigError
+from mutirao.images.folders import Pictures, Rows, agree, read, refuse_shared
+
+log = logging.getLogger("mutirao")
+
+TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
+
+
+def apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
+    """Rows to train on and about a `share` held out, class by class alike, with no slide on both sides.
+
+    A picture whose slide is unknown is never held out. Equal pictures stay together whatever their names say. If no
+    slide is known at all the split is by class alone, and a warning says so.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
+
+    everything = np.arange(len(pictures))
+    folds = round(1 / share)
+    slides = pictures.slides.copy()
+    first: dict[str, int] = {}
+    for i, content in enumerate(pictures.hashes):
+        slides[i] = slides[first.setdefault(content, i)] or slides[i]
+    known = np.flatnonzero(slides != "")
+    if (count := len(set(slides[known]))) < folds:
+        why = f"only {count} slides are" if count else "no slide is"
+        log.warning("%s is drawn by class alone: %s known, so cells of one slide may be on both sides", where, why)
+        counts = np.bincount(pictures.labels)
+        if counts[counts > 0].min() < 2:  # too few to be alike class by class
+            order = np.random.default_rng(seed).permutation(everything)
+            cut = max(1, round(share * len(order)))
+            return np.sort(order[cut:]), np.sort(order[:cut])
+        split = StratifiedShuffleSplit(1, test_size=share, random_state=seed % 2**32)
+        train, held = next(split.split(everything, pictures.labels))
+        return np.sort(train), np.sort(held)
+    if len(known) < len(pictures):
+        log.info("%d pictures of unknown slides are only trained on", len(pictures) - len(known))
+    grouped = StratifiedGroupKFold(folds, shuffle=True, random_state=seed % 2**32)
+    with np.errstate(all="ignore"):
+        _, held = next(grouped.split(known, pictures.labels[known], slides[known]))
+    return np.setdiff1d(everything, known[held]), np.sort(known[held])
+
+
+def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Each class shuffled and dealt out evenly; what is left over goes to those who have least so far.
+
+    >>> [len(p) for p in even([0, 0, 0, 0, 1, 1], 3, np.random.default_rng(0))]
+    [2, 2, 2]
+    """
+    y = np.asarray(labels)
+    hands: list[list[int]] = [[] for _ in range(clients)]
+    for label in np.unique(y):
+        shuffled = rng.permutation(np.flatnonzero(y == label))
+        order = sorted(range(clients), key=lambda k: len(hands[k]))
+        for i, row in enumerate(shuffled):
+            hands[order[i % clients]].append(int(row))
+    if not all(hands):
+        raise ConfigError(f"{len(y)} pictures are too few for {clients} hospitals")
+    return [np.sort(np.array(hand, np.intp)) for hand in hands]
+
+
+def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Each laboratory a hospital; with fewer hospitals, whole laboratories are dealt to them."""
+    if not np.asarray(laboratories).astype(bool).all():
+        raise ConfigError("partition=by_laboratory: not every picture's laboratory is known; name them in a table")
+    return partition.by_key(laboratories, clients, rng)
+
+
+def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Whole slides to hospitals, as equally as may be; a picture of an unknown slide counts as a slide."""
+    keys = np.array([s or f"unknown {i}" for i, s in enumerate(np.asarray(slides).tolist())])
+    return partition.by_key(keys, clients, rng)
+
+
+NAMES: dict[str, Callable[..., list[Rows]]] = {
+    **partition.NAMES,
+    "even": even,
+    "by_laboratory": by_laboratory,
+    "by_slide": by_slide,
+}
+
+
+def deal(split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Call a split with what it takes."""
+    offers = {
+        "labels": pictures.labels,
+        "keys": pictures.slides,
+        "slides": pictures.slides,
+        "laboratories": pictures.laboratories,
+        "clients": clients,
+        "rng": rng,
+    }
+    inner = split.func if isinstance(split, functools.partial) else split
+    takes = inspect.signature(inner).parameters
+    return split(**{name: value for name, value in offers.items() if name in takes})
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    clients: int,
+    split: Callable[..., list[Rows]],
+    rng: np.random.Generator,
+    seed: int,
+    share: float = 0.2,
+    slide: str = "",
+) -> dict[str, int]:
+    """Write `client_1/ .. client_k/` and `global_test/` from `Training/` and `Test/`, or from one folder of classes.
+
+    Every client has a folder for every class, empty or not, so that all agree on the list. The folder appears whole
+    or not at all. Returns how many pictures each got.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty; choose another --out")
+    if (source / TRAINING).is_dir() or (source / TEST).is_dir():
+        train, test = read(source / TRAINING, slide), read(source / TEST, slide)
+        agree({str(source / TRAINING): train.classes, str(source / TEST): test.classes})
+    else:
+        everything = read(source, slide)
+        rows, held = apart(everything, share, seed)
+        train, test = everything.take(rows), everything.take(held)
+    refuse_shared(train, test)
+    parts = deal(split, train, clients, rng)
+    shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
+    building = out.with_name(f".{out.name}.part")
+    if building.exists():
+        shutil.rmtree(building)
+    for name, held_here in shares.items():
+        for folder in held_here.classes:
+            (building / name / folder).mkdir(parents=True)
+        for file, label in zip(held_here.files, held_here.labels, strict=True):
+            shutil.copyfile(file, building / name / held_here.classes[label] / file.name)
+    if out.exists():
+        out.rmdir()
+    building.replace(out)
+    return {name: len(found) for name, found in shares.items()}

@@ -1,0 +1,145 @@
+"""Cervical-cancer screening: hospitals keep their slides, and train the head of a pretrained network together."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mutirao.arrays import Arrays
+from mutirao.config import Common, Part, setting
+from mutirao.errors import ConfigError
+from mutirao.fleet import Fleet
+from mutirao.images.bodies import BODIES
+from mutirao.images.diagnosis import abnormal_classes, judge
+from mutirao.images.features import Extractor
+from mutirao.images.folders import Pictures
+from mutirao.images.heads import DEPTHS, Trainable, trained_part
+from mutirao.images.hospitals import Hospital, Wards, agree_on_classes, distributed, together
+from mutirao.images.sources import Sources, sources
+from mutirao.images.verdicts import write_confusion, write_verdict
+from mutirao.randomness import rng
+from mutirao.recipes import Recipe, Task, federate
+from mutirao.rounds import Patience, Round, Run, gather
+from mutirao.training import Trainer, one_thread
+
+log = logging.getLogger("mutirao")
+
+# The names the paper gives to columns of the history.
+PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the cytology recipe; the defaults are the paper's, but for the number of rounds."""
+
+    rounds: int = setting(30, "how many rounds", low=1)
+    clients: int = setting(3, "how many hospitals", low=1)
+    per_round: int | float = setting(1.0, "hospitals a round: a count, or a share", low=1e-9)
+    batch_size: int = setting(16, "samples a step", low=1)
+    lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
+    optimizer: str = setting("adam", "optimiser of the hospitals", choices=("sgd", "adam"))
+    data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
+    partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
+    body: str = setting("efficientnet_lite0", "the pretrained network", choices=tuple(BODIES))
+    weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
+    trainable: Trainable = setting("head", "what is trained, and travels: head, last_block or all")
+    views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
+    slide: str = setting(r"^(\d+)-", "a picture's slide: a pattern with a (group), or a table file,slide,laboratory")
+    test: float = setting(0.2, "share held out as the global test set, by slide", low=0.02, high=0.5)
+    validation: float = setting(0.2, "share a hospital keeps back to validate on, by slide", low=0, high=0.5)
+    normal: str = setting("normal*", "classes that are not abnormal: patterns, separated by commas")
+    classes: str = setting("", "the class list agreed on, separated by commas (default: asked for before round 1)")
+    only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
+    cache: bool = setting(True, "keep features of the frozen body between runs")
+    slides: int = setting(3, "synthetic: slides a laboratory, the last one for the test", low=2)
+    side: int = setting(4096, "synthetic: pixels of a slide's side", low=1024)
+
+
+def task(config: Config) -> Task:
+    """Pictures turned into features where they are; only the trained part of the model is the federation's."""
+    extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
+    found: Sources = sources(config)
+    agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
+    wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
+    if config.only and config.only not in wards:
+        raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
+    classes = agreed or found.classes
+    abnormal = abnormal_classes(classes, config.normal)
+    hospital = Hospital.of(
+        config, lambda: trained_part(extract.network, config.trainable, len(classes)), names=tuple(classes)
+    )
+    seen: dict[str, npt.NDArray[Any]] = {}
+
+    def looked_at() -> Tensor:
+        if "x" not in seen:
+            seen["x"] = extract(found.test().files)
+        return torch.from_numpy(seen["x"])
+
+    def evaluate(arrays: Arrays) -> dict[str, float]:
+        seen["p"] = probabilities(hospital, arrays, looked_at())
+        figures = judge(seen["p"], found.test().labels, classes, abnormal)
+        return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
+
+    def verdict(path: Path) -> None:
+        pictures: Pictures = found.test()
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+
+    def matrix(path: Path) -> None:
+        write_confusion(path, seen["p"], found.test().labels, classes)
+
+    population: Mapping[str, Any] = wards
+    if config.centralised:
+        population = together(wards)
+    elif config.only:
+        population = replace(wards, pictures={config.only: found.hospitals[config.only]})
+    return Task(
+        handler=hospital,
+        population=population,
+        initial=partial(hospital.initial, config.seed),
+        evaluate=evaluate if found.has_test else None,
+        judge="balanced_accuracy",
+        pictures={"confusion.png": matrix, "verdict.json": verdict} if found.has_test else {},
+        classes=len(classes),
+    )
+
+
+def probabilities(hospital: Trainer, arrays: Arrays, x: Tensor) -> npt.NDArray[np.float64]:
+    """The class probabilities of each picture as it is."""
+    model = hospital.filled(arrays).eval()
+    with one_thread(), torch.inference_mode():
+        rows = [torch.softmax(model(x[i : i + 64]).double(), -1) for i in range(0, len(x), 64)]
+    found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
+    return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
+    private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
+    hospitals = len(task.population)
+    if private:
+        log.warning(
+            "privacy=%s: hospitals cannot be asked for their class lists; name it: classes=a,b", config.privacy.name
+        )
+    else:
+        gather(run.roster, fleet, hospitals, Patience(wait=config.wait))
+        agree_on_classes(fleet, getattr(task.handler, "names", ()), {"seed": config.seed, "round": run.round})
+    everyone = config.per_round == 1.0 or config.per_round >= hospitals
+    if everyone and not config.min_replies and config.select.name == "uniform" and config.privacy.name == "none":
+        config = replace(config, min_replies=hospitals)  # as in the paper: all must take part
+    for done in federate(fleet, config, task, run):
+        if not private:
+            done.row.update(distributed(fleet, run))
+        for ours, papers in PAPERS.items():
+            if ours in done.row:
+                done.row[papers] = done.row.pop(ours)
+        yield done
+
+
+recipe = Recipe(Config, task, flow, private=True)

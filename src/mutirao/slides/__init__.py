@@ -1,0 +1,1 @@
+"""Whole slides: read, mask, cut into tiles, choose among them, generate, screen."""

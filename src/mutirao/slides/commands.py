@@ -1,0 +1,282 @@
+"""`mutirao slides`: cut slides into tiles, choose among them, look at them, screen them; make slides, export models."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mutirao.errors import ConfigError
+
+FILE = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+
+
+def choosing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which tiles are kept."""
+    for option in (
+        click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best."),
+        click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best."),
+        click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer."),
+        click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less."),
+    ):
+        command = option(command)
+    return command
+
+
+def scaling(command: Callable[..., None]) -> Callable[..., None]:
+    """The options for slides that do not say how large their pixels are."""
+    for option in (
+        click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say."),
+        click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say."),
+    ):
+        command = option(command)
+    return command
+
+
+def mpp_of(mpp: float | None, table: Path | None) -> Callable[[Path], float | None]:
+    """How large a slide's pixels are, as far as the user said."""
+    from mutirao.slides.reading import mpp_table
+
+    if mpp is not None and not 0.02 <= mpp <= 50:
+        raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
+    known = mpp_table(table.expanduser()) if table else {}
+    return lambda path: known.get(path.name, known.get(path.stem, mpp))
+
+
+@click.group()
+def slides() -> None:
+    """Whole slides: cut, select, look, screen. For research only, not a medical device.
+
+    Example: mutirao slides tile slides/ --out tiles
+    """
+
+
+@slides.command()
+@click.argument("paths", nargs=-1, required=True, type=FILE, metavar="SLIDE|FOLDER...")
+@click.option("--out", type=FOLDER, default=Path("tiles"), show_default=True, help="One folder a slide goes in here.")
+@click.option("--size", default=512, show_default=True, help="Pixels of a tile's side.")
+@click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: 0.5].")
+@click.option("--magnification", type=float, help="Instead of --mpp-out: 20 is 0.5, 40 is 0.25 micrometres a pixel.")
+@click.option("--overlap", default=0, show_default=True, help="Pixels that neighbouring tiles share.")
+@click.option("--image", type=click.Choice(["jpg", "png"]), default="jpg", show_default=True)
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Threads [default: one a core].")
+@scaling
+@choosing
+@AS_JSON
+def tile(
+    paths: tuple[Path, ...],
+    out: Path,
+    size: int,
+    mpp_out: float | None,
+    magnification: float | None,
+    overlap: int,
+    image: str,
+    workers: int,
+    mpp: float | None,
+    mpp_table: Path | None,
+    min_variance: float,
+    min_entropy: float,
+    quantile: float,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Cut slides into tiles, drop the glass, rank the rest; slides that are done already are left alone.
+
+    Each slide gets a folder with tiles/, the table tiles.csv and preview.jpg. A slide that cannot be read is named,
+    and the others go on; the exit code is then 1.
+
+    \b
+    Examples:
+      mutirao slides tile slides/ --out tiles
+      mutirao slides tile smear.svs --magnification 40 --top 500
+    """
+    from mutirao.slides.ranking import Choice
+    from mutirao.slides.reading import slides_in
+    from mutirao.slides.tiling import Cut, tile_all
+
+    if magnification is not None and (mpp_out is not None or magnification <= 0):
+        raise ConfigError("give either --mpp-out or a --magnification above 0")
+    wanted = 10 / magnification if magnification else mpp_out or 0.5
+    cut, choice = Cut(size, wanted, overlap, image=image), Choice(min_variance, min_entropy, quantile, top)
+    found: list[dict[str, Any]] = []
+
+    def watch(path: Path, facts: dict[str, Any] | str, known: bool) -> None:
+        if isinstance(facts, str):
+            click.echo(f"left out: {facts}", err=True)
+            return
+        found.append(facts)
+        if not as_json:
+            click.echo(
+                f"{path.name}: {facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
+                f"{' (done before)' if known else ''}"
+            )
+
+    slides_ = slides_in(tuple(p.expanduser() for p in paths))
+    problems = tile_all(slides_, out, cut, choice, mpp_of(mpp, mpp_table), watch, workers)
+    if as_json:
+        click.echo(json.dumps({"slides": found, "problems": problems}, indent=2))
+    else:
+        click.echo(f"{len(found)} of {len(slides_)} slides are in {out}")
+    sys.exit(1 if problems else 0)
+
+
+def done_slides(folder: Path) -> list[Path]:
+    """The folders of slides that are cut, in `folder` or `folder` itself."""
+    places = [folder] if (folder / "tiles.csv").exists() else sorted(p.parent for p in folder.glob("*/tiles.csv"))
+    if not places:
+        raise ConfigError(f"{folder} holds no slide that was cut; run mutirao slides tile first")
+    return places
+
+
+@slides.command()
+@click.argument("folder", type=FOLDER)
+@choosing
+@click.option("--prune", is_flag=True, help="Also delete the files of tiles that are not kept.")
+@AS_JSON
+def select(
+    folder: Path, min_variance: float, min_entropy: float, quantile: float, top: int, prune: bool, as_json: bool
+) -> None:
+    """Choose anew among tiles that are cut: rewrites `kept`, `score` and `why` in tiles.csv.
+
+    \b
+    Examples:
+      mutirao slides select tiles --quantile 0.5
+      mutirao slides select tiles --top 200 --prune
+    """
+    from mutirao.slides.ranking import Choice
+    from mutirao.slides.tiling import chosen, read_table, write_table
+
+    choice, rows = Choice(min_variance, min_entropy, quantile, top), {}
+    for place in done_slides(folder.expanduser()):
+        tiles = chosen(read_table(place / "tiles.csv"), choice)
+        write_table(tiles, place / "tiles.csv")
+        if prune:
+            for t in tiles:
+                if not t.kept:
+                    (place / "tiles" / t.name).unlink(missing_ok=True)
+        reasons = {w: sum(t.why == w for t in tiles) for w in ("background", "variance", "entropy", "rank")}
+        rows[place.name] = {"tiles": len(tiles), "kept": sum(t.kept for t in tiles), **reasons}
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for name, row in rows.items():
+        dropped = ", ".join(f"{k} {v:,}" for k, v in row.items() if k not in ("tiles", "kept") and v)
+        click.echo(f"{name}: {row['kept']:,} of {row['tiles']:,} kept; dropped: {dropped or 'none'}")
+
+
+@slides.command()
+@click.argument("slide", type=FILE)
+@click.option("--tiles", "folder", type=FOLDER, required=True, help="The folder of this slide that `tile` wrote.")
+@click.option("--out", type=FILE, help="The picture [default: preview.jpg in that folder].")
+@scaling
+def preview(slide: Path, folder: Path, out: Path | None, mpp: float | None, mpp_table: Path | None) -> None:
+    """Draw the tiles on the slide seen from afar: green those kept, orange those dropped by rank or measure.
+
+    Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
+    """
+    from mutirao.slides.reading import open_slide
+    from mutirao.slides.tiling import from_afar, read_table
+    from mutirao.slides.tiling import preview as draw
+
+    tiles, path = read_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
+    opened = open_slide(path, mpp_of(mpp, mpp_table)(path))
+    try:
+        target = out or folder.expanduser() / "preview.jpg"
+        draw(*from_afar(opened), tiles, target)
+    finally:
+        opened.close()
+    click.echo(f"written: {target}")
+
+
+@slides.command()
+@click.argument("slide", type=FILE)
+@click.option("--model", "model_path", type=FILE, required=True, help="A run folder, or a model from `export`.")
+@click.option("--out", type=FOLDER, help="Folder [default: screening/NAME].")
+@click.option("--size", type=int, help="Pixels of a tile [default: as the model was trained].")
+@click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: as the model was trained].")
+@scaling
+@choosing
+@AS_JSON
+def screen(
+    slide: Path,
+    model_path: Path,
+    out: Path | None,
+    size: int | None,
+    mpp_out: float | None,
+    mpp: float | None,
+    mpp_table: Path | None,
+    min_variance: float,
+    min_entropy: float,
+    quantile: float,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Score the tiles of a slide by a model: heat map, most suspicious tiles, slide score, a page. Research only.
+
+    Example: mutirao slides screen slides/smear.svs --model runs/cytology
+    """
+    from mutirao.slides.models import NOTICE, load
+    from mutirao.slides.ranking import Choice
+    from mutirao.slides.screening import cut_for, write_screening
+    from mutirao.slides.screening import screen as look
+
+    model, path = load(model_path.expanduser()), slide.expanduser()
+    choice = Choice(min_variance, min_entropy, quantile, top)
+    found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(mpp, mpp_table)(path))
+    target = out or Path("screening") / path.stem
+    facts = write_screening(found, model, target)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    score = "no tile was scored" if facts["score"] is None else f"score {facts['score']:.3f}"
+    click.echo(f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5")
+    click.echo(f"look at {target / 'index.html'}. {NOTICE}")
+
+
+@slides.command()
+@click.argument("run", type=FOLDER)
+@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors or .onnx.")
+@click.option("--round", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
+def export(run: Path, out: Path, which: str) -> None:
+    """Write the model of a cytology run, body and head, as one file.
+
+    Example: mutirao slides export runs/cytology --out model.onnx
+    """
+    from mutirao.slides.models import from_run, save
+
+    model = from_run(run.expanduser(), which)
+    save(model, out.expanduser())
+    click.echo(f"written: {out}, {out.expanduser().stat().st_size:,} bytes, {len(model.classes)} classes")
+
+
+@slides.command()
+@click.argument("out", type=FILE, metavar="OUT.tiff")
+@click.option("--width", default=8192, show_default=True, help="Pixels.")
+@click.option("--height", default=8192, show_default=True, help="Pixels.")
+@click.option("--mpp", default=0.5, show_default=True, help="Micrometres a pixel.")
+@click.option("--cells", default=25.0, show_default=True, help="Cells a square millimetre.")
+@click.option("--abnormal", default=0.15, show_default=True, help="Share of abnormal cells.")
+@click.option("--laboratory", type=click.IntRange(1, 3), default=1, show_default=True, help="Whose stain and focus.")
+@click.option("--seed", default=0, show_default=True)
+def make(
+    out: Path, width: int, height: int, mpp: float, cells: float, abnormal: float, laboratory: int, seed: int
+) -> None:
+    """Make a synthetic smear as a pyramidal TIFF, with a table of where its cells are.
+
+    Example: mutirao slides make smear.tiff --width 40000 --height 40000 --mpp 0.25
+    """
+    from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+
+    if out.suffix.lower() not in (".tif", ".tiff"):
+        raise ConfigError(f"{out}: a synthetic slide's name ends in .tiff")
+    if not 0 <= abnormal <= 1 or cells <= 0:
+        raise ConfigError("--abnormal is a share from 0 to 1, and --cells is above 0")
+    path = out.expanduser()
+    found = write_slide(path, Smear(width, height, mpp, cells, abnormal), LABORATORIES[laboratory - 1], seed)
+    click.echo(
+        f"written: {out}, {path.stat().st_size:,} bytes, {len(found):,} cells, {found.abnormal.sum():,} abnormal"
+    )

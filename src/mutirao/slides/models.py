@@ -1,0 +1,160 @@
+"""A trained model as one file that needs nothing else: safetensors for us, ONNX for everybody.
+
+The file holds body and head, and says what pictures it takes and what its classes are.
+"""
+
+import io
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mutirao.config import one_line, read, resolve
+from mutirao.errors import ConfigError, Damaged
+from mutirao.files import load_arrays, save_arrays, write_whole
+from mutirao.images.bodies import BODIES, SIZE, body
+from mutirao.images.diagnosis import abnormal_classes
+from mutirao.images.heads import Trainable, Whole, trained_part
+from mutirao.slides.reading import Pixels
+from mutirao.training import one_thread
+
+KIND = "mutirao cytology model"
+NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network from pictures to class probabilities, and the facts that belong to it."""
+
+    network: Whole
+    facts: Mapping[str, Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+        return tuple(self.facts["classes"])
+
+    @property
+    def abnormal(self) -> npt.NDArray[np.bool_]:
+        """Which classes are abnormal."""
+        return np.array([c in self.facts["abnormal"] for c in self.classes])
+
+    def __call__(self, tile: Pixels) -> npt.NDArray[np.float64]:
+        """The class probabilities of one tile."""
+        small = Image.fromarray(tile).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        x = torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
+        with one_thread(), torch.inference_mode():
+            found: npt.NDArray[np.float64] = self.network(x)[0].double().numpy()
+        return found
+
+
+def from_run(folder: Path, which: str = "best") -> Model:
+    """The model of a run of the cytology recipe: its `best` round, or its `last`."""
+    from mutirao.recipes.cytology import Config
+    from mutirao.rounds import Run
+
+    table = read(folder / "config.toml")
+    if table.pop("recipe", "") != "cytology":
+        raise ConfigError(f"{folder} is no run of the cytology recipe")
+    config = resolve(Config, table)
+    verdict = folder / "verdict.json"
+    if not verdict.exists():
+        raise ConfigError(f"{verdict} is missing: the run is not finished, or had no global test set")
+    try:
+        classes = list(json.loads(verdict.read_text(encoding="utf-8"))["classes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error
+    best = folder / "checkpoints" / "best.safetensors"
+    arrays = load_arrays(best)[0] if which == "best" and best.exists() else Run.load(folder).arrays
+    frozen = body(config.body, config.weights)
+    part = trained_part(frozen, config.trainable, len(classes))
+    part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
+    abnormal = abnormal_classes(classes, config.normal)
+    facts = {
+        "kind": KIND,
+        "notice": NOTICE,
+        "body": config.body,
+        "trainable": config.trainable,
+        "classes": classes,
+        "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
+        "input": f"bytes, RGB, N x 3 x {SIZE} x {SIZE}",
+        # What one picture showed in training; pictures in a folder do not say how large their pixels are.
+        "tile": 512 if config.data == "synthetic" else None,
+        "mpp": 0.5 if config.data == "synthetic" else None,
+    }
+    return Model(whole(frozen, part, config.trainable), facts)
+
+
+def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole:
+    """Body and trained part as one network that is only used."""
+    return Whole(frozen, part, trainable).eval().requires_grad_(False)
+
+
+def state(network: nn.Module) -> dict[str, Tensor]:
+    """All weights and statistics of a network, those that never travel among them."""
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def save(model: Model, path: Path) -> None:
+    """Write the model as safetensors or, if the name says so, as ONNX."""
+    if path.suffix == ".safetensors":
+        save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
+    elif path.suffix == ".onnx":
+        write_whole(path, onnx_of(model))
+    else:
+        raise ConfigError(f"{path}: a model's name ends in .safetensors or .onnx")
+
+
+def load(path: Path) -> Model:
+    """A model from a file written by `save`, or from a run folder."""
+    if path.is_dir():
+        return from_run(path)
+    if path.suffix != ".safetensors":
+        raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors)")
+    arrays, facts = load_arrays(path)
+    if facts.get("kind") != KIND or facts.get("body") not in BODIES or not facts.get("classes"):
+        raise Damaged(f"{path} is no model of the cytology recipe")
+    frozen = BODIES[facts["body"]][0]()
+    part = trained_part(frozen, facts["trainable"], len(facts["classes"]))
+    network = whole(frozen, part, facts["trainable"])
+    own = state(network)
+    if own.keys() != arrays.keys() or any(own[k].shape != arrays[k].shape for k in own):
+        raise Damaged(f"{path} does not hold the weights of {facts['body']}")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[key])))
+    return Model(network, facts)
+
+
+def onnx_of(model: Model) -> bytes:
+    """The network in ONNX: `pictures` (bytes, N x 3 x 224 x 224) to `probabilities`."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ConfigError("ONNX needs a package: install mutirao[onnx]") from error
+    out = io.BytesIO()
+    with warnings.catch_warnings(), one_thread():
+        warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
+        torch.onnx.export(
+            model.network,
+            (torch.zeros((1, 3, SIZE, SIZE), dtype=torch.uint8),),
+            out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
+            input_names=["pictures"],
+            output_names=["probabilities"],
+            dynamic_axes={"pictures": {0: "N"}, "probabilities": {0: "N"}},
+            opset_version=17,
+            dynamo=False,
+        )
+    made = onnx.load_model_from_string(out.getvalue())
+    onnx.helper.set_model_props(made, {k: v if isinstance(v, str) else json.dumps(v) for k, v in model.facts.items()})
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString()
+    return content

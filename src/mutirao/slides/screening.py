@@ -1,0 +1,220 @@
+"""Screen a slide: score its tiles by a trained model, and put what looks suspicious before a person's eyes.
+
+The page is for a pathologist who takes part in research. It is no diagnosis, and says so.
+"""
+
+import base64
+import csv
+import html
+import io
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from mutirao.errors import ConfigError
+from mutirao.files import write_whole
+from mutirao.slides.masking import masked
+from mutirao.slides.models import NOTICE, Model
+from mutirao.slides.ranking import Choice
+from mutirao.slides.reading import Pixels, open_slide
+from mutirao.slides.tiling import PREVIEW, Cut, Tile, chosen, cores, from_afar, grid, measured
+from mutirao.training import one_thread
+
+SHOWN = 24  # tiles on the contact sheet
+TOP = 10  # tiles whose mean makes the slide's score
+COLUMNS = 6
+THUMB = 192
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A kept tile with how suspicious it is (0 to 1) and its likeliest class."""
+
+    tile: Tile
+    score: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A slide's tiles, the most suspicious first, its own score, and how it looks."""
+
+    name: str
+    tiles: tuple[Scored, ...]
+    score: float
+    picture: Pixels
+    scale: float
+    sheet: tuple[Pixels, ...]
+    all_tiles: int
+
+
+def cut_for(model: Model, size: int | None, mpp: float | None) -> Cut:
+    """Tiles as the model knows them from training; a model that does not know must be told."""
+    size, mpp = size or model.facts.get("tile"), mpp or model.facts.get("mpp")
+    if not size or not mpp:
+        raise ConfigError(
+            "the model does not know how large the pixels of its training pictures were; give --size and --mpp-out "
+            "so that a tile shows as much as one of them"
+        )
+    return Cut(size=int(size), mpp=float(mpp))
+
+
+def screen(
+    path: Path,
+    model: Model,
+    cut: Cut,
+    choice: Choice,
+    mpp: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Screened:
+    """Score every kept tile by the probability of all abnormal classes together.
+
+    The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others.
+    """
+    abnormal = model.abnormal
+    if not abnormal.any():
+        raise ConfigError(f"the model has no abnormal class among {', '.join(model.classes)}; see the setting 'normal'")
+    slide = open_slide(path, mpp)
+    try:
+        seen = masked(slide)
+        tiles = chosen(list(measured(slide, grid(slide, cut, seen), cut, None)), choice)
+        kept = [t for t in tiles if t.kept]
+
+        def look(tile: Tile) -> Scored:
+            found = model(slide.region(tile.x, tile.y, tile.side, cut.size))
+            return Scored(tile, float(found[abnormal].sum()), model.classes[int(found.argmax())])
+
+        scored = []
+        with one_thread(), ThreadPoolExecutor(cores(), "mutirao-screen") as pool:
+            for i, one in enumerate(pool.map(look, kept), 1):
+                scored.append(one)
+                if progress is not None:
+                    progress(i, len(kept))
+        ranked = sorted(scored, key=lambda s: (-s.score, s.tile.y, s.tile.x))
+        afar = from_afar(slide)
+        sheet = tuple(slide.region(s.tile.x, s.tile.y, s.tile.side, THUMB) for s in ranked[:SHOWN])
+    finally:
+        slide.close()
+    score = float(np.mean([s.score for s in ranked[:TOP]])) if ranked else float("nan")
+    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles))
+
+
+def colour(score: float) -> tuple[int, int, int]:
+    """From pale yellow over orange to dark red, readable without telling red from green."""
+    stops = np.array([[255, 247, 188], [254, 196, 79], [236, 112, 20], [128, 20, 10]], np.float64)
+    place = min(max(score, 0.0), 1.0) * (len(stops) - 1)
+    low = min(int(place), len(stops) - 2)
+    r, g, b = stops[low] + (place - low) * (stops[low + 1] - stops[low])
+    return int(r), int(g), int(b)
+
+
+def heat_map(found: Screened) -> Image.Image:
+    """The slide from afar with each scored tile coloured, and a scale below."""
+    shrink = max(1.0, max(found.picture.shape[:2]) / PREVIEW)
+    size = (round(found.picture.shape[1] / shrink), round(found.picture.shape[0] / shrink))
+    base = Image.fromarray(found.picture).resize(size, Image.Resampling.BOX).convert("RGB")
+    over, by = base.copy(), found.scale * shrink
+    pen = ImageDraw.Draw(over)
+    for s in found.tiles:
+        x, y, side = s.tile.x / by, s.tile.y / by, s.tile.side / by
+        pen.rectangle((x, y, x + side - 1, y + side - 1), fill=colour(s.score))
+    return Image.blend(base, over, 0.55)
+
+
+def contact_sheet(found: Screened) -> Image.Image:
+    """The most suspicious tiles, in order, each with its score."""
+    rows = max(1, -(-len(found.sheet) // COLUMNS))
+    canvas = Image.new("RGB", (COLUMNS * (THUMB + 8) + 8, rows * (THUMB + 28) + 8), "white")
+    pen = ImageDraw.Draw(canvas)
+    for i, (pixels, s) in enumerate(zip(found.sheet, found.tiles, strict=False)):
+        x, y = 8 + i % COLUMNS * (THUMB + 8), 8 + i // COLUMNS * (THUMB + 28)
+        canvas.paste(Image.fromarray(pixels), (x, y))
+        pen.rectangle((x - 3, y - 3, x + THUMB + 2, y + THUMB + 2), outline=colour(s.score), width=3)
+        pen.text((x, y + THUMB + 5), f"{i + 1}. {s.score:.2f}  {s.label[:22]}", fill="#222222")
+    return canvas
+
+
+def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
+    """Write scores.csv, heat.jpg, sheet.jpg, screening.json and the page index.html; return the facts."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(["tile", "x", "y", "side", "score", "class"])
+    for s in found.tiles:
+        writer.writerow([s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label])
+    write_whole(out / "scores.csv", lines.getvalue())
+    pictures = {"heat.jpg": jpeg(heat_map(found)), "sheet.jpg": jpeg(contact_sheet(found))}
+    for name, content in pictures.items():
+        write_whole(out / name, content)
+    facts = {
+        "slide": found.name,
+        "score": None if np.isnan(found.score) else round(found.score, 6),
+        "tiles": found.all_tiles,
+        "scored": len(found.tiles),
+        "above_half": sum(s.score > 0.5 for s in found.tiles),
+        "notice": NOTICE,
+        "model": {k: model.facts[k] for k in ("body", "classes", "abnormal")},
+    }
+    write_whole(out / "screening.json", json.dumps(facts, indent=2) + "\n")
+    write_whole(out / "index.html", page(found, facts, pictures))
+    return facts
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """A picture as a file."""
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> str:
+    """One page that needs no other file and asks no other host for anything."""
+    inline = {k: f"data:image/jpeg;base64,{base64.b64encode(v).decode()}" for k, v in pictures.items()}
+    bars = histogram([s.score for s in found.tiles])
+    score = "no tile was scored" if facts["score"] is None else f"{facts['score']:.2f}"
+    rows = "".join(
+        f"<tr><td>{i}</td><td>{s.score:.3f}</td><td>{html.escape(s.label)}</td><td>{s.tile.x}, {s.tile.y}</td></tr>"
+        for i, s in enumerate(found.tiles[:SHOWN], 1)
+    )
+    scale = "".join(f'<i style="background:rgb{colour(v / 10)}"></i>' for v in range(11))
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Screening of {html.escape(found.name)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+.notice {{ border: 2px solid #80140a; padding: .6rem 1rem; font-weight: 600 }}
+.facts {{ display: flex; gap: 3rem; flex-wrap: wrap }} .facts b {{ display: block; font-size: 2rem }}
+img {{ max-width: 100%; border: 1px solid #ccc }} i {{ display: inline-block; width: 2.4rem; height: 1rem }}
+table {{ border-collapse: collapse }}
+td, th {{ padding: .15rem .9rem; border-bottom: 1px solid #ddd; text-align: left }}
+</style>
+<h1>Screening of {html.escape(found.name)}</h1>
+<p class="notice">{html.escape(NOTICE)}
+Scores are not calibrated for this laboratory; a low score rules nothing out.</p>
+<div class="facts"><div>slide score<b>{score}</b>mean of the {TOP} most suspicious tiles</div>
+<div>tiles scored<b>{len(found.tiles):,}</b>of {found.all_tiles:,}; the rest is glass or unusable</div>
+<div>above 0.5<b>{facts["above_half"]:,}</b>tiles</div><div>all scores<br>{bars}</div></div>
+<h2>Where</h2><p>less suspicious {scale} more</p><img alt="heat map over the slide" src="{inline["heat.jpg"]}">
+<h2>The most suspicious tiles</h2><img alt="contact sheet" src="{inline["sheet.jpg"]}">
+<table><tr><th></th><th>score</th><th>likeliest class</th><th>x, y (finest pixels)</th></tr>{rows}</table>
+<p>Model: {html.escape(str(facts["model"]["body"]))}; classes {html.escape(", ".join(facts["model"]["classes"]))};
+abnormal: {html.escape(", ".join(facts["model"]["abnormal"]))}. Made by Mutirão.</p></html>
+"""
+
+
+def histogram(scores: Sequence[float]) -> str:
+    """The scores in ten bars, drawn as SVG."""
+    counts: npt.NDArray[np.int64] = np.histogram(scores, 10, (0, 1))[0]
+    most = max(1, int(counts.max()))
+    bars = "".join(
+        f'<rect x="{i * 18}" y="{60 - 56 * n / most:.1f}" width="16" height="{56 * n / most:.1f}" '
+        f'fill="rgb{colour((i + 0.5) / 10)}"><title>{n} tiles from {i / 10} to {(i + 1) / 10}</title></rect>'
+        for i, n in enumerate(counts.tolist())
+    )
+    return f'<svg width="180" height="62" role="img" aria-label="histogram of scores">{bars}</svg>'
