@@ -1,0 +1,123 @@
+"""Federated recommendation: every client is a user; item vectors are shared, the user's vector never leaves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import Common, Part, build, setting
+from mutirao.errors import ConfigError
+from mutirao.fleet import Fleet
+from mutirao.fleets.sliced import SlicedFleet
+from mutirao.randomness import rng
+from mutirao.recipes import Recipe, Task, federate
+from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.generate import planted
+from mutirao.recsys.judging import Judge
+from mutirao.recsys.pretrain import Factorisation, Pooled
+from mutirao.recsys.ratings import Ratings, Users, joined
+from mutirao.recsys.reading import read
+from mutirao.recsys.split import all_but_last, by_time, by_users, supports
+from mutirao.rounds import Round, Run
+
+GENERATED = (600, 400)  # users and items
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the recommender; the defaults were chosen on MovieLens-1M's validation users."""
+
+    rounds: int = setting(300, "how many rounds", low=1)
+    clients: int = setting(0, "users that take part in training (0: all there are)", low=0)
+    per_round: int | float = setting(50, "users selected a round: a count, or a share such as 0.2", low=1e-9)
+    evaluate_every: int = setting(10, "rounds between evaluations", low=1)
+    lr: float = setting(0.2, "learning rate of the items", low=1e-12)
+    data: str = setting("generated", "'generated', a folder of MovieLens or Netflix, or a file of ratings")
+    columns: str = setting("", "columns of your own file: item,user,rating (no header) or user=NAME,item=NAME")
+    aggregate: Part = setting(Part("by_item", home="mutirao.recsys.aggregation"), "how item rows are joined")
+    start: Part = setting(Part("random", home="mutirao.recsys.start"), "how item vectors begin")
+    dimension: int = setting(50, "length of the vectors, biases included", low=2)
+    biases: bool = setting(True, "give users and items a bias: the first number of their vectors")
+    loss: str = setting("squared", "ratings, or implicit feedback", choices=("squared", "weighted", "bpr"))
+    taken: float = setting(0.0, "implicit: ratings from here on count as taken (0: all)", low=0)
+    negatives: int = setting(4, "implicit: items drawn for each one taken", low=1)
+    negative_weight: float = setting(1.0, "implicit: how much an item drawn counts", low=0)
+    support: float = setting(0.5, "share of a user's ratings that rebuilds its vector", low=1e-9, high=1)
+    rebuild: str = setting("ridge", "how a user's vector is rebuilt", choices=("ridge", "sgd"))
+    ridge: float = setting(10.0, "weight of |vector|^2", low=0)
+    ridge_bias: float = setting(0.1, "weight of the user's bias^2", low=0)
+    passes: int = setting(10, "rebuild=sgd: passes over the support", low=1)
+    rebuild_lr: float = setting(0.1, "rebuild=sgd: learning rate of the vector", low=1e-12)
+    split: str = setting("users", "judged are unseen users, or the latest ratings of all", choices=("users", "time"))
+    support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
+    judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+    download: str = setting("touched", "item rows sent to a client: those it rated, or all", choices=("touched", "all"))
+
+
+def load(config: Config) -> Ratings:
+    """The ratings, of users with two or more."""
+    if config.data == "generated":
+        ratings = planted(*GENERATED, rng(config.seed, 0, "generated"))
+    else:
+        ratings = read(Path(config.data).expanduser(), config.columns)
+    if config.loss != "squared":
+        ratings = ratings.implicit(config.taken)
+    return ratings.with_at_least(3 if config.split == "time" else 2)
+
+
+def method_of(config: Config, ratings: Ratings) -> FedRecon:
+    """What a client does, with the scale of the ratings, which everybody knows."""
+    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0)):
+        if getattr(config, name) != plain:
+            raise ConfigError(f"{name}: users of recsys train by plain SGD; leave it at {plain!r}")
+    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
+    levels = tuple(float(v) for v in np.unique(ratings.values))
+    return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
+
+
+def judged(config: Config, ratings: Ratings) -> tuple[Ratings, Ratings, npt.NDArray[np.bool_]]:
+    """What is trained on, who is judged, and which of their ratings are known."""
+    which = 2 if config.judge_by == "test" else 1
+    if config.split == "users":
+        parts = by_users(ratings, rng(config.seed, 0, "users"))
+        test = parts[which]
+        implicit = config.loss != "squared"
+        known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
+        return parts[0], test, known
+    parts = by_time(ratings)
+    test, known = joined(parts[0], parts[which])
+    return parts[0], test, known
+
+
+def task(config: Config) -> Task:
+    """Users as clients, unseen users or later ratings as judges."""
+    ratings = load(config)
+    method = method_of(config, ratings)
+    train, test, known = judged(config, ratings)
+    if config.clients:
+        if config.clients > len(train.users):
+            raise ConfigError(f"clients is {config.clients}, but only {len(train.users)} users are there to train on")
+        chosen = rng(config.seed, 0, "clients").choice(len(train.users), config.clients, replace=False)
+        train = train.of_users(np.sort(chosen))
+    clients, first = build("start", config.start)(train, method, config.seed)
+    judge = Judge(method, test, known, config.seed)
+    return Task(
+        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
+        population={"pooled": clients} if config.centralised else Users(clients),
+        initial=lambda: {ITEMS: first[ITEMS].copy()},
+        evaluate=judge,
+        judge="rmse" if config.loss == "squared" else "ndcg@10",
+        higher_is_better=config.loss != "squared",
+        classes=len(method.levels) if config.loss == "squared" else 2,
+    )
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
+    sliced = config.download == "touched" and not config.centralised
+    yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+
+
+recipe = Recipe(Config, task, flow)

@@ -1,0 +1,1 @@
+"""Recommendation: ratings, factorisation whose users stay at home, and item vectors carried from elsewhere."""

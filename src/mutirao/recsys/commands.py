@@ -1,0 +1,278 @@
+"""`mutirao catalogue`: match catalogues, train item vectors and carry them over, grow a synthetic set of ratings."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from mutirao.errors import ConfigError
+
+FILE = click.Path(path_type=Path)
+COLUMNS = "Columns of your own file: item,user,rating (no header) or user=NAME,item=NAME."
+
+
+@click.group()
+def catalogue() -> None:
+    """Bridge two catalogues by their titles, and carry item vectors from one to the other.
+
+    Example: mutirao catalogue match ml-1m netflix
+    """
+
+
+@catalogue.command("match")
+@click.argument("a", type=FILE, metavar="A")
+@click.argument("b", type=FILE, metavar="B")
+@click.option("--threshold", default=75.0, show_default=True, help="Least likeness of a fuzzy match, in per cent.")
+@click.option("--review", type=FILE, help="A table of matches with verdicts: yes and no of a person are final.")
+@click.option("--out", type=FILE, default=Path("matches.csv"), show_default=True, help="The table to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: Path, as_json: bool) -> None:
+    """Find the items of catalogue B that are items of catalogue A: by title and year, by title, by likeness.
+
+    A and B are folders or files as MovieLens and Netflix publish them, CSV files with id, title and year, or files of
+    item vectors. Look at the doubtful pairs at the top of the table, write yes or no into the column verdict, and
+    give the table back with --review.
+
+    \b
+    Examples:
+      mutirao catalogue match ml-1m netflix --out matches.csv
+      mutirao catalogue match ml-1m netflix --review matches.csv --out matches.csv
+    """
+    from mutirao.recsys.embeddings import read_catalogue
+    from mutirao.recsys.matching import match
+    from mutirao.recsys.review import verdicts, write
+
+    if out.exists() and (review is None or out.resolve() != review.resolve()):
+        raise ConfigError(
+            f"{out} is there already and may hold verdicts; give it with --review too, or name another --out"
+        )
+    judged = verdicts(review.expanduser()) if review else None
+    matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, judged)
+    write(matches, out)
+    report = matches.report()
+    if as_json:
+        click.echo(json.dumps(report | {"table": str(out)}, indent=2))
+    else:
+        show(report, out)
+
+
+def show(report: dict[str, Any], out: Path) -> None:
+    """The report in plain lines."""
+    click.echo(f"{report['matched']:,} of {report['items']:,} items matched ({report['share']:.1%})")
+    if "rated" in report:
+        click.echo(
+            f"{report['rated_matched']:,} of {report['rated']:,} rated items ({report['rated_share']:.1%}), "
+            f"with {report['ratings_share']:.1%} of the ratings"
+        )
+    for step, count in report["steps"].items():
+        click.echo(f"  {step:<10} {count:>7,}")
+    click.echo(f"{report['doubtful']:,} pairs are doubtful, {report['near']:,} more are near but do not count")
+    for which, twice in zip(("first", "second"), report["titles_twice"], strict=True):
+        if twice:
+            click.echo(
+                f"{twice:,} titles stand more than once in the {which} catalogue; the more often rated item goes first"
+            )
+    click.echo(f"written: {out}; those to look at stand first")
+
+
+@catalogue.command("transfer")
+@click.argument("target", type=FILE)
+@click.argument("source", type=FILE, metavar="SOURCE.safetensors")
+@click.option("--matches", "table", type=FILE, help="Pairs as `match TARGET SOURCE` wrote them [default: match anew].")
+@click.option("--share", default=1.0, show_default=True, help="The share of the pairs to carry over.")
+@click.option("--by", type=click.Choice(["popularity", "random"]), default="popularity", show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the items without a pair, and of random shares.")
+@click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def transfer_command(
+    target: Path,
+    source: Path,
+    table: Path | None,
+    share: float,
+    by: Literal["popularity", "random"],
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Build the first item vectors of catalogue TARGET from those of another catalogue.
+
+    Matched items take the vector of their pair, all others N(0, 0.1).
+
+    \b
+    Examples:
+      mutirao catalogue transfer ml-1m netflix.safetensors --matches matches.csv --out first.safetensors
+      mutirao catalogue transfer ml-1m netflix.safetensors --share 0.5 --by random
+    """
+    from mutirao.randomness import rng
+    from mutirao.recsys.embeddings import Embeddings, load, read_catalogue, save, transfer
+    from mutirao.recsys.matching import match
+    from mutirao.recsys.review import pairs_between
+
+    mine, theirs = read_catalogue(target.expanduser()), load(source.expanduser())
+    joined = pairs_between(table.expanduser(), mine, theirs.catalogue) if table else match(mine, theirs.catalogue).pairs
+    dimension = theirs.vectors.shape[1]
+    vectors = transfer(mine, theirs, joined, dimension=dimension, rng=rng(seed, 0, "transfer"), share=share, by=by)
+    facts = {
+        "pairs": len(joined),
+        "carried_over": round(share * len(joined)),
+        "items": len(mine),
+        "share": share,
+        "by": by,
+        "seed": seed,
+    }
+    save(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
+    if as_json:
+        click.echo(json.dumps(facts | {"dimension": dimension, "file": str(out)}, indent=2))
+    else:
+        click.echo(f"{facts['carried_over']:,} of {len(mine):,} items begin at a vector of {source}; written: {out}")
+
+
+@catalogue.command("pretrain")
+@click.argument("data", type=FILE)
+@click.option("--columns", default="", help=COLUMNS)
+@click.option("--begin", type=click.Choice(["random", "pca", "word2vec"]), default="random", show_default=True)
+@click.option("--dimension", default=50, show_default=True, help="Length of the vectors, biases included.")
+@click.option(
+    "--epochs", default=25, show_default=True, help="Of matrix factorisation; 0 leaves vectors as they begin."
+)
+@click.option("--lr", default=0.02, show_default=True, help="Learning rate of the factorisation.")
+@click.option("--decay", default=0.1, show_default=True, help="Weight of the squared vectors.")
+@click.option("--window", default=5, show_default=True, help="word2vec: how many items on either side belong together.")
+@click.option("--folds", default=0, show_default=True, help="Find the epochs by cross-validation with so many folds.")
+@click.option("--biases/--no-biases", default=True, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+def pretrain_command(
+    data: Path,
+    columns: str,
+    begin: Literal["random", "pca", "word2vec"],
+    dimension: int,
+    epochs: int,
+    lr: float,
+    decay: float,
+    window: int,
+    folds: int,
+    biases: bool,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Train item vectors on pooled ratings, to be carried over to another catalogue.
+
+    Example: mutirao catalogue pretrain netflix --begin word2vec --out netflix.safetensors
+    """
+    from mutirao.recsys.embeddings import save
+    from mutirao.recsys.pretrain import Factorisation, pretrain
+    from mutirao.recsys.reading import read
+
+    how = Factorisation(dimension, begin, epochs, lr, decay, biases, window)
+    made = pretrain(read(data.expanduser(), columns), how, seed, folds)
+    save(made, out)
+    if as_json:
+        click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
+    else:
+        click.echo(f"{len(made.catalogue):,} vectors of length {dimension}; written: {out}")
+
+
+@catalogue.command("expand")
+@click.argument("data", type=FILE)
+@click.option("--columns", default="", help=COLUMNS)
+@click.option("--users", default=4, show_default=True, help="How many times as many users.")
+@click.option("--items", default=4, show_default=True, help="How many times as many items.")
+@click.option(
+    "--shuffle",
+    type=click.Choice(["users", "both", "none"]),
+    default="users",
+    show_default=True,
+    help="What is shuffled in each block; with both, items lose their titles.",
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=FILE, default=Path("expanded"), show_default=True, help="The folder to write.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def expand_command(
+    data: Path,
+    columns: str,
+    users: int,
+    items: int,
+    shuffle: Literal["users", "both", "none"],
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Grow a small set of ratings into a large implicit one by fractal expansion, and compare the power laws.
+
+    Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
+    """
+    from mutirao.recsys.expansion import Laws, draw_laws, expand, write
+    from mutirao.recsys.reading import read
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already and not empty; right would be a new folder")
+    small = read(data.expanduser(), columns)
+    large = expand(small, users, items, shuffle, seed)
+    laws = {"before": Laws.of(small), "after": Laws.of(large)}
+    sizes = {
+        name: {"users": len(r.users), "items": len(r.catalogue), "ratings": len(r)}
+        for name, r in zip(laws, (small, large), strict=True)
+    }
+    write(large, out)
+    draw_laws(laws, out / "laws.png")
+    figures = {name: sizes[name] | laws[name].figures() for name in laws}
+    if as_json:
+        click.echo(json.dumps(figures | {"folder": str(out)}, indent=2))
+        return
+    for key, value in figures["before"].items():
+        after = figures["after"][key]
+        form = ",.0f" if key in sizes["before"] else ".3f"
+        click.echo(f"{key:<18} {value:>12{form}} {after:>12{form}}")
+    click.echo(f"written: {out}/ratings.csv, movies.csv and laws.png")
+
+
+@catalogue.command("export")
+@click.argument("run", type=FILE)
+@click.option("--model", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Of which round.")
+@click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
+    """Write the item vectors of a run of recsys, to be served or carried over.
+
+    Example: mutirao catalogue export runs/recsys --out items.safetensors
+    """
+    from mutirao.recsys.embeddings import save
+    from mutirao.recsys.serve import embeddings_of_run
+
+    made = embeddings_of_run(run.expanduser(), model)
+    save(made, out)
+    if as_json:
+        click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
+    else:
+        click.echo(f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}")
+
+
+@catalogue.command("recommend")
+@click.argument("items", type=FILE, metavar="ITEMS.safetensors")
+@click.argument("ratings", nargs=-1, metavar="ID=RATING...")
+@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many items.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json: bool) -> None:
+    """Recommend items to somebody with these ratings; the vector is rebuilt here and forgotten.
+
+    Example: mutirao catalogue recommend items.safetensors 1193=5 661=2 -k 5
+    """
+    from mutirao.recsys.serve import Recommender
+
+    given: dict[str, float] = {}
+    for text in ratings:
+        name, equals, value = text.rpartition("=")
+        try:
+            given[name] = float(value if equals else "")
+        except ValueError:
+            raise ConfigError(f"{text!r} is not of the form ID=RATING, such as 1193=5") from None
+    found = Recommender.of(items.expanduser()).recommend(given, count)
+    if as_json:
+        click.echo(json.dumps([r._asdict() for r in found], indent=2))
+        return
+    for r in found:
+        click.echo(f"{r.score:8.3f}  {r.id:<10} {r.title}")

@@ -1,0 +1,264 @@
+"""FedRecon: the item matrix is everybody's; a user's vector is rebuilt whenever it is needed, and then forgotten.
+
+A client splits its ratings into support and query, fits its vector to the support with the items as they are, then
+moves the items of the query with the vector as it is. Only these rows leave it. Singhal, Sidahmed, Garrett, Wu, Rush
+and Prakash, 2021: Federated Reconstruction.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.arrays import Arrays
+from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.randomness import number, rng
+from mutirao.recsys.bpr import rank_and_train
+from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
+from mutirao.recsys.ratings import Taste
+from mutirao.rows import ROWS
+
+ITEMS = "items"
+ITEM_ROWS = ITEMS + ROWS
+SPREAD = 0.1  # standard deviation of the first vectors
+TOLD = frozenset({"entropy", "rms_loss", "gradient_norm"})  # what a server may ask for besides the loss
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FedRecon:
+    """A handler that answers for one user, or for `many` at once; user vectors are in no reply and in no state.
+
+    `loss` is `squared` for ratings. For implicit feedback it is `weighted`: 1 for an item taken, 0, counting
+    `negative_weight`, for `negatives` times as many others, drawn anew each round (Hu, Koren and Volinsky, 2008,
+    with a sample in place of all others); or `bpr`: -ln sigmoid(p_i - p_j) for an item i taken and another j drawn
+    (Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009).
+
+    `rebuild` is `ridge`: the vector is argmin_v sum_support w (y - p)^2 + ridge |v|^2, solved exactly (`bpr`: by
+    Newton's method); or `sgd`: so many `passes` at `rebuild_lr` from v = 0, as in the paper. The query's items then
+    make `epochs` steps of SGD at rate `lr`.
+
+    With `biases`, p = centre + v_0 + x_0 + sum_{j>0} v_j x_j: column 0 of the items holds their biases. Else p = v x.
+    """
+
+    items: int
+    dimension: int = 50
+    levels: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0)  # the ratings there are
+    biases: bool = True
+    loss: Literal["squared", "weighted", "bpr"] = "squared"
+    support: float = 0.5
+    rebuild: Literal["ridge", "sgd"] = "ridge"
+    ridge: float = 10.0
+    ridge_bias: float = 0.1
+    passes: int = 10
+    rebuild_lr: float = 0.1
+    epochs: int = 1
+    lr: float = 0.2
+    weight_decay: float = 0.0
+    negatives: int = 1
+    negative_weight: float = 1.0
+    samples: int = 0
+    compiled: bool = True
+    workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What the clients can tell besides their rows."""
+        of_ratings = {"metrics:rmse", "extras:squared_errors", *(f"metrics:{name}" for name in TOLD)}
+        return frozenset({"metrics:loss"} | (of_ratings if self.loss != "bpr" else set()))
+
+    @property
+    def implicit(self) -> bool:
+        """Whether what counts is that an item was taken, not how it was rated."""
+        return self.loss != "squared"
+
+    @property
+    def centre(self) -> float:
+        """The middle of the scale, from which biases are counted: all that is known of an unknown user and item."""
+        return (self.levels[0] + self.levels[-1]) / 2 if self.biases and not self.implicit else 0.0
+
+    def initial(self, seed: int) -> Arrays:
+        """Item vectors from N(0, 0.1), biases 0."""
+        items = rng(seed, 0, "initial").normal(0, SPREAD, (self.items, self.dimension)).astype(np.float32)
+        if self.biases:
+            items[:, 0] = 0
+        return {ITEMS: items}
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """Answer a request to `train`, `evaluate` or `probe`, or for the `rows` of the items it works on."""
+        local = self.local(site.data, site.id, request.config, request.do)
+        return self._answers([request], [local])[0]
+
+    def many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        """The same answers for many users at once: no user's work depends on another's."""
+        failures: dict[ClientId, Reply | Failure] = {}
+        ready: dict[ClientId, Local] = {}
+        for client in sorted(requests):
+            try:
+                request = requests[client]
+                ready[client] = self.local(sites[client].data, client, request.config, request.do)
+            except (ValueError, TypeError) as error:  # its own failure alone
+                failures[client] = failure_of(error)
+        answers = self._answers([requests[c] for c in ready], list(ready.values()))
+        return failures | dict(zip(ready, answers, strict=True))
+
+    def local(self, taste: Taste, client: ClientId, config: Mapping[str, Scalar], do: str = "train") -> Local:
+        """What a user works on in a round: its ratings, or its items and others drawn for them."""
+        seed, round = int(config["seed"]), int(config["round"])
+        if not isinstance(taste, Taste):
+            raise ValueError(f"holds {type(taste).__name__}, not ratings")
+        if len(taste) < 2:
+            raise ValueError(f"has {len(taste)} ratings; two are needed, one to rebuild from and one to learn from")
+        if 0 < self.samples < len(taste):
+            keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), max(2, self.samples), replace=False))
+            taste = Taste(taste.items[keep], taste.values[keep])
+        if self.implicit:
+            return self.with_others(taste, rng(seed, round, "others", client), self.share_of(len(taste)))
+        if do == "rows":
+            return Local(taste.items, taste.values)  # no need to draw a support yet
+        return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(len(taste)))
+
+    def share_of(self, ratings: int) -> int:
+        """How many of so many ratings are support: the share, but at least one, and one is left for the query."""
+        return min(max(1, round(self.support * ratings)), ratings - 1)
+
+    def with_others(self, taste: Taste, draw: np.random.Generator, support: int) -> Local:
+        """Items taken, `support` of them drawn as support, each with `negatives` others that go where it goes."""
+        taken = len(taste)
+        if taken >= self.items:
+            raise ValueError(f"has taken all {taken} items; there is nothing left to tell them from")
+        wanted = min(self.negatives * taken, self.items - taken)
+        drawn = draw.choice(self.items, wanted + taken, replace=False)
+        others = drawn[~np.isin(drawn, taste.items)][:wanted]
+        rows = np.concatenate([taste.items, others]).astype(np.int32)
+        order = np.argsort(rows)  # in rising order, rows do not tell which were taken
+        place = np.empty(len(rows), np.int64)
+        place[order] = np.arange(len(rows))
+        owner = np.concatenate([np.arange(taken), np.arange(len(others)) % taken])
+        chosen = np.zeros(taken, np.bool_)
+        chosen[draw.permutation(taken)[:support]] = True
+        y = np.repeat(np.array([1, 0], np.float32), [taken, len(others)])
+        weights = np.where(y > 0, 1, self.negative_weight).astype(np.float32)
+        pairs = np.stack([place[owner[taken:]], place[taken:]])
+        return Local(rows[order], y[order], 0, 0, chosen[owner][order], weights[order], pairs)
+
+    def work(self, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
+        """Fill in vectors and predictions of a batch, and train the items of its queries in place."""
+        (rank_and_train if self.loss == "bpr" else rebuild_and_train)(self.rules, batch, epochs, proximal)
+
+    @property
+    def rules(self) -> Rules:
+        """The settings that the work depends on."""
+        passes = self.passes if self.rebuild == "sgd" else 0
+        numbers = (self.ridge, self.ridge_bias, passes, self.rebuild_lr, self.lr, self.weight_decay)
+        return Rules(self.biases, *numbers, fast=self.compiled, workers=self.workers)
+
+    def _answers(self, requests: Sequence[Request], works: Sequence[Local]) -> list[Reply]:
+        if not requests:
+            return []
+        do, config = requests[0].do, requests[0].config
+        if do == "rows":
+            return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]
+        if do not in ("train", "evaluate", "probe"):
+            raise ValueError(f"FedRecon can train, evaluate and probe, not {do!r}")
+        asked = asked_for(config)
+        batch = batch_of(works, gathered(requests, works), self.centre, self.compiled)
+        with np.errstate(over="ignore", invalid="ignore"):  # training that diverges is named by the round
+            self.work(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)))
+            return self._replies(batch, do, asked)
+
+    def _replies(self, batch: Batch, do: str, asked: frozenset[str]) -> list[Reply]:
+        """What leaves the clients: the rows of the query, trained, and figures of how well it had been predicted."""
+        query = np.flatnonzero(~batch.support)
+        ends = np.searchsorted(query, batch.offsets[1:]).tolist()
+        training = do == "train"
+        x, rows = (batch.x.take(query, axis=0), batch.rows[query]) if training else (batch.x[:0], batch.rows[:0])
+        losses = self.losses(batch, query, ends)
+        replies = []
+        for user, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            metrics, extras = {"loss": losses[user]}, {}
+            if do == "evaluate" and self.loss != "bpr":
+                metrics["rmse"] = losses[user] ** 0.5
+            if asked:
+                metrics |= self._figures(batch, user, query[begin:end], asked)
+            if "squared_errors" in asked:
+                extras = self._errors(batch, query[begin:end])
+            arrays = {ITEMS: x[begin:end], ITEM_ROWS: rows[begin:end]} if training else {}
+            replies.append(Reply(arrays, extras, metrics, end - begin))
+        return replies
+
+    def losses(self, batch: Batch, query: npt.NDArray[np.intp], ends: Sequence[int]) -> list[float]:
+        """The mean loss of each user's query, before its items were trained."""
+        if self.loss != "bpr":
+            squares = batch.weights[query] * (batch.y[query] - batch.predictions[query]) ** 2
+            begins = [0, *ends[:-1]]
+            sums = np.add.reduceat(squares.astype(np.float64), begins) / np.add.reduceat(batch.weights[query], begins)
+            return list(map(float, sums))
+        losses = []
+        for user, pairs in enumerate(batch.pairs):
+            mine = slice(batch.offsets[user], batch.offsets[user + 1])
+            i, j = pairs[:, ~batch.support[mine][pairs[0]]] if pairs is not None else ([], [])
+            scores = batch.predictions[mine].astype(np.float64)
+            losses.append(float(np.logaddexp(0, scores[j] - scores[i]).mean()))
+        return losses
+
+    def _figures(self, batch: Batch, user: int, query: npt.NDArray[np.intp], asked: frozenset[str]) -> dict[str, float]:
+        """Figures that selectors ask for: of the errors, of their gradient, and of how undecided predictions are."""
+        errors = (batch.y[query] - batch.predictions[query]).astype(np.float64)
+        figures = {}
+        if "rms_loss" in asked:
+            figures["rms_loss"] = float(np.sqrt(np.mean(errors**4)))
+        if "gradient_norm" in asked:  # of the mean squared error: 2 / n |errors| |d p / d x|
+            v = batch.vectors[user].astype(np.float64)
+            v[: int(self.biases)] = 1
+            figures["gradient_norm"] = float(2 / len(query) * np.linalg.norm(errors) * np.linalg.norm(v))
+        if "entropy" in asked:  # of p(level) ~ exp(-(level - prediction)^2 / 2)
+            gaps = self._scale()[None] - (batch.predictions[query] + self.centre)[:, None]
+            logs = -(gaps**2) / 2
+            logs -= np.logaddexp.reduce(logs, axis=1, keepdims=True)
+            figures["entropy"] = float(-(np.exp(logs) * logs).sum(1).mean())
+        return figures
+
+    def _errors(self, batch: Batch, query: npt.NDArray[np.intp]) -> Arrays:
+        """Squared errors in levels, (nearest level - level)^2, a byte a rating."""
+        scale = self._scale()
+        found, true = (
+            np.abs(scale[None] - (values[query] + self.centre)[:, None]).argmin(1)
+            for values in (batch.predictions, batch.y)
+        )
+        squares = np.minimum((found - true) ** 2, 255).astype(np.uint8)
+        return {"squared_errors": squares, "batch_sizes": np.array([len(squares)], np.int32)}
+
+    def _scale(self) -> npt.NDArray[np.float64]:
+        return np.array((0.0, 1.0) if self.implicit else self.levels)
+
+
+def gathered(requests: Sequence[Request], works: Sequence[Local]) -> npt.NDArray[np.float32]:
+    """The vectors of all items worked on, from slices of the item matrix or from the whole of it."""
+    first = requests[0].arrays
+    if ITEM_ROWS not in first and all(r.arrays is first for r in requests):
+        return first[ITEMS].take(np.concatenate([w.rows for w in works]), axis=0)
+    return np.concatenate([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
+
+
+def pick(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """The item vectors of these rows."""
+    sent = arrays.get(ITEM_ROWS)
+    if sent is None:
+        return np.asarray(arrays[ITEMS][rows])
+    if sent is not rows and not np.array_equal(sent, rows):
+        raise ValueError("was not sent the rows it asked for")
+    return arrays[ITEMS]
+
+
+def asked_for(config: Mapping[str, Scalar]) -> frozenset[str]:
+    """What the server asks for besides arrays and loss: its `extras`, separated by commas."""
+    names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
+    if strange := sorted(names - TOLD - {"squared_errors"}):
+        raise ValueError(f"there are no extras {', '.join(strange)}")
+    return names

@@ -1,0 +1,215 @@
+"""The work of many users at once, compiled by numba: rebuild each user's vector, predict, train the items.
+
+`work` is written in plain loops and compiled where numba is installed. Without it, `mutirao.recsys.local` does
+the same with NumPy, a user at a time; the two agree to the accuracy of float32.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+
+MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64's numbers
+PAD = 32  # ratings are taken in steps of so many: no sum has a slow end
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered, but NaN and infinity stay what they are
+
+
+def work(
+    x: Any,
+    y: Any,
+    weights: Any,
+    support: Any,
+    offsets: Any,
+    vectors: Any,
+    predictions: Any,
+    biases: bool,
+    ridge: float,
+    ridge_bias: float,
+    passes: int,
+    rebuild_lr: float,
+    epochs: int,
+    lr: float,
+    decay: float,
+    proximal: float,
+    low: int,
+    high: int,
+) -> None:
+    """For users `low` to `high`: the vector from the support, predictions of the query, then its `x` trained in place.
+
+    User u has the ratings offsets[u]:offsets[u + 1], whose item vectors are rows of `x`. With biases, column 0 of `x`
+    is the item's bias and element 0 of the vector the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
+    With `passes` = 0 the vector is the exact solution of the ridge regression, else that of so many passes of SGD.
+    """
+    d = x.shape[1]
+    first = 1 if biases else 0
+    most = 0
+    for user in range(low, high):
+        most = max(most, offsets[user + 1] - offsets[user])
+    even = d + d % 2  # rows are worked on in pairs
+    space = np.zeros((even + 1) * (most + PAD), np.float32)
+    root = np.zeros((even, even), np.float64)  # Cholesky's, U in U^T U
+    right = np.zeros(even, np.float64)
+    v = np.zeros(d, np.float32)
+    start = np.zeros(d, np.float32)
+    for user in range(low, high):
+        begin, end = offsets[user], offsets[user + 1]
+        v[:] = 0
+        if passes == 0:
+            n = 0
+            for k in range(begin, end):
+                n += support[k]
+            # The support on its side, filled up with zeros: sums over ratings run over neighbours, in whole steps.
+            wide = (n + PAD - 1) // PAD * PAD
+            columns = space[: (even + 1) * wide].reshape(even + 1, wide)
+            columns[:] = 0
+            targets = columns[even]
+            n = 0
+            for k in range(begin, end):
+                if support[k]:
+                    scale = np.sqrt(weights[k])
+                    for j in range(first, d):
+                        columns[j, n] = scale * x[k, j]
+                    targets[n] = scale * y[k]
+                    if biases:
+                        columns[0, n] = scale
+                        targets[n] -= scale * x[k, 0]
+                    n += 1
+            for i in range(0, even, 2):
+                for j in range(i, even, 2):
+                    s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+                    for k in range(wide):
+                        a, b, e, f = columns[i, k], columns[i + 1, k], columns[j, k], columns[j + 1, k]
+                        s0 += a * e
+                        s1 += a * f
+                        s2 += b * e
+                        s3 += b * f
+                    root[i, j], root[i, j + 1], root[i + 1, j], root[i + 1, j + 1] = s0, s1, s2, s3
+                total = np.float32(0)
+                other = np.float32(0)
+                for k in range(wide):
+                    total += columns[i, k] * targets[k]
+                    other += columns[i + 1, k] * targets[k]
+                right[i], right[i + 1] = total, other
+            for i in range(d):
+                root[i, i] += ridge_bias if i < first else ridge
+                fours = i // 4 * 4  # four rows at a time: what is left of the diagonal is never looked at
+                for k in range(0, fours, 4):
+                    f0, f1, f2, f3 = root[k, i], root[k + 1, i], root[k + 2, i], root[k + 3, i]
+                    for j in range(d):
+                        root[i, j] -= f0 * root[k, j] + f1 * root[k + 1, j] + f2 * root[k + 2, j] + f3 * root[k + 3, j]
+                for k in range(fours, i):
+                    f0 = root[k, i]
+                    for j in range(d):
+                        root[i, j] -= f0 * root[k, j]
+                scale = 1 / np.sqrt(root[i, i])
+                for j in range(d):
+                    root[i, j] *= scale
+                for k in range(i):
+                    right[i] -= root[k, i] * right[k]
+                right[i] *= scale
+            for i in range(d - 1, -1, -1):
+                for j in range(i + 1, d):
+                    right[i] -= root[i, j] * right[j]
+                right[i] /= root[i, i]
+                v[i] = right[i]
+        for _ in range(passes):
+            for k in range(begin, end):
+                if support[k]:
+                    p = v[0] + x[k, 0] if biases else np.float32(0)
+                    for j in range(first, d):
+                        p += v[j] * x[k, j]
+                    pull = np.float32(rebuild_lr * weights[k] * (y[k] - p))
+                    keep = np.float32(1 - rebuild_lr * ridge)
+                    for j in range(first, d):
+                        v[j] = keep * v[j] + pull * x[k, j]
+                    if biases:
+                        v[0] = np.float32(1 - rebuild_lr * ridge_bias) * v[0] + pull
+        for j in range(d):
+            vectors[user, j] = v[j]
+        for k in range(begin, end):
+            if support[k]:
+                continue
+            p = v[0] + x[k, 0] if biases else np.float32(0)
+            for j in range(first, d):
+                p += v[j] * x[k, j]
+            predictions[k] = p
+            for j in range(d):
+                start[j] = x[k, j]
+            keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+            for _ in range(epochs):
+                pull = np.float32(lr * weights[k] * (y[k] - p))
+                p = np.float32(0)
+                for j in range(first, d):
+                    x[k, j] = keep * x[k, j] + back * start[j] + pull * v[j]
+                    p += v[j] * x[k, j]
+                if biases:
+                    x[k, 0] = keep * x[k, 0] + back * start[0] + pull
+                    p += v[0] + x[k, 0]
+
+
+def split(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
+    """Mark counts[u] of each user's ratings as support: the first of a shuffle (Fisher and Yates) drawn from seeds[u].
+
+    The numbers are those of SplitMix64 (Steele, Lea and Flood, 2014): any client draws the same with or without numba.
+    """
+    order = np.zeros(0, np.int64)
+    for user in range(len(seeds)):
+        begin, n = offsets[user], offsets[user + 1] - offsets[user]
+        if len(order) < n:
+            order = np.zeros(n, np.int64)
+        for k in range(n):
+            order[k] = k
+        state = np.uint64(seeds[user])
+        for k in range(counts[user]):
+            state += np.uint64(MIX[0])
+            z = (state ^ (state >> np.uint64(30))) * np.uint64(MIX[1])
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX[2])
+            z = z ^ (z >> np.uint64(31))
+            other = k + np.int64(z % np.uint64(n - k))
+            chosen = order[other]
+            order[other] = order[k]
+            support[begin + chosen] = True
+
+
+def factorise(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases: bool, lr: float, decay: float) -> Any:
+    """One epoch of SGD over ratings in the order given: e = y - prediction; p += lr (e q - decay p), q likewise.
+
+    Columns 0 of `p` and `q` are biases, if there are any. Returns the sum of e^2 as met on the way.
+    """
+    d = p.shape[1]
+    first = 1 if biases else 0
+    total = 0.0
+    rate, keep = np.float32(lr), np.float32(1 - lr * decay)
+    for t in range(len(order)):
+        k = order[t]
+        u, i = users[k], items[k]
+        guess = p[u, 0] + q[i, 0] if biases else np.float32(0)
+        for j in range(first, d):
+            guess += p[u, j] * q[i, j]
+        error = y[k] - guess
+        total += np.float64(error) * np.float64(error)
+        pull = rate * error
+        for j in range(first, d):
+            mine = p[u, j]
+            p[u, j] = keep * mine + pull * q[i, j]
+            q[i, j] = keep * q[i, j] + pull * mine
+        if biases:
+            p[u, 0] += pull
+            q[i, 0] += pull
+    return total
+
+
+@functools.cache
+def compiled(name: str) -> Any:
+    """A function of this module compiled; None without numba, which keeps it on disk: only the first process waits."""
+    try:
+        numba: Any = importlib.import_module("numba")
+    except ImportError:
+        return None
+    function = {"work": work, "split": split, "factorise": factorise}[name]
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        return numba.njit(**options)(function)

@@ -1,0 +1,182 @@
+"""What users work on in a round, side by side, and the squared loss: rebuild the vectors, predict, train the items."""
+
+import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.recsys.kernel import MIX, compiled
+
+USER = 40  # ratings that take as long as what a user takes however few it has
+AT_ONCE = 16  # users for whom a second thread is worth its start
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Local(NamedTuple):
+    """One user's work: rows of the items, in rising order, and targets. Who brings no support draws one from `seed`."""
+
+    rows: npt.NDArray[np.int32]
+    y: Floats
+    seed: int = 0
+    draws: int = 0  # how many ratings to draw as support
+    support: Mask | None = None
+    weights: Floats | None = None  # None: all 1
+    pairs: Ints | None = None  # positions of items taken, and of others drawn for them
+
+
+@dataclass
+class Batch:
+    """The work of some users, one after the other; `x` holds the vectors of their items and is trained in place."""
+
+    offsets: Ints
+    rows: npt.NDArray[np.int32]
+    x: Floats
+    y: Floats
+    weights: Floats
+    support: Mask
+    vectors: Floats  # users x dimension: they stay here
+    predictions: Floats  # of the query
+    pairs: list[Ints | None]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the work depends on; see `mutirao.recsys.fedrecon.FedRecon`. No result depends on the number of workers."""
+
+    biases: bool
+    ridge: float
+    ridge_bias: float
+    passes: int  # of SGD; 0: the vector is solved for
+    rebuild_lr: float
+    lr: float
+    decay: float
+    fast: bool = True
+    workers: int = 0
+
+
+def batch_of(works: Sequence[Local], x: Floats, centre: float, fast: bool) -> Batch:
+    """The work of some users side by side; targets are counted from `centre`."""
+    lengths = np.array([len(w.rows) for w in works], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    y = np.concatenate([w.y for w in works])
+    if works[0].support is not None:
+        support = np.concatenate([w.support for w in works if w.support is not None])
+    else:
+        support = drawn([w.seed for w in works], [w.draws for w in works], offsets, fast)
+    weighted = works[0].weights is not None
+    return Batch(
+        offsets=offsets,
+        rows=np.concatenate([w.rows for w in works]),
+        x=x,
+        y=(y - np.float32(centre)).astype(np.float32),
+        weights=np.concatenate([w.weights for w in works if w.weights is not None]) if weighted else np.ones_like(y),
+        support=support,
+        vectors=np.zeros((len(works), x.shape[1]), np.float32),
+        predictions=np.zeros(len(y), np.float32),
+        pairs=[w.pairs for w in works],
+    )
+
+
+def drawn(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fast: bool) -> Mask:
+    """A mask with so many ratings of each user, drawn from its seed; the same with numba and without."""
+    support = np.zeros(offsets[-1], np.bool_)
+    split = compiled("split") if fast else None
+    if split is not None:
+        split(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
+        return support
+    for state, count, begin, end in zip(seeds, counts, offsets.tolist(), offsets[1:].tolist(), strict=False):
+        order = list(range(end - begin))
+        for k in range(count):  # see `split` in the kernel, of which this is the plain form
+            state, z = mixed(state)
+            other = k + z % (len(order) - k)
+            support[begin + order[other]] = True
+            order[other] = order[k]
+    return support
+
+
+def mixed(state: int) -> tuple[int, int]:
+    """The next state and number of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    last = (1 << 64) - 1
+    state = (state + MIX[0]) & last
+    z = ((state ^ (state >> 30)) * MIX[1]) & last
+    z = ((z ^ (z >> 27)) * MIX[2]) & last
+    return state, z ^ (z >> 31)
+
+
+def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
+    """Fill in the vectors and predictions of a batch, then let the items of its queries make `epochs` steps."""
+    work = compiled("work") if rules.fast else None
+    if work is None:
+        for user in range(len(batch)):
+            work_plainly(rules, batch, user, epochs, proximal)
+        return
+    how_vectors = (rules.biases, rules.ridge, rules.ridge_bias, rules.passes, rules.rebuild_lr)
+    numbers = (*how_vectors, epochs, rules.lr, rules.decay, proximal)
+    arrays = (batch.x, batch.y, batch.weights, batch.support, batch.offsets, batch.vectors, batch.predictions)
+    workers = rules.workers or cores()
+    if workers == 1 or len(batch) < AT_ONCE:
+        work(*arrays, *numbers, 0, len(batch))
+        return
+    cost = batch.offsets + USER * np.arange(len(batch) + 1)  # users differ in ratings: deal the work evenly
+    ends = np.searchsorted(cost, np.linspace(0, cost[-1], workers + 1)).tolist()
+    ends[0], ends[-1] = 0, len(batch)
+    shared: tuple[Any, ...] = (*arrays, *numbers)
+    others = [pool(workers - 1, os.getpid()).submit(work, *shared, *part) for part in pairwise(ends[1:])]
+    work(*arrays, *numbers, *ends[:2])  # this thread does its part
+    for other in others:
+        other.result()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=4)
+def pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked child has none of its parent's."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="mutirao-users")
+
+
+def work_plainly(rules: Rules, batch: Batch, user: int, epochs: int, proximal: float) -> None:
+    """One user's work with NumPy: what `mutirao.recsys.kernel.work` does in compiled loops."""
+    mine = slice(batch.offsets[user], batch.offsets[user + 1])
+    x, y, w, chosen = batch.x[mine], batch.y[mine], batch.weights[mine], batch.support[mine]
+    # With biases, 1 takes the place of the item's bias, which is taken off the target: v_0 then is the user's bias.
+    features, first = x.astype(np.float64), int(rules.biases)
+    known = features[:, 0].copy() if rules.biases else np.zeros(len(x))
+    features[:, :first] = 1
+    penalty = np.full(x.shape[1], rules.ridge)
+    penalty[:first] = rules.ridge_bias
+    if rules.passes:
+        v = np.zeros(x.shape[1], np.float64)
+        for _ in range(rules.passes):
+            for k in np.flatnonzero(chosen):
+                pull = rules.rebuild_lr * w[k] * (y[k] - known[k] - features[k] @ v)
+                v = (1 - rules.rebuild_lr * penalty) * v + pull * features[k]
+    else:
+        s, weight = features[chosen], w[chosen].astype(np.float64)
+        gram = (s * weight[:, None]).T @ s + np.diag(penalty)
+        v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - known)[chosen])), np.float64)
+    batch.vectors[user] = v
+    query = np.flatnonzero(~chosen)
+    batch.predictions[mine][query] = known[query] + features[query] @ v
+    step = np.where(np.arange(x.shape[1]) < first, 1.0, v)  # d p / d x
+    start = x[query].astype(np.float64)
+    moved, constant = start.copy(), v[0] if rules.biases else 0.0
+    for _ in range(epochs):
+        error = w[query] * (y[query] - constant - moved @ step)
+        moved += rules.lr * (np.outer(error, step) - rules.decay * moved - proximal * (moved - start))
+    x[query] = moved

@@ -1,0 +1,411 @@
+"""Ratings as their publishers ship them: MovieLens, the Netflix Prize, or any CSV or Parquet with named columns.
+
+`read_line` is the definition of a line. `fast_block` reads many at once with NumPy; a block it is not sure of in every
+cell is left to the definition, which understands it or says what is wrong, with file and line.
+"""
+
+import csv
+import datetime
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.recsys.embeddings import Catalogue, catalogue_file, read_titles
+from mutirao.recsys.ratings import Ratings, gather
+
+BLOCK = 1 << 22  # bytes of text read at once: the working arrays stay small
+MOST_DIGITS = 18  # whole numbers up to here fit into 64 bits
+LONGEST_ID = 200
+KEYS = ("user", "item", "rating", "time")
+ALIASES = {
+    "user": ("user", "userid", "user_id", "customer", "customerid", "customer_id"),
+    "item": ("item", "itemid", "item_id", "movie", "movieid", "movie_id"),
+    "rating": ("rating", "value", "score", "stars"),
+    "time": ("time", "timestamp", "date", "unixtime"),
+}
+WHOLE = re.compile(r"0|[1-9]\d{0,17}")
+NUMBER = re.compile(r"-?(?:\d{1,15}\.?\d{0,15}|\.\d{1,15})")
+SECONDS = re.compile(r"\d{1,15}(?:\.\d*)?")
+HEADING = re.compile(rb"^(\d+):[ \r]*\n", re.MULTILINE)
+EPOCH = datetime.date(1970, 1, 1)
+DAY = 86_400
+
+Ids = npt.NDArray[np.int64] | npt.NDArray[np.str_]
+Ints = npt.NDArray[np.int64]
+Letters = npt.NDArray[np.uint8]
+
+
+class Columns(NamedTuple):
+    """Ratings as read: ids are whole numbers where all of them are, or else text."""
+
+    users: Ids
+    items: Ids
+    values: npt.NDArray[np.float64]
+    times: Ints
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a line is made: what separates its cells, how many there are, and which holds what (-1: none does)."""
+
+    separator: str
+    cells: int
+    user: int
+    item: int
+    rating: int = -1
+    time: int = -1
+    header: bool = False
+
+    @property
+    def form(self) -> str:
+        """What a right line looks like."""
+        names = {self.user: "USER", self.item: "ITEM", self.rating: "RATING", self.time: "TIME"}
+        return self.separator.join(names.get(k, "...") for k in range(self.cells))
+
+
+MOVIELENS_100K = Layout("\t", 4, 0, 1, 2, 3)
+MOVIELENS_1M = Layout("::", 4, 0, 1, 2, 3)
+NETFLIX = Layout(",", 3, 0, -1, 1, 2)  # the item stands in a heading of its own
+FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
+
+
+def read(path: Path, columns: str = "") -> Ratings:
+    """The ratings at `path`: a folder as published, or a file. `columns` names those of a file of one's own.
+
+    `columns` is "item,user,rating" (the order in a file without a header), or "user=reader,item=book,rating=stars"
+    (the names in the header, where they are not the usual ones). Without a rating column every line counts 1.
+    """
+    parts = [part for source in sources(path, columns) for part in source()]
+    if not sum(len(part.users) for part in parts):
+        raise ConfigError(f"{path} holds no ratings")
+    users, items = together([part.users for part in parts]), together([part.items for part in parts])
+    values, times = np.concatenate([part.values for part in parts]), np.concatenate([part.times for part in parts])
+    return gather(users, items, values, times, titles_beside(path))
+
+
+def check(path: Path | str | None) -> list[str]:
+    """What a set of ratings holds, in a few lines."""
+    if path is None:
+        raise ConfigError("name the folder, such as: mutirao data check movielens ~/ml-1m")
+    ratings = read(Path(path))
+    counts, catalogue = ratings.counts(), ratings.catalogue
+    titled = sum(bool(title) for title in catalogue.titles)
+    filled = len(ratings) / (len(ratings.users) * len(catalogue))
+    low, high, mean = ratings.values.min(), ratings.values.max(), ratings.values.mean(dtype=np.float64)
+    return [
+        f"{len(ratings):,} ratings of {len(catalogue):,} items by {len(ratings.users):,} users: {filled:.2%}",
+        f"ratings from {low:g} to {high:g}, {mean:.3f} on average; {titled:,} items have titles",
+        f"a user has {counts.min():,} to {counts.max():,} ratings, half of them at most {int(np.median(counts)):,}",
+    ]
+
+
+def together(ids: Sequence[Ids]) -> Ids:
+    """Ids of several parts: text if any of them is."""
+    kind = np.int64 if all(part.dtype == np.int64 for part in ids) else np.str_
+    return np.concatenate([part.astype(kind) for part in ids])
+
+
+def titles_beside(path: Path) -> Catalogue | None:
+    """The catalogue that lies in the folder of the ratings, if there is one."""
+    file = catalogue_file(path if path.is_dir() else path.parent)
+    return read_titles(file) if file is not None else None
+
+
+def sources(path: Path, columns: str) -> list[Callable[[], Iterator[Columns]]]:
+    """How to read each of the files that hold the ratings."""
+    if not path.exists():
+        raise ConfigError(f"{path} is not there; right would be a folder of MovieLens or Netflix, or a file of ratings")
+    if not path.is_dir():
+        return [reader(path, columns)]
+    for name in (*FILES, "ratings.csv"):
+        if (path / name).is_file():
+            return [reader(path / name, columns)]
+    for pattern in ("training_set*/mv_*.txt", "mv_*.txt", "combined_data_*.txt"):
+        if found := sorted(path.glob(pattern)):
+            return [partial(read_netflix, file) for file in found]
+    raise ConfigError(
+        f"{path} holds no ratings; right would be ratings.dat, u.data, ratings.csv, training_set/mv_*.txt or "
+        f"combined_data_*.txt in it"
+    )
+
+
+def has_ratings(folder: Path) -> bool:
+    """Whether the folder holds ratings as published."""
+    try:
+        return bool(sources(folder, ""))
+    except ConfigError:
+        return False
+
+
+def reader(file: Path, columns: str) -> Callable[[], Iterator[Columns]]:
+    """How to read one file, judged by its name."""
+    if file.name in FILES and not columns:
+        return partial(read_lines, file, FILES[file.name])
+    if re.fullmatch(r"(mv_|combined_data_).*\.txt", file.name):
+        return partial(read_netflix, file)
+    if file.suffix == ".parquet":
+        return partial(read_parquet, file, columns)
+    if columns and "=" not in columns:
+        return partial(read_lines, file, layout_of(file, [c.strip() for c in columns.split(",")], ",", "", False))
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        first = stream.readline()
+    separator = "\t" if "\t" in first else ","
+    header = next(csv.reader([first], delimiter=separator), [])
+    return partial(read_lines, file, layout_of(file, header, separator, columns, True))
+
+
+def layout_of(file: Path, header: Sequence[str], separator: str, columns: str, in_file: bool) -> Layout:
+    """Which column holds what, by the names asked for or the usual ones."""
+    at = column_numbers(file, header, columns)
+    return Layout(separator, len(header), at["user"], at["item"], at["rating"], at["time"], in_file)
+
+
+def column_numbers(file: Path, header: Sequence[str], columns: str) -> dict[str, int]:
+    """The place of each column in a header (-1: it has none)."""
+    wanted = dict.fromkeys(KEYS, "")
+    for pair in filter(None, columns.split(",")):
+        key, _, name = (part.strip() for part in pair.partition("="))
+        if key not in KEYS or not name:
+            raise ConfigError(f"columns: {pair!r} is not of the form {'|'.join(KEYS)}=NAME")
+        wanted[key] = name
+    lower = [name.strip().lower() for name in header]
+    at = {}
+    for key, name in wanted.items():
+        if name and name.lower() not in lower:
+            raise ConfigError(f"{file} has no column {name!r}; it has {', '.join(header)[:200] or 'none'}")
+        names = (name.lower(),) if name else ALIASES[key]
+        at[key] = next((lower.index(n) for n in names if n in lower), -1)
+    if at["user"] < 0 or at["item"] < 0:
+        raise ConfigError(
+            f"{file} does not say which columns hold users and items (its first line: {','.join(header)[:80]!r}); "
+            f"right would be columns=item,user,rating or columns=user=reader,item=book"
+        )
+    return at
+
+
+def read_lines(file: Path, layout: Layout) -> Iterator[Columns]:
+    """A text file a block of whole lines at a time."""
+    first = 1
+    with file.open("rb") as stream:
+        if layout.header:
+            stream.readline()
+            first = 2
+        while text := stream.read(BLOCK):
+            text += stream.readline()
+            yield read_block(text, layout, file, first)
+            first += text.count(b"\n")
+
+
+def read_netflix(file: Path) -> Iterator[Columns]:
+    """Lines USER,RATING,YYYY-MM-DD under headings ITEM: as in the Netflix Prize."""
+    text = file.read_bytes()
+    before, *rest = HEADING.split(text)
+    if before.strip() or not rest:
+        raise ConfigError(f"{file}, line 1: no heading ITEM: stands before the ratings; is this a file of Netflix's?")
+    line = 1
+    for item, body in zip(rest[::2], rest[1::2], strict=True):
+        found = read_block(body, NETFLIX, file, line + 1)
+        yield found._replace(items=np.full(len(found.users), int(item), np.int64))
+        line += 1 + body.count(b"\n")
+
+
+def read_parquet(file: Path, columns: str) -> Iterator[Columns]:
+    """A Parquet file; ids are whole numbers or text, times seconds or timestamps."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ConfigError(f"{file}: Parquet needs pyarrow; install mutirao[recsys]") from error
+    try:
+        names = list(parquet.read_schema(file).names)
+        at = {k: names[v] for k, v in column_numbers(file, names, columns).items() if v >= 0}
+        found = parquet.read_table(file, columns=list(at.values()))
+        table = {k: found.column(name).to_numpy() for k, name in at.items()}
+    except (ArrowException, OSError) as error:
+        raise ConfigError(f"{file} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from error
+    rows = len(table["user"])
+    values = _finite(file, at, table, "rating", np.ones(rows))
+    if "time" in table and table["time"].dtype.kind == "M":
+        table["time"] = table["time"].astype("datetime64[s]").astype(np.int64)
+    times = _finite(file, at, table, "time", np.zeros(rows)).astype(np.int64)
+    ids = []
+    for key in ("user", "item"):
+        column = table[key]
+        if column.dtype.kind == "O":
+            empty = next((i for i, v in enumerate(column) if v is None or not str(v).strip()), None)
+            column = column.astype(np.str_)
+        else:
+            empty = None if column.dtype.kind in "iu" else 0
+        if empty is not None:
+            raise ConfigError(f"{file}, row {empty + 1}: column {at[key]!r} holds no id (whole number or text)")
+        ids.append(column.astype(np.int64) if column.dtype.kind in "iu" else column)
+    yield Columns(ids[0], ids[1], values, times)
+
+
+def _finite(
+    file: Path,
+    at: dict[str, str],
+    table: dict[str, npt.NDArray[np.generic]],
+    key: str,
+    default: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    if key not in table:
+        return default
+    try:
+        numbers = table[key].astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: column {at[key]!r} holds no numbers") from error
+    if len(wrong := np.flatnonzero(~np.isfinite(numbers))):
+        raise ConfigError(f"{file}, row {wrong[0] + 1}: {at[key]} is {numbers[wrong[0]]}; right would be a number")
+    return numbers
+
+
+def read_block(text: bytes, layout: Layout, file: Path, first: int) -> Columns:
+    """Whole lines, the first of which is line `first` of the file."""
+    found = fast_block(text, layout)
+    if found is not None:
+        return found
+    rows = []
+    for number, line in enumerate(text.split(b"\n"), first):
+        if line.strip():
+            try:
+                rows.append(read_line(line.rstrip(b"\r").decode("utf-8", "replace"), layout))
+            except ValueError as error:
+                raise ConfigError(f"{file}, line {number}: {error}; right would be {layout.form!r}") from error
+    users, items, values, times = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Columns(_ids(users), _ids(items), np.array(values, np.float64), np.array(times, np.int64))
+
+
+def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, int]:
+    """User, item, rating and time of a line; ValueError says what is wrong.
+
+    >>> read_line("1::1193::5::978300760", MOVIELENS_1M)
+    (1, 1193, 5.0, 978300760)
+    """
+    if len(layout.separator) > 1:
+        cells = line.split(layout.separator)
+    else:
+        cells = next(csv.reader([line], delimiter=layout.separator), [])
+    if len(cells) != layout.cells:
+        raise ValueError(f"{len(cells)} cells instead of {layout.cells}")
+    cells = [cell.strip() for cell in cells]
+    user = _id(cells[layout.user], "user")
+    item = _id(cells[layout.item], "item") if layout.item >= 0 else 0
+    rating = cells[layout.rating] if layout.rating >= 0 else "1"
+    if not NUMBER.fullmatch(rating):
+        raise ValueError(f"{rating[:40]!r} is not a rating")
+    return user, item, float(rating), _time(cells[layout.time]) if layout.time >= 0 else 0
+
+
+def _id(cell: str, what: str) -> int | str:
+    if not cell or len(cell) > LONGEST_ID or not cell.isprintable():
+        raise ValueError(f"{cell[:40]!r} is no id of a {what}")
+    return int(cell) if WHOLE.fullmatch(cell) else cell
+
+
+def _time(cell: str) -> int:
+    if SECONDS.fullmatch(cell):
+        return int(float(cell))
+    try:
+        return (datetime.date.fromisoformat(cell[:10]) - EPOCH).days * DAY
+    except ValueError as error:
+        raise ValueError(f"{cell[:40]!r} is neither seconds nor a date YYYY-MM-DD") from error
+
+
+def _ids(ids: Sequence[int | str]) -> Ids:
+    if all(isinstance(i, int) for i in ids):
+        return np.array(ids, np.int64)
+    return np.array([str(i) for i in ids], np.str_)
+
+
+def fast_block(text: bytes, layout: Layout) -> Columns | None:
+    """The same for lines of plain digits, all at once; None if anything in the block is not as plain as that."""
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    if len(layout.separator) > 1:
+        if b"\t" in text:
+            return None
+        text = text.replace(layout.separator.encode(), b"\t")
+    letters = np.frombuffer(text, np.uint8)
+    separator = ord("\t") if len(layout.separator) > 1 else ord(layout.separator)
+    ends = np.flatnonzero((letters == separator) | (letters == ord("\n")))
+    if len(ends) % layout.cells:
+        return None
+    begins = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, layout.cells)
+    table = ends.reshape(-1, layout.cells)
+    breaks = letters[table] == ord("\n")
+    if breaks[:, :-1].any() or not breaks[:, -1].all():
+        return None
+
+    def cell(k: int) -> tuple[Ints, Ints]:
+        return begins[:, k], table[:, k] - begins[:, k]
+
+    users = _whole(letters, *cell(layout.user))
+    items = _whole(letters, *cell(layout.item)) if layout.item >= 0 else np.zeros(len(table), np.int64)
+    values = _decimal(letters, *cell(layout.rating)) if layout.rating >= 0 else np.ones(len(table))
+    times = _moment(letters, *cell(layout.time)) if layout.time >= 0 else np.zeros(len(table), np.int64)
+    if users is None or items is None or values is None or times is None:
+        return None
+    return Columns(users, items, values, times)
+
+
+def _whole(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
+    """Whole numbers without leading zeros, so that each is the only way to write it."""
+    if not len(width):
+        return np.zeros(0, np.int64)
+    if width.min() < 1 or width.max() > MOST_DIGITS or ((letters[begin] == ord("0")) & (width > 1)).any():
+        return None
+    return _digits(letters, begin, width)
+
+
+def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
+    number = np.zeros(len(begin), np.int64)
+    for k in range(int(width.max(initial=0))):
+        inside = width > k
+        digit = letters[np.where(inside, begin + k, 0)] - np.uint8(ord("0"))  # below "0" wraps to above 9
+        if (digit[inside] > 9).any():
+            return None
+        number = np.where(inside, 10 * number + digit, number)
+    return number
+
+
+def _decimal(letters: Letters, begin: Ints, width: Ints) -> npt.NDArray[np.float64] | None:
+    """Numbers such as 4 or 3.5, with one digit on either side of the point: exact in any order of work."""
+    if not len(width) or width.max() > 3 or width.min() < 1:
+        return None if len(width) else np.zeros(0)
+    whole = _digits(letters, begin, np.minimum(width, 1))
+    if whole is None or (width == 2).any():
+        return None
+    pointed = width == 3
+    if not pointed.any():
+        return whole.astype(np.float64)
+    tenth = _digits(letters, np.where(pointed, begin + 2, 0), pointed.astype(np.int64))
+    if tenth is None or (letters[np.where(pointed, begin + 1, 0)][pointed] != ord(".")).any():
+        return None
+    return (10 * whole + tenth) / 10
+
+
+def _moment(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
+    """Seconds as a whole number, or the day of a date YYYY-MM-DD."""
+    seconds = _whole(letters, begin, width)
+    if seconds is not None or (width != 10).any():
+        return seconds
+    if (letters[begin + 4] != ord("-")).any() or (letters[begin + 7] != ord("-")).any():
+        return None
+    parts = [_digits(letters, begin + at, np.full_like(width, size)) for at, size in ((0, 4), (5, 2), (8, 2))]
+    year, month, day = parts
+    if year is None or month is None or day is None or (month < 1).any() or (month > 12).any() or (year < 1).any():
+        return None
+    months = (year - 1970) * 12 + month - 1
+    start, end = (m.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) for m in (months, months + 1))
+    if (day < 1).any() or (day > end - start).any():
+        return None
+    return (start + day - 1) * DAY

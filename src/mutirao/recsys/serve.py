@@ -1,0 +1,127 @@
+"""Recommend to a user nobody knows: rebuild a vector from a few ratings, here and now, and rank all items by it.
+
+Needs nothing but NumPy and the file of item vectors; the ratings go nowhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.files import load_arrays
+from mutirao.randomness import rng
+from mutirao.recsys.embeddings import Embeddings, has_biases, load
+from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.local import Local, batch_of
+from mutirao.recsys.ratings import Taste
+
+
+class Recommendation(NamedTuple):
+    """An item, and the rating the user is expected to give it (a plain score for implicit feedback)."""
+
+    id: str
+    title: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """Ranks the items of `embeddings` for anyone; the card says how vectors are rebuilt.
+
+    >>> from mutirao.recsys.embeddings import Catalogue
+    >>> films = Catalogue(("a", "b", "c"), ("Ant", "Bee", "Cat"), np.zeros(3, np.int32), np.zeros(3, np.int64))
+    >>> vectors = np.array([[1, 0], [0.9, 0.1], [0, 1]], np.float32)
+    >>> Recommender(Embeddings(films, vectors, {"ridge": 0.1})).recommend({"a": 5.0}, k=1)[0].title
+    'Bee'
+    """
+
+    embeddings: Embeddings
+
+    @classmethod
+    def of(cls, file: Path | str) -> "Recommender":
+        """From a file of item vectors."""
+        return cls(load(Path(file)))
+
+    @cached_property
+    def method(self) -> FedRecon:
+        """How vectors are rebuilt: as the card says, or by default."""
+        card = self.embeddings.card
+        known = {f.name for f in fields(FedRecon)} - {"items", "dimension", "biases", "compiled", "workers"}
+        settings: dict[str, Any] = {k: v for k, v in card.items() if k in known}
+        if "levels" in settings:
+            settings["levels"] = tuple(settings["levels"])
+        items, dimension = self.embeddings.vectors.shape
+        return FedRecon(items, dimension, biases=has_biases(card), compiled=False, **settings)
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return self.embeddings.catalogue.rows()
+
+    def vector(self, ratings: Mapping[str, float]) -> npt.NDArray[np.float32]:
+        """The user's vector, rebuilt from ratings by item id; for implicit feedback the values do not matter."""
+        method, items = self.method, self.embeddings.vectors
+        strange = next((i for i in ratings if i not in self._rows), None)
+        if strange is not None:
+            raise ConfigError(f"item {strange!r} is not in the catalogue of {len(items):,} items")
+        if not all(np.isfinite(v) for v in ratings.values()):
+            raise ConfigError("a rating is not a finite number")
+        if not ratings:
+            return np.zeros(method.dimension, np.float32)
+        rows = np.array([self._rows[i] for i in ratings], np.int32)
+        taste = Taste(rows, np.array(list(ratings.values()), np.float32))
+        if method.implicit:
+            work = method.with_others(taste, rng(0, 0, "serve"), len(taste))
+        else:
+            work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
+        batch = batch_of([work], items[work.rows], method.centre, fast=False)
+        method.work(batch, epochs=0)
+        return np.asarray(batch.vectors[0])
+
+    def scores(self, vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """What the user of that vector would rate each item."""
+        step, first = vector.copy(), int(self.method.biases)
+        step[:first] = 1
+        constant = self.method.centre + float(vector[:first].sum())
+        return np.asarray(self.embeddings.vectors @ step + np.float32(constant))
+
+    def recommend(self, ratings: Mapping[str, float], k: int = 10) -> list[Recommendation]:
+        """The `k` items with the highest scores among those the user has not rated, best first."""
+        scores = self.scores(self.vector(ratings))
+        scores[[self._rows[i] for i in ratings]] = -np.inf
+        k = min(k, len(scores) - len(ratings))
+        if k < 1:
+            return []
+        best = np.argpartition(-scores, k - 1)[:k]
+        catalogue = self.embeddings.catalogue
+        ranked = best[np.lexsort((best, -scores[best]))].tolist()
+        return [Recommendation(catalogue.ids[i], catalogue.titles[i], float(scores[i])) for i in ranked]
+
+
+def embeddings_of_run(folder: Path, model: str = "best") -> Embeddings:
+    """The item vectors of a run of the recsys recipe, at its best round or its last, with all that serving needs."""
+    from mutirao.recipes import recsys
+    from mutirao.running import continued
+    from mutirao.store import Folder
+
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} holds no run")
+    name, config = continued(None, folder, [])
+    if name != "recsys":
+        raise ConfigError(f"{folder} holds a run of {name!r}, not of 'recsys'")
+    if model == "best":
+        arrays, facts = load_arrays(folder / "checkpoints" / "best.safetensors")
+    else:
+        rounds = Folder(folder).committed()
+        if not rounds:
+            raise ConfigError(f"{folder} holds no whole round")
+        arrays, facts = load_arrays(Folder(folder).model(rounds[0]))
+    ratings = recsys.load(config)
+    method = asdict(recsys.method_of(config, ratings))
+    card = {"how": "recsys", "round": facts.get("round"), "seed": config.seed, "data": Path(config.data).name}
+    kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled")}
+    return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)

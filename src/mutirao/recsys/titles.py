@@ -1,0 +1,143 @@
+"""Titles as different catalogues write them, brought to one form, so that "Matrix, The (1999)" is "The Matrix".
+
+A title may carry several names (in brackets, after "a.k.a."), a year, an edition, and words that say it is not one
+film: a season, bonus material, a double feature. `read` takes it apart; `plain` makes a name comparable.
+"""
+
+import html
+import re
+import unicodedata
+from dataclasses import dataclass
+
+ARTICLES = "the|a|an|le|la|les|l'|un|une|il|lo|i|gli|el|los|las|der|die|das|ein|eine|o|os|as|de|het|den|det"
+TRAILING = re.compile(rf"^(?P<name>.+), (?P<article>{ARTICLES})$", re.IGNORECASE)
+LEADING = re.compile(r"^(the|an|a) (?=.)")
+BRACKET = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
+YEAR = re.compile(r"[(\[]\s*((?:18|19|20)\d\d)(?:\s*[-–/]\s*(?:\d{4})?)?\s*[)\]]")
+ALSO = re.compile(r"^(?:a\.?\s?k\.?\s?a\.?|also known as)[:\s]+", re.IGNORECASE)
+SEGMENT = re.compile(r"\s*:\s+|\s+[-–—/]\s+|:$")
+EITHER = re.compile(r",? or[:,]\s+", re.IGNORECASE)  # "Dr. Strangelove or: How I Learned to Stop Worrying"
+OWNER = re.compile(r"^[^:]{2,40}?'s\s+(?=\S)")  # whose film it is: "Bram Stoker's Dracula"
+INITIALS = re.compile(r"\b\w(?:[.*-]\w\b)+")  # "E.T.", "N-I-M-H", "M*A*S*H"
+LETTERS = str.maketrans(
+    {"ø": "o", "æ": "ae", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "&": " and ", "+": " and "}
+)
+
+# A segment of nothing but these words names an edition of the same film.
+EDITION = re.compile(
+    r"^(?:(?:the|an?|special|collectors?|directors?|extended|extreme|limited|deluxe|ultimate|platinum|gold|masterworks|fan|"
+    r"anniversary|\d+th|unrated|uncut|restored|remastered|theatrical|original|standard|wide|full|screen|widescreen|"
+    r"fullscreen|english|french|italian|german|spanish|japanese|russian|hindi|dubbed|subtitled|long|short|home|viewing|"
+    r"disney|silent|animated|imax|re|release|rerelease|edition|version|series|cut|movie|film|motion|picture) ?)+$"
+)
+# What is not one film: a season of "Fame" is not the film "Fame".
+KINDS = {
+    "bonus": re.compile(r"\bbonus (?:material|disc)\b|\bthe making of\b|\bbehind the scenes\b"),
+    "several": re.compile(r"\b(?:double|triple) (?:feature|bill)\b|\b(?:trilogy|box(?:ed)? set)\b| / "),
+    "series": re.compile(
+        r"\b(?:seasons?|series|vols?\.?|volumes?|sets?|discs?|ep\.?) (?:\d|one\b|[ivx]+\b)"
+        r"|\b(?:mini-?series|(?:complete|entire|tv) series|complete collection|tv version)\b|\bpilot(?: episode)?$"
+    ),
+    "documentary": re.compile(
+        r"\(documentary\)|: unauthorized\b|\bbiography$|: live (?:in|at|from)\b|\bgreatest hits\b"
+    ),
+}
+
+# fmt: off
+UNITS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]
+ORDINALS = [
+    "zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth", "thirteenth",
+]
+ROMAN = ["ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii", "xiii", "xiv", "xv"]  # from two
+# fmt: on
+TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+SUFFIX = {1: "st", 2: "nd", 3: "rd"}
+COUNTED = {"part", "pt", "chapter", "episode", "no", "number"}  # "Part II" and "II" count alike
+SAME = (
+    {"mister": "mr", "doctor": "dr", "saint": "st", "versus": "vs", "boulevard": "blvd", "n": "and", "deux": "2"}
+    | {word: str(n) for n, word in enumerate(UNITS)}
+    | {word: str(n) for word, n in TENS.items()}
+    | {word: f"{n}{SUFFIX.get(n, 'th')}" for n, word in enumerate(ORDINALS)}
+)
+
+
+@dataclass(frozen=True)
+class Title:
+    """A title taken apart; all names in comparable form."""
+
+    names: tuple[str, ...]  # the whole title first, then alternatives
+    parts: tuple[str, ...]  # what stands before and behind a colon, and the name without whose film it is
+    kind: str  # "film", or one of KINDS
+    edition: bool  # of an edition the year may be that of the disc
+    year: int  # 0: unknown
+
+
+def plain(text: str) -> str:
+    """A name in small letters and digits: no accents, punctuation or leading article; numerals become digits.
+
+    >>> plain("Misérables, Les"), plain("Alien³"), plain("The Godfather, Part II"), plain("Harold & Maude")
+    ('les miserables', 'alien 3', 'godfather 2', 'harold and maude')
+    """
+    if match := TRAILING.match(text.strip()):
+        text = f"{match['article']} {match['name']}"
+    text = re.sub(r"(?<=\w)(?=[²³¹])", " ", text)
+    text = unicodedata.normalize("NFKC", text).casefold().translate(LETTERS)
+    text = unicodedata.normalize("NFKD", text).casefold()
+    text = "".join(c for c in text if not unicodedata.combining(c))
+    text = INITIALS.sub(lambda found: re.sub(r"\W", "", found[0]), text)
+    text = re.sub(r"['’`´]|(?<=\d),(?=\d{3})", "", text)
+    words = LEADING.sub("", " ".join(re.findall(r"[^\W_]+", text))).split()
+    out: list[str] = []
+    for at, word in enumerate(words):
+        counted = bool(out) and out[-1] in COUNTED
+        value = SAME.get(word, word)
+        if at and word in ROMAN:  # a first word is a name: "X-Men", "V"
+            value = str(ROMAN.index(word) + 2)
+        elif word == "i" and counted:
+            value = "1"
+        if at and words[at - 1] in TENS and word in UNITS[1:10]:
+            out[-1] = str(int(out[-1]) + int(value))
+            continue
+        if counted and value.isdigit():
+            out.pop()
+        out.append(value)
+    return " ".join(out)
+
+
+def read(text: str, year: int = 0) -> Title:
+    """Take a title apart; a year in brackets counts if none is given.
+
+    >>> title = read("Postino, Il (The Postman) (1994)")
+    >>> title.names, title.year
+    (('il postino', 'postman'), 1994)
+    """
+    text = html.unescape(text).strip()
+    years = YEAR.findall(text)
+    year = year or (int(years[-1]) if years else 0)
+    text = re.sub(r"^[(\[]([^()\[\]]*)[)\]]\s*(?=\S)", r"\1 ", YEAR.sub(" ", text).strip())  # "(500) Days of Summer"
+    small = text.casefold()
+    kind = next((name for name, words in KINDS.items() if words.search(small)), "film")
+
+    outside = " ".join(BRACKET.sub(" ", text).split()) or text
+    segments = [s for s in SEGMENT.split(outside) if s.strip()]
+    kept = [s for k, s in enumerate(segments) if k == 0 or not EDITION.match(plain(s))]
+    whole = ": ".join(kept)
+    edition = len(kept) < len(segments)
+    names = [whole, outside] if edition else [whole]
+    names += EITHER.split(outside)
+    for inside in BRACKET.findall(text):
+        also = ALSO.sub("", inside.strip())
+        if EDITION.match(plain(also)):
+            edition = True
+        else:
+            names += [also, *(re.split(r", |/", also) if also != inside.strip() else ())]
+    cuts = range(1, len(kept))
+    parts = [": ".join(some) for k in cuts for some in (kept[:k], kept[k:], kept[k:] + kept[:k])] + [
+        OWNER.sub("", whole)
+    ]
+    known, others = (tuple(dict.fromkeys(filter(None, map(plain, some)))) for some in (names, parts))
+    return Title(known, tuple(p for p in others if p not in known), kind, edition, year)

@@ -1,0 +1,98 @@
+"""A new user gets the items that brute force would find, and nothing of theirs is kept."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mutirao.config import resolve
+from mutirao.errors import ConfigError
+from mutirao.recipes import find
+from mutirao.recsys.embeddings import Catalogue, Embeddings, save
+from mutirao.recsys.serve import Recommender, embeddings_of_run
+from mutirao.running import execute
+
+N, D = 300, 7
+
+
+def made(**card: Any) -> Recommender:
+    draw = np.random.default_rng(0)
+    catalogue = Catalogue(
+        tuple(f"i{k}" for k in range(N)),
+        tuple(f"Item {k}" for k in range(N)),
+        np.zeros(N, np.int32),
+        np.zeros(N, np.int64),
+    )
+    return Recommender(Embeddings(catalogue, draw.normal(0, 0.5, (N, D)).astype(np.float32), card))
+
+
+RATED = {"i3": 5.0, "i10": 1.0, "i200": 4.0, "i77": 3.0}
+
+
+def test_the_best_are_those_of_brute_force() -> None:
+    recommender = made(biases=True, ridge=2.0, ridge_bias=0.5)
+    x = recommender.embeddings.vectors.astype(np.float64)
+    rows, y = [3, 10, 200, 77], np.array([5, 1, 4, 3]) - 3.0
+    features = np.column_stack([np.ones(N), x[:, 1:]])
+    s = features[rows]
+    v = np.linalg.solve(s.T @ s + np.diag([0.5] + [2.0] * 6), s.T @ (y - x[rows, 0]))
+    scores = 3 + x[:, 0] + features @ v
+    scores[rows] = -np.inf
+    found = recommender.recommend(RATED, k=12)
+    assert [r.id for r in found] == [f"i{k}" for k in np.argsort(-scores)[:12]]
+    np.testing.assert_allclose([r.score for r in found], np.sort(scores)[::-1][:12], rtol=1e-4)
+    assert found[0].title == f"Item {found[0].id[1:]}"
+
+
+def test_without_ratings_the_best_biases_are_recommended() -> None:
+    recommender = made(biases=True)
+    best = np.argsort(-recommender.embeddings.vectors[:, 0])[:3]
+    assert [r.id for r in recommender.recommend({}, k=3)] == [f"i{k}" for k in best]
+
+
+def test_what_was_rated_is_never_recommended() -> None:
+    assert not {r.id for r in made().recommend(RATED, k=N)} & RATED.keys()
+    assert len(made().recommend(RATED, k=N)) == N - 4
+    assert made().recommend(RATED, k=0) == []
+
+
+@pytest.mark.parametrize("loss", ["weighted", "bpr"])
+def test_implicit_feedback_is_served_too(loss: str) -> None:
+    """Items taken lie in one direction; what lies there too is recommended."""
+    recommender = made(loss=loss, ridge=0.1, levels=[1.0], negatives=4)
+    x = recommender.embeddings.vectors
+    x[:20] = 0.1 * x[:20] + np.eye(D, dtype=np.float32)[2] * 2
+    found = recommender.recommend({f"i{k}": 1.0 for k in range(10)}, k=10)
+    assert {r.id for r in found} == {f"i{k}" for k in range(10, 20)}
+
+
+@pytest.mark.parametrize(
+    ("ratings", "says"),
+    [({"i999": 5.0}, "item 'i999' is not in the catalogue"), ({"i1": float("nan")}, "not a finite number")],
+)
+def test_strange_ratings_are_refused(ratings: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        made().recommend(ratings)
+
+
+def test_a_run_is_exported_and_served(tmp_path: Path) -> None:
+    config = resolve(find("recsys").config, {"rounds": 12, "dimension": 8, "evaluate_every": 4, "ridge": 3.5})
+    summary = execute("recsys", config, tmp_path / "run", pictures=False)
+    for model, number in (("best", summary["best_round"]), ("last", 12)):
+        found = embeddings_of_run(tmp_path / "run", model)
+        assert found.card["round"] == number
+        assert found.vectors.shape == (len(found.catalogue), 8)
+    save(found, tmp_path / "items.safetensors")
+    recommender = Recommender.of(tmp_path / "items.safetensors")
+    assert recommender.method.ridge == 3.5
+    assert recommender.method.levels == (1, 2, 3, 4, 5)
+    assert len(recommender.recommend({found.catalogue.ids[0]: 5.0}, k=5)) == 5
+
+
+def test_a_folder_without_such_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        embeddings_of_run(tmp_path)
+    (tmp_path / "config.toml").write_text('recipe = "quickstart"\n')
+    with pytest.raises(ConfigError, match="holds a run of 'quickstart', not of 'recsys'"):
+        embeddings_of_run(tmp_path)
