@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mutirao import filters
 from mutirao.arrays import Arrays
 from mutirao.filters import NormFilter, check, fault, fault_of_extras
 from mutirao.fleet import Answers, Failure, Reply
@@ -140,3 +141,84 @@ def test_norm_filter_drops_long_updates_and_says_why() -> None:
     assert NormFilter()(CURRENT, {}) == ({}, {})
     same = {c: good() for c in lengths}
     assert NormFilter()(CURRENT, same) == (same, {})
+
+
+def updates(seed: int, n: int, agreement: float, size: int = 400) -> dict[str, Reply]:
+    """Replies that share a direction; the cosine between two of them is about `agreement`."""
+    draw = np.random.default_rng(seed)
+    shared = draw.normal(size=(20, size // 20))
+    ends = [np.sqrt(agreement) * shared + np.sqrt(1 - agreement) * draw.normal(size=shared.shape) for _ in range(n)]
+    return {f"c{i:02d}": Reply({"0.weight": w.astype(np.float32)}, n=1) for i, w in enumerate(ends)}
+
+
+ZERO: Arrays = {"0.weight": np.zeros((20, 20), np.float32)}
+
+
+@pytest.mark.parametrize("name", ["norm", "distance", "copies", "cosine", "robust"])
+@pytest.mark.parametrize("agreement", [0.1, 0.5, 0.9])
+def test_filters_keep_honest_replies_in_any_order(name: str, agreement: float) -> None:
+    for seed in range(10):
+        replies = updates(seed, 10, agreement)
+        kept, rejected = filters.NAMES[name]()(ZERO, replies)  # type: ignore[operator]
+        assert not rejected
+        again, _ = filters.NAMES[name]()(ZERO, dict(reversed(replies.items())))  # type: ignore[operator]
+        assert kept.keys() == again.keys()
+
+
+def test_alignment_is_the_cosine_of_updates_layer_by_layer() -> None:
+    draw = np.random.default_rng(0)
+    here = {"a.weight": draw.normal(size=(3, 4)), "b.weight": draw.normal(size=(2, 3)), "b.bias": draw.normal(size=2)}
+    replies = [Reply({k: v + s * draw.normal(size=v.shape) for k, v in here.items()}, n=1) for s in (1, 1, 50)]
+
+    def unit(v: np.ndarray) -> np.ndarray:
+        return v.ravel() / np.linalg.norm(v)
+
+    rows = [
+        np.concatenate([unit(r.arrays["a.weight"] - here["a.weight"]), unit(r.arrays["b.weight"] - here["b.weight"])])
+        for r in replies
+    ]
+    by_hand = np.array([[p @ q / 2 for q in rows] for p in rows])
+    assert filters.alignment(here, replies) == pytest.approx(by_hand)
+    last = [unit(r.arrays["b.weight"] - here["b.weight"]) for r in replies]
+    heads = np.array([[p @ q for q in last] for p in last])
+    assert filters.alignment(here, replies, "b") == pytest.approx(0.75 * by_hand + 0.25 * heads)
+
+
+def test_agreement_is_the_cosine_with_the_core_without_oneself() -> None:
+    replies = list(updates(3, 9, 0.6).values())
+    found = filters.with_core(filters.alignment(ZERO, replies))
+    rows = np.stack([r.arrays["0.weight"].ravel() / np.linalg.norm(r.arrays["0.weight"]) for r in replies])
+    agreement = [np.median([rows[i] @ rows[j] for j in range(9) if j != i]) for i in range(9)]
+    for _ in range(filters.TURNS):  # the same with vectors, where the filter only has their products
+        core = sorted(range(9), key=lambda i: -agreement[i])[:5]
+        means = [rows[[j for j in core if j != i]].mean(0) for i in range(9)]
+        agreement = [rows[i] @ means[i] / np.linalg.norm(means[i]) for i in range(9)]
+    assert found == pytest.approx(np.array(agreement), abs=1e-6)
+
+
+def test_what_is_far_away_copied_or_turned_is_dropped_with_a_reason() -> None:
+    replies = updates(1, 10, 0.7)
+    w = {c: r.arrays["0.weight"] for c, r in replies.items()}
+    far = {**replies, "c03": Reply({"0.weight": 9 * w["c03"]}, n=1)}
+    assert set(filters.DistanceFilter()(ZERO, far)[1]) == {"c03"}
+    copied = {**replies, "c05": Reply({"0.weight": w["c02"] * 1.001}, n=1)}
+    assert filters.CopyFilter()(ZERO, copied)[1] == {
+        "c02": "update nearly the same as that of c05",
+        "c05": "update nearly the same as that of c02",
+    }
+    turned = {**replies, "c01": Reply({"0.weight": -w["c01"]}, n=1)}
+    assert "below" in filters.CosineFilter()(ZERO, turned)[1]["c01"]
+    assert set(filters.Robust()(ZERO, turned)[1]) == {"c01"}
+
+
+def test_of_few_replies_all_are_kept() -> None:
+    replies = updates(0, 4, 0.9)
+    replies["c00"] = Reply({"0.weight": -50 * replies["c00"].arrays["0.weight"]}, n=1)
+    for part in (filters.DistanceFilter(), filters.CopyFilter(), filters.CosineFilter(), filters.Robust()):
+        assert part(ZERO, replies) == (replies, {})
+    assert filters.keep_all(ZERO, replies) == (replies, {})
+
+
+def test_updates_of_no_length_are_kept() -> None:
+    replies = {f"c{i}": Reply({"0.weight": ZERO["0.weight"].copy()}, n=1) for i in range(8)}
+    assert not filters.Robust()(ZERO, replies)[1]

@@ -1,0 +1,269 @@
+"""Liars, for testing: what a dishonest client may send instead of an honest update. The attacker knows its friends.
+
+An attack is called as `(current, honest, rng) -> replies`, where `honest` holds what the liars of a round would have
+sent had they been honest: that is all they know of the others. `Attacked` wraps any handler with it.
+"""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mutirao.arrays import Arrays, flat, settle
+from mutirao.fleet import Answers, ClientId, Failure, Fleet, Handler, Reply, Request, Site
+from mutirao.randomness import rng
+
+Lies = dict[ClientId, Reply]
+Attack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
+
+
+@dataclass(frozen=True)
+class SignFlip:
+    """The honest update the other way round: x - scale (x_k - x)."""
+
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return {
+            c: sent(r, current, {k: -self.scale * u for k, u in moved(current, r).items()}) for c, r in honest.items()
+        }
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise, `scale` times as long as the honest update."""
+
+    scale: float = 3.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        lies = {}
+        for c, r in sorted(honest.items()):
+            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = sent(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
+        return lies
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same number added everywhere; the update is `scale` times as long as the honest one."""
+
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        lies = {}
+        for c, r in honest.items():
+            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = sent(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
+        return lies
+
+
+@dataclass(frozen=True)
+class LabelFlip:
+    """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is."""
+
+    def poison(self, data: Any) -> Any:
+        """The data with the labels of its own classes in reverse order."""
+        from mutirao.samples import Samples  # late: torch
+
+        if hasattr(data, "train"):
+            return replace(data, train=self.poison(data.train))
+        samples = Samples.of(data)
+        x, y = samples.batch(slice(0, len(samples)))
+        classes, place = np.unique(y.numpy(), return_inverse=True)
+        return Samples(x, classes[::-1][place].copy())
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return dict(honest)
+
+
+@dataclass(frozen=True)
+class InnerProduct:
+    """All liars send -epsilon times the mean of their honest updates (Xie, Koyejo and Gupta, UAI 2019).
+
+    Long ones (epsilon above 1) turn the mean around; short ones hide near the model and slow it down.
+    """
+
+    epsilon: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, _ = moments(current, honest)
+        return {c: sent(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+
+
+@dataclass(frozen=True)
+class Colluding:
+    """All send the same update, just off the mean: mean - z deviation ("a little is enough": Baruch et al., 2019)."""
+
+    z: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, deviation = moments(current, honest)
+        return {c: sent(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+
+
+@dataclass(frozen=True)
+class FakeSignature:
+    """A warm-up signature copied from somebody else, to get into a group where the liar does not belong."""
+
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+        """What the liars answer to a warm-up, knowing what the others do."""
+        honest = sorted(set(replies) - set(liars))
+        lies = {}
+        for c in liars:
+            model = replies[honest[int(rng.integers(len(honest)))]] if honest else replies[c]
+            vector = model.extras["signature"]
+            near = vector + rng.normal(0.0, 0.01 * float(np.std(vector)), vector.shape)
+            lies[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
+        return lies
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return dict(honest)
+
+
+def nobody(current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    """No attack."""
+    return dict(honest)
+
+
+NAMES: dict[str, Callable[..., Any]] = {
+    "none": nobody,
+    "sign_flip": SignFlip,
+    "noise": Noise,
+    "constant": Constant,
+    "label_flip": LabelFlip,
+    "inner_product": InnerProduct,
+    "colluding": Colluding,
+    "fake_signature": FakeSignature,
+}
+
+
+class Attacked:
+    """A handler some of whose clients lie; those who start a round from the same model act together."""
+
+    def __init__(self, handler: Handler, liars: frozenset[ClientId], attack: Attack) -> None:
+        self.handler, self.liars, self.attack = handler, liars, attack
+        self.provides: frozenset[str] = getattr(handler, "provides", frozenset())
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """One client's answer, who then knows nobody else."""
+        reply = self.handler(request, self._site(request, site))
+        return self._lies({site.id: request}, {site.id: reply})[site.id]
+
+    def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
+        """The same for many clients at once."""
+        handler: Any = self.handler
+        own = {c: self._site(requests[c], sites[c]) for c in requests}
+        if hasattr(handler, "many"):
+            replies = dict(handler.many(requests, own))
+        else:
+            replies = {c: handler(requests[c], own[c]) for c in sorted(requests)}
+        good = {c: r for c, r in replies.items() if isinstance(r, Reply)}
+        return dict(sorted((replies | self._lies(requests, good)).items()))
+
+    def _site(self, request: Request, site: Site) -> Site:
+        poison = getattr(self.attack, "poison", None)
+        if site.id not in self.liars or poison is None or request.do not in ("train", "warm"):
+            return site
+        return Site(site.id, poison(site.data), site.state)
+
+    def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+        bands: dict[tuple[str, int], list[ClientId]] = {}
+        for c in sorted(self.liars & replies.keys()):
+            bands.setdefault((requests[c].do, id(requests[c].arrays)), []).append(c)
+        out = dict(replies)
+        for (do, _), liars in bands.items():
+            config = requests[liars[0]].config
+            draw = rng(int(config["seed"]), int(config["round"]), "attack", liars[0])
+            if do == "train":
+                out |= self.attack(requests[liars[0]].arrays, {c: replies[c] for c in liars}, draw)
+            elif do == "warm" and hasattr(self.attack, "fake"):
+                out |= self.attack.fake(replies, liars, draw)
+        return out
+
+
+class Swarm:
+    """A fleet in which one client also appears under many other names, all with its key: a Sybil attack."""
+
+    def __init__(self, fleet: Fleet, client: ClientId, names: int = 10) -> None:
+        self.fleet, self.client = fleet, client
+        self.fakes = [f"{client}~{i:0{len(str(names - 1))}d}" for i in range(names)]
+
+    def clients(self) -> list[ClientId]:
+        """The clients of the fleet and the false names."""
+        return sorted([*self.fleet.clients(), *self.fakes])
+
+    def keys(self) -> dict[ClientId, str]:
+        """Which key each holds."""
+        return {c: f"key of {c}" for c in self.fleet.clients()} | dict.fromkeys(self.fakes, f"key of {self.client}")
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """What they answer; under all its names the client answers the same."""
+        asked = {c: r for c, r in requests.items() if c not in self.fakes}
+        own = [c for c in requests if c in self.fakes]
+        if own and self.client not in asked:
+            asked[self.client] = requests[own[0]]
+        answers = self.fleet.ask(asked)
+        replies = {c: r for c, r in answers.replies.items() if c in requests}
+        failures = {c: f for c, f in answers.failures.items() if c in requests}
+        for c in own:
+            if self.client in answers.replies:
+                replies[c] = answers.replies[self.client]
+            else:
+                failures[c] = answers.failures.get(self.client, Failure("late", "no answer in time"))
+        return Answers(dict(sorted(replies.items())), dict(sorted(failures.items())))
+
+
+def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
+    """Who lies: this share of the clients of each group, drawn by lot."""
+    liars: list[ClientId] = []
+    for group in sorted(set(groups.values())):
+        members = sorted(c for c, g in groups.items() if g == group)
+        lot = rng(seed, 0, "liars", str(group)).permutation(len(members))[: int(share * len(members) + 0.5)]
+        liars += [members[i] for i in lot]
+    return frozenset(liars)
+
+
+def verdicts(
+    clients: Sequence[Mapping[str, Any]], liars: frozenset[ClientId], before: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """How a filter has done so far, in simulation: the share of honest replies rejected, and of the liars' caught.
+
+    `clients` are the rows of this round, `before` the lines of history before it; shares are means over rounds.
+    """
+    out = {}
+    for name, wanted in (("false_rejections", False), ("caught", True)):
+        mine = [bool(r["rejected"]) for r in clients if r["try"] and r["replied"] and (r["client"] in liars) == wanted]
+        past = [row[name] for row in before if name in row]
+        if mine:
+            done = len(past)
+            out[name] = (done * past[-1] if past else 0.0) / (done + 1) + float(np.mean(mine)) / (done + 1)
+        elif past:
+            out[name] = past[-1]
+    return out
+
+
+def moved(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
+    """The update of a reply."""
+    return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
+
+
+def length(update: Mapping[str, np.ndarray[Any, Any]]) -> float:
+    """How long an update is."""
+    return float(np.linalg.norm(flat(dict(update))))
+
+
+def moments(
+    current: Arrays, honest: Mapping[ClientId, Reply]
+) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
+    """Mean and deviation of the liars' honest updates, number by number."""
+    updates = [moved(current, honest[c]) for c in sorted(honest)]
+    stacked = {k: np.stack([u[k] for u in updates]) for k in current}
+    return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
+
+
+def sent(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
+    """The reply with another update in it."""
+    return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})

@@ -1,0 +1,7 @@
+"""Client groups: find who is alike, train one model a group, let newcomers in, combine what groups have learnt."""
+
+from mutirao.groups.admit import Admission, admit
+from mutirao.groups.combine import combine
+from mutirao.groups.form import Groups, form, quality
+
+__all__ = ["Admission", "Groups", "admit", "combine", "form", "quality"]

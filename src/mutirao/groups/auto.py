@@ -1,0 +1,221 @@
+"""How many groups there are, and which: DBSCAN whose eps is chosen by how far it may move without any change.
+
+For a fixed `min_samples` the groups DBSCAN finds change only where eps passes an edge of the minimum spanning tree of
+mutual reachability (Campello, Moulavi and Sander, 2013), so all values of eps are looked at, exactly, by cutting one
+tree. A division counts if eps may grow so much that the ball around a client holds many times its volume and still no
+two groups touch: evidence = d ln(high / low), with d the number of dimensions that matter, in the cloud of all or
+within groups. In a cloud without groups this stays small whatever the number of clients and dimensions: among n clients
+a division needs more than LEAST + SMALL / n, which a Gaussian cloud reaches less than once in a few hundred.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Points = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+Edges = tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], npt.NDArray[np.intp]]  # lengths, and both ends
+
+LEAST, SMALL = 1.6, 8.0
+MOST_COMPONENTS = 16
+NOISE = 0.1  # largest share of clients that a division may leave without a group
+SAME = 1e-9  # distances below this part of the typical one count as none
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `low` to `high` DBSCAN finds the same groups, with this share of clients in none."""
+
+    low: float
+    high: float
+    groups: int
+    noise: float
+
+
+@dataclass(frozen=True)
+class Division:
+    """A choice of eps: in how many components, between which bounds, what it finds and how strong the evidence is."""
+
+    clients: int
+    components: int
+    min_samples: int
+    low: float
+    high: float
+    groups: int
+    noise: float
+    evidence: float
+    needed: float
+    knee: float  # what the k-distances alone suggest
+
+    @property
+    def eps(self) -> float:
+        """The middle of the range, on a logarithmic scale."""
+        return float(np.sqrt(self.low * self.high))
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is more than chance to it."""
+        return self.groups > 1 and self.evidence > self.needed
+
+
+def min_samples_for(clients: int) -> int:
+    """How many neighbours make a client the core of a group: two among few clients, a few more among many."""
+    return max(2, round(math.log2(max(2, clients)) / 2))
+
+
+def scan(points: Points, min_samples: int) -> list[Range]:
+    """The groups for every eps there is, from the smallest at which any two clients meet."""
+    return list(ranges(tree(points, min_samples), len(points)))
+
+
+def ranges(edges: Edges, n: int) -> Iterator[Range]:
+    """Add the edges one by one, and say what is joined until the next."""
+    lengths, left, right = edges
+    above, size = np.arange(n), np.ones(n, np.int64)
+
+    def root(i: int) -> int:
+        while above[i] != i:
+            above[i] = above[above[i]]
+            i = int(above[i])
+        return i
+
+    groups = inside = 0
+    for j in range(len(lengths)):
+        a, b = root(int(left[j])), root(int(right[j]))
+        for part in (a, b):
+            if size[part] > 1:
+                groups, inside = groups - 1, inside - int(size[part])
+        above[a] = b
+        size[b] += size[a]
+        groups, inside = groups + 1, inside + int(size[b])
+        high = float(lengths[j + 1]) if j + 1 < len(lengths) else np.inf
+        if high > lengths[j]:
+            yield Range(float(lengths[j]), high, groups, 1 - inside / n)
+
+
+def tree(points: Points, min_samples: int) -> Edges:
+    """The minimum spanning tree of mutual reachability, shortest edge first (Prim's algorithm on all pairs).
+
+    Mutual reachability of two clients is the largest of their distance and the distances of each to its
+    `min_samples`-th neighbour, counting itself.
+    """
+    distances = pairwise(points)
+    core = k_distances(distances, min_samples)
+    n = len(points)
+    best, parent = np.full(n, np.inf), np.zeros(n, np.intp)
+    outside = np.ones(n, bool)
+    at, lengths, left, right = 0, np.empty(n - 1), np.empty(n - 1, np.intp), np.empty(n - 1, np.intp)
+    for j in range(n - 1):
+        outside[at] = False
+        reach = np.maximum(np.maximum(distances[at], core), core[at])
+        nearer = outside & (reach < best)
+        best[nearer], parent[nearer] = reach[nearer], at
+        at = int(np.argmin(np.where(outside, best, np.inf)))
+        lengths[j], left[j], right[j] = best[at], parent[at], at
+    order = np.argsort(lengths, kind="stable")
+    return lengths[order], left[order], right[order]
+
+
+def pairwise(points: Points) -> Points:
+    """All distances; a client is at no distance from itself."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return np.asarray(squareform(pdist(points)), np.float64)
+
+
+def k_distances(distances: Points, min_samples: int) -> Points:
+    """The distance of each client to its `min_samples`-th neighbour, counting itself."""
+    k = min(min_samples, len(distances)) - 1
+    return np.asarray(np.partition(distances, k, axis=1)[:, k])
+
+
+def knee(points: Points, min_samples: int) -> float:
+    """Where the sorted k-distances turn upwards: the point farthest below the line from the first to the last.
+
+    Ester et al., "A Density-Based Algorithm for Discovering Clusters", KDD 1996, read this off by eye.
+    """
+    heights = np.sort(k_distances(pairwise(points), min_samples))
+    line = np.linspace(heights[0], heights[-1], len(heights))
+    return float(heights[int(np.argmax(line - heights))])
+
+
+def divide(points: Points, noise: float = NOISE) -> tuple[Division, Points]:
+    """The division with the strongest evidence, and the points in its components; it may not hold: one group.
+
+    G groups differ in G - 1 directions and all others hold noise, so eps is sought among the first principal
+    components, as many as give the strongest evidence, and among all.
+    """
+    n, k = len(points), min_samples_for(len(points))
+    u, s, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
+    least = SAME * float(s[0])
+    best, where = Division(n, len(s), k, 0.0, np.inf, 1, 0.0, 0.0, LEAST + SMALL / n, 0.0), u * s
+    if n < 4 or least == 0:  # two groups of two are the least there can be
+        return best, where
+    for components in sorted({*range(1, min(MOST_COMPONENTS, n // 2 - 1, len(s)) + 1), len(s)}):
+        within = u[:, :components] * s[:components]
+        able = [replace(r, low=max(r.low, least)) for r in scan(within, k) if r.groups > 1 and r.noise <= noise]
+        widest = max(able, key=lambda r: r.high / r.low, default=None)
+        if widest is None or widest.high <= widest.low:
+            continue
+        inside = apart(within, labelled(within, float(np.sqrt(widest.low * widest.high)), k))
+        matter = max(dimensions(within), dimensions(inside))
+        evidence = matter * math.log(widest.high / widest.low)
+        if evidence > best.evidence:
+            figures = (widest.low, widest.high, widest.groups, widest.noise, evidence)
+            best, where = Division(n, components, k, *figures, best.needed, 0.0), within
+    return replace(best, knee=knee(where, k)), where
+
+
+def dimensions(points: Points) -> float:
+    """How many dimensions matter: (sum of variances)^2 / sum of squared variances along the principal components."""
+    power = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
+    return float(power.sum() ** 2 / max((power**2).sum(), 1e-300))
+
+
+def labelled(points: Points, eps: float, min_samples: int) -> Labels:
+    """What DBSCAN finds."""
+    from sklearn.cluster import DBSCAN
+
+    return np.asarray(DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points), np.int64)
+
+
+def apart(points: Points, labels: Labels) -> Points:
+    """Where the clients of groups lie as seen from the middle of their own."""
+    parts = [points[labels == g] for g in range(labels.max() + 1)]
+    return np.concatenate([part - part.mean(0) for part in parts])
+
+
+def split(signatures: Points, directions: bool, noise: float = NOISE) -> tuple[Labels, list[Division]]:
+    """Divide the clients, then each group again, until no division holds; -1 is a client in no group.
+
+    Going on within groups finds what is hidden beside larger differences. All divisions looked at are returned, the
+    first one first.
+    """
+    looked: list[Division] = []
+
+    def parts(rows: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
+        found, points = divide(prepared(signatures[rows], directions), noise)
+        looked.append(found)
+        if not found.holds:
+            yield rows
+            return
+        labels = labelled(points, found.eps, found.min_samples)
+        for label in range(labels.max() + 1):
+            yield from parts(rows[labels == label])
+
+    out = np.full(len(signatures), -1, np.int64)
+    for number, rows in enumerate(parts(np.arange(len(signatures)))):
+        out[rows] = number
+    return out, looked
+
+
+def prepared(signatures: Points, directions: bool, origin: Points | None = None) -> Points:
+    """What distances are taken between: the signatures, or the directions in which they leave the middle of all."""
+    if not directions:
+        return signatures
+    away = signatures - (np.median(signatures, axis=0) if origin is None else origin)
+    lengths = np.linalg.norm(away, axis=1, keepdims=True)
+    return np.asarray(away / np.where(lengths > 0, lengths, 1.0))

@@ -1,0 +1,200 @@
+"""What a run leaves of its groups: who is where, what the choice rests on, and pictures of both."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.files import write_whole
+from mutirao.fleet import ClientId
+from mutirao.groups.auto import Points, Range, divide, knee, min_samples_for, prepared, scan
+from mutirao.groups.form import MOST, NAMES, Groups, quality
+from mutirao.groups.state import State
+from mutirao.randomness import rng
+from mutirao.rounds import Run
+
+COMPARED = 200  # clients among whom other clusterers are tried
+
+
+def findings(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
+    """What summary.json says of the groups."""
+    state = State.from_memory(run.memory)
+    if state is None:
+        return {}
+    return {
+        "groups": state.groups.members(),
+        "waiting": state.groups.waiting(),
+        "group_accuracy": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
+        "class_maps": state.classes,
+        "settled": state.settled,
+        "group_quality": quality(state.groups, truth),
+        "other_clusterers": others(state.groups, run.seed),
+        "eps_range": working(state.groups),
+        **({"true_groups": by_true_group(run, truth)} if truth else {}),
+    }
+
+
+def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str, float]]:
+    """The mean of what the clients of each true group last measured on their own test data."""
+    out: dict[str, dict[str, float]] = {}
+    for group in sorted(set(truth.values())):
+        rows = [run.roster.row(c) for c, g in truth.items() if g == group and run.roster.knows(c)]
+        values = {name: run.roster.figure(f"own_{name}")[rows] for name in ("accuracy", "accuracy_known")}
+        out[str(group)] = {k: float(np.nanmean(v)) for k, v in values.items() if np.isfinite(v).any()}
+    return out
+
+
+def others(groups: Groups, seed: int) -> dict[str, int]:
+    """How many groups each clusterer finds in the same signatures."""
+    points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
+    out = {}
+    for name, make in NAMES.items():
+        if name not in ("one", "dbscan"):
+            labels, _ = make()(points, groups.directions, rng(seed, 0, "groups"))
+            out[name] = int(labels.max(initial=-1)) + 1
+    return out
+
+
+def working(groups: Groups) -> list[float] | None:
+    """From which eps to which DBSCAN finds as many groups as were formed, with nobody left out; None if nowhere."""
+    points = thinned(groups)
+    if len(points) < 2:
+        return None
+    fitting = [r for r in scan(points, min_samples_for(len(points))) if r.groups == groups.count and r.noise == 0]
+    return [fitting[0].low, min(fitting[-1].high, 1e9)] if fitting else None
+
+
+def thinned(groups: Groups) -> Points:
+    """The founders' signatures as distances are taken between them; of very many, some."""
+    return prepared(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
+
+
+def evidence(groups: Groups) -> dict[str, Any]:
+    """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
+    points = thinned(groups)
+    k = min_samples_for(len(points))
+    looked = groups.looked or ((divide(points)[0],) if len(points) > 1 else ())
+    rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
+    return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
+
+
+def scans(groups: Groups) -> dict[str, list[Range]]:
+    """The eps scan among all numbers of the signatures, and among the components in which the choice was made."""
+    points = thinned(groups)
+    if len(points) < 2:
+        return {}
+    found, within = divide(points)
+    k = min_samples_for(len(points))
+    return {"signatures": scan(points, k), f"first {found.components} components": scan(within, k)}
+
+
+def write_evidence(run: Run, path: Path) -> None:
+    """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
+    if (state := State.from_memory(run.memory)) is not None:
+        scores = {g: [{"round": r, "accuracy": v} for r, v in rows] for g, rows in state.scores.items()}
+        table = findings(run) | {"scores": scores, "evidence": evidence(state.groups)}
+        write_whole(path, json.dumps(table, indent=1) + "\n")
+
+
+def write_scan(run: Run, path: Path) -> None:
+    """Write `eps_scan.csv`: from which eps to which DBSCAN finds how many groups."""
+    if (state := State.from_memory(run.memory)) is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["space", "from", "to", "groups", "noise"])
+        for space, rows in scans(state.groups).items():
+            writer.writerows([space, f"{r.low:.6g}", f"{r.high:.6g}", r.groups, f"{r.noise:.4f}"] for r in rows)
+        write_whole(path, text.getvalue())
+
+
+def draw_plane(run: Run, path: Path) -> None:
+    """Draw the clients in the plane of the first two principal components of their signatures, coloured by group."""
+    from matplotlib.figure import Figure
+
+    from mutirao.plots import INK, _palette, _save, _tidy
+
+    state = State.from_memory(run.memory)
+    if state is None:
+        return
+    groups = state.groups
+    points = prepared(groups.signatures, groups.directions)
+    away = points - points.mean(0)
+    _, s, components = np.linalg.svd(away[:: max(1, len(away) // MOST)], full_matrices=False)
+    plane, wide = np.zeros((len(points), 2)), min(2, len(s))
+    plane[:, :wide] = away @ components[:wide].T
+    share = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0]
+    figure = Figure(figsize=(6.6, 4.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    colours = _palette(max(1, groups.count))
+    for i, name in enumerate(groups.names):
+        mine = groups.labels == i
+        label = f"{name}: {int(mine.sum())}" if groups.count <= 12 else None
+        x, y = plane[mine].T
+        axes.scatter(x, y, s=42, color=colours[i], edgecolors="white", linewidths=0.6, label=label)
+    if (waits := groups.labels < 0).any():
+        x, y = plane[waits].T
+        axes.scatter(x, y, s=46, color=INK, marker="x", label=f"waits: {int(waits.sum())}")
+    axes.set_xlabel(f"first component ({share[0]:.0%} of the variance)")
+    axes.set_ylabel(f"second component ({share[1]:.0%})")
+    many = "group" if groups.count == 1 else "groups"
+    axes.set_title(f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}")
+    _tidy(axes, grid="both")
+    if groups.count <= 12:
+        axes.legend(
+            frameon=False, fontsize=9, labelcolor=INK, title="clients", loc="center left", bbox_to_anchor=(1, 0.5)
+        )
+    _save(figure, path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "x", "y"])
+    writer.writerows([client, *place] for client, place in zip(groups.clients, plane.tolist(), strict=False))
+    write_whole(path.with_name("plane.csv"), text.getvalue())  # the report draws it again
+
+
+def draw_scan(run: Run, path: Path) -> None:
+    """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
+    from matplotlib.figure import Figure
+
+    from mutirao.plots import BRIGHT, INK, _save, _tidy
+
+    state = State.from_memory(run.memory)
+    if state is None or not (tables := scans(state.groups)):
+        return
+    found, _ = divide(thinned(state.groups))
+    figure = Figure(figsize=(8.6, 3.4), layout="constrained", facecolor="white")
+    panels = np.atleast_1d(figure.subplots(1, len(tables)))
+    for axes, (space, rows) in zip(panels, tables.items(), strict=True):
+        ends = [max(rows[0].low, rows[-1].low * 1e-3), *(max(r.low, rows[-1].low * 1e-3) for r in rows[1:])]
+        last = rows[-1].low * 1.6
+        axes.stairs(
+            [r.groups for r in rows], [*ends, last], color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups"
+        )
+        axes.set_xscale("log")
+        axes.set_ylim(0, max(r.groups for r in rows) + 0.6)
+        axes.set_ylabel("groups", color=BRIGHT[0])
+        axes.set_xlabel("eps")
+        axes.set_title(space)
+        right = axes.twinx()
+        right.stairs([r.noise for r in rows], [*ends, last], color=BRIGHT[1], linestyle="--", baseline=None)
+        right.set_ylim(0, 1.02)
+        right.set_ylabel("share of clients in none", color=BRIGHT[1])
+        _tidy(axes, grid="both")
+        _tidy(right, grid="y")
+        right.grid(False)
+    if found.holds:
+        panels[-1].axvspan(found.low, found.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
+        panels[-1].annotate("chosen", (found.eps, 0.25), ha="center", color=INK, fontsize=9)
+    _save(figure, path)
+
+
+FILES: dict[str, Callable[[Run, Path], None]] = {
+    "groups.png": draw_plane,
+    "eps_scan.png": draw_scan,
+    "eps_scan.csv": write_scan,
+    "groups.json": write_evidence,
+}

@@ -1,0 +1,135 @@
+"""What a client sends of its warm-up, by which it is grouped: a short vector instead of a model.
+
+All clients train the same test model, so what differs between them comes from their data. The last layer's bias moves
+up for classes a client holds and down for the others; labels that mean something else show in the last layer's
+weights; inputs that look different show only in the layers before it.
+"""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.arrays import Arrays
+from mutirao.randomness import rng
+
+Vector = npt.NDArray[np.float64]
+DELTA = 1e-5
+Signature = Callable[[Arrays, Arrays, str], Vector]  # (test model, trained, name of the last layer) -> vector
+
+
+@dataclass(frozen=True)
+class Bias:
+    """The change of the last layer's bias, as published: one number a class. It shows which classes a client holds."""
+
+    epsilon: float = 0.0  # of the noise added (0: none)
+    clip: float = 1.0  # longest vector that noise is made for
+    repeatable: bool = False  # noise from the run's seed, which the server knows: for experiments only
+    directions = False  # whether lengths say nothing, and only directions are compared
+
+    def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
+        return change(before, after, f"{head}.bias")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The change of the last layer's weights. It also shows labels that mean something else."""
+
+    epsilon: float = 0.0
+    clip: float = 1.0
+    repeatable: bool = False
+    directions = True
+
+    def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
+        return change(before, after, f"{head}.weight")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A random projection of the whole update, each layer scaled to length one. It also shows unlike inputs.
+
+    Every number of the update is added, with a random sign, to one of `size` sums (a count sketch: Charikar, Chen and
+    Farach-Colton, 2002), which keeps inner products up to an error of the order 1 / sqrt(size).
+    """
+
+    size: int = 2048
+    epsilon: float = 0.0
+    clip: float = 1.0
+    repeatable: bool = False
+    directions = True
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}, but must be at least 1")
+
+    def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
+        total = np.zeros(self.size)
+        for name in sorted(before):
+            if before[name].dtype.kind == "f" and before[name].ndim > 1:  # biases have too much chance in them
+                moved = change(before, after, name)
+                where, sign = buckets(name, len(moved), self.size)
+                length = float(np.linalg.norm(moved))
+                total += np.bincount(where, moved * sign, self.size) / (length if length > 0 else 1.0)
+        return total
+
+
+NAMES: dict[str, type] = {"bias": Bias, "weights": Weights, "projection": Projection}
+
+
+def change(before: Arrays, after: Arrays, name: str) -> Vector:
+    """How far one array moved, as a vector."""
+    if name not in before:
+        raise ValueError(f"the model has no array {name!r}, so it cannot be a signature")
+    return np.ravel(after[name].astype(np.float64) - before[name])
+
+
+@lru_cache(maxsize=64)
+def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Vector]:
+    """Which sum each number of a layer goes to and with which sign: the same for all clients and runs."""
+    draw = rng(0, 0, "sketch", f"{name} {length} {size}")
+    return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
+
+
+def noised(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
+    """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
+
+    What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is
+    2 clip (local differential privacy).
+    """
+    length = float(np.linalg.norm(vector))
+    short = vector * min(1.0, clip / length) if length > 0 else vector
+    return np.asarray(short + draw.normal(0.0, deviation(epsilon, delta, 2 * clip), vector.shape))
+
+
+def generator(repeatable: bool, seed: int, round: int, client: str) -> np.random.Generator:
+    """Where a client's noise comes from: the operating system, since who knows the seed could take it off again."""
+    return rng(seed, round, "signature", client) if repeatable else np.random.default_rng(secrets.randbits(256))
+
+
+def deviation(epsilon: float, delta: float, sensitivity: float) -> float:
+    """The least standard deviation of the Gaussian mechanism, exact for any epsilon.
+
+    Phi(s/2d - e d/s) - exp(e) Phi(-s/2d - e d/s) = delta, with s the sensitivity, d the deviation, e epsilon
+    (Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018).
+
+    >>> round(deviation(1.0, 1e-5, 1.0), 2)
+    3.73
+    """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr, ndtr
+
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon is {epsilon!r}, but must be a number above 0")
+
+    def excess(log_ratio: float) -> float:
+        ratio = math.exp(log_ratio)  # deviation over sensitivity
+        a, b = 0.5 / ratio, epsilon * ratio
+        return float(ndtr(a - b) - np.exp(epsilon + log_ndtr(-a - b)) - delta)
+
+    return sensitivity * math.exp(float(brentq(excess, -10.0, 20.0, xtol=1e-12)))

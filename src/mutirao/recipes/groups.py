@@ -1,0 +1,161 @@
+"""Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mutirao.attacks import Attacked, liars_among, verdicts
+from mutirao.config import Common, Part, build, setting
+from mutirao.errors import ConfigError
+from mutirao.fleet import ClientId, Fleet
+from mutirao.groups.flow import Plan, federate_groups
+from mutirao.groups.form import NoiseRule
+from mutirao.groups.member import Member, last_layer
+from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
+from mutirao.groups.record import FILES, findings
+from mutirao.images import cifar10, digits
+from mutirao.images.networks import NETWORKS
+from mutirao.partition import describe
+from mutirao.plots import draw_partition
+from mutirao.randomness import rng
+from mutirao.recipes import Recipe, Task, simulated
+from mutirao.rounds import Patience, Round, Run, check_needs
+from mutirao.training import Trainer
+
+SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the groups recipe; warm-up, share a round, epochs and batch are the paper's."""
+
+    rounds: int = setting(15, "how many rounds", low=1)
+    clients: int = setting(30, "how many clients", low=1)
+    per_round: int | float = setting(0.5, "clients selected a round in each group: a count, or a share", low=1e-9)
+    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    warm_epochs: int = setting(10, "passes over its data a client makes in the warm-up", low=1)
+    lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
+    momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
+    data: str = setting("digits", "'digits', 'synthetic', or the folder of CIFAR-10's binary or Python version")
+    partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
+    hidden: str = setting("none", "hidden populations instead of a partition", choices=KINDS)
+    populations: int = setting(5, "how many hidden populations", low=1)
+    model: str = setting("small", "the network for CIFAR-10", choices=tuple(NETWORKS))
+    width: int = setting(64, "width of the hidden layer for digits", low=1)
+    judge_samples: int = setting(500, "most test samples a client judges by", low=1)
+    signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
+    cluster: Part = setting(Part("auto", home="mutirao.groups.form"), "how groups are found")
+    noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
+    head: str = setting("reduced", "outputs of a group's model: its classes, or all", choices=("reduced", "full"))
+    screen: Part = setting(Part("none", home="mutirao.filters"), "how odd updates are kept out of a group's model")
+    attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
+    liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
+    founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
+    stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
+    tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
+
+
+def load(config: Config) -> tuple[Any, Any, Any, Any]:
+    """Training and test samples of the set that `data` names."""
+    if config.data == "digits":
+        return digits.load(config.seed)
+    if config.data == "synthetic":
+        train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(config.seed, 0, "synthetic train"))
+        return *train, *cifar10.synthetic(SYNTHETIC_TEST, rng(config.seed, 0, "synthetic test"))
+    return cifar10.load(Path(config.data).expanduser())[:4]
+
+
+def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
+    """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
+    draw = rng(config.seed, 0, "partition")
+    if config.hidden != "none":
+        population = populated(config.clients, config.populations, draw)
+        return dealt(config.hidden, y, population, draw), population.tolist()
+    parts = build("partition", config.partition)(y, clients=config.clients, rng=draw)
+    return parts, true_groups(parts, y)
+
+
+def network(config: Config, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The model with a head of so many outputs."""
+    if len(shape) == 1:
+        return nn.Sequential(nn.Linear(shape[0], config.width), nn.ReLU(), nn.Linear(config.width, outputs))
+    layers = list(NETWORKS[config.model]().children())
+    return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
+
+
+def task(config: Config) -> Task:
+    """Clients of groups that the server has to find, each with test samples like its own."""
+    if config.centralised:
+        raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
+    x, y, x_test, y_test = load(config)
+    parts, truth = split(config, y)
+    test = x_test, y_test
+    clients = inhabited(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
+    classes, groups = int(y.max()) + 1, dict(zip(clients, truth, strict=True))
+    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(config, x.shape[1:], outputs)))
+    head = last_layer(trainers(classes).blank())
+    member = Member(trainers, classes, build("signature", config.signature), config.warm_epochs, head)
+    liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
+    clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
+    knows = Known(member, liars, groups if clear else None)
+    return Task(
+        handler=Attacked(member, liars, build("attack", config.attack)) if liars else member,
+        population=clients,
+        initial=lambda: trainers(classes).initial(config.seed),
+        pictures={"partition.png": lambda path: draw_partition(describe(y, parts), path)},
+        classes=classes,
+        constant=frozenset({"groups", "rand"}),
+        knows=knows,
+        findings=lambda run: findings(run, knows.truth),
+        files=FILES,
+    )
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only a simulation knows of its clients."""
+
+    member: Member
+    liars: frozenset[ClientId]
+    truth: dict[ClientId, int] | None
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Form groups, then make rounds of all of them at once."""
+    fleet, churns, knows = simulated(fleet, config, run), config.available.name != "always", task.knows
+    select = build("select", config.select, count=config.per_round, classes=task.classes)
+    aggregate = build("aggregate", config.aggregate)
+    check_needs(task.provides, select, aggregate)
+    member: Member = knows.member
+    first = task.initial()
+    plan = Plan(
+        model=lambda outputs: member.trainers(outputs).initial(config.seed),
+        classes=member.classes,
+        select=select,
+        aggregate=aggregate,
+        cluster=build("cluster", config.cluster),
+        noise=config.noise,
+        directions=member.signature.directions,
+        size=len(member.signature(first, first, member.head)),
+        reduced=config.head == "reduced",
+        filters=(build("screen", config.screen, head=member.head),),
+        stable=config.stable,
+        tolerance=config.tolerance,
+        patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
+        truth=knows.truth,
+        honest=lambda client: client not in knows.liars,
+    )
+    expect = config.founders or (1 if churns else len(task.population))
+    for done in federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect):
+        if record := getattr(fleet, "record", None):
+            record(done)
+        if config.screen.name != "none":
+            done.row.update(verdicts(done.clients, knows.liars, run.history[:-1]))
+        yield done
+
+
+recipe = Recipe(Config, task, flow)

@@ -1,0 +1,102 @@
+"""Choosing eps: the scan against DBSCAN itself, and the choice on clouds with and without groups."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse.csgraph import minimum_spanning_tree
+from sklearn.cluster import DBSCAN
+from sklearn.metrics import adjusted_rand_score
+
+from mutirao.groups.auto import divide, k_distances, knee, min_samples_for, pairwise, prepared, scan, split, tree
+
+
+def cloud(seed: int, n: int, d: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def blobs(seed: int, each: int, groups: int, d: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(groups), each)
+    return draw.normal(size=(groups, d))[truth] + spread * draw.normal(size=(len(truth), d)), truth
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(3, 40), st.integers(1, 6), st.integers(2, 4))
+def test_the_scan_finds_what_dbscan_finds_for_every_eps(seed: int, n: int, d: int, min_samples: int) -> None:
+    points = cloud(seed, n, d)
+    for r in scan(points, min_samples):
+        eps = r.low * 1.5 if np.isinf(r.high) else (r.low + r.high) / 2
+        labels = DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points)
+        core = DBSCAN(eps=eps, min_samples=min_samples).fit(points).core_sample_indices_
+        assert r.groups == labels.max() + 1 - sum((labels[core] == g).sum() == 1 for g in range(labels.max() + 1))
+        alone = sum(int((labels[core] == g).sum() == 1) for g in range(labels.max() + 1))
+        assert r.noise == pytest.approx(1 - (len(core) - alone) / n)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 30), st.integers(1, 5))
+def test_the_tree_is_as_short_as_that_of_scipy(seed: int, n: int, k: int) -> None:
+    points = cloud(seed, n, 3)
+    distances = pairwise(points)
+    core = k_distances(distances, k)
+    reach = np.maximum(distances, np.maximum(core[:, None], core[None]))
+    np.fill_diagonal(reach, 0)
+    lengths, _, _ = tree(points, k)
+    assert lengths.sum() == pytest.approx(minimum_spanning_tree(reach).sum())
+    assert (np.diff(lengths) >= 0).all()
+
+
+@pytest.mark.parametrize("n", [4, 6, 10, 30, 100])
+@pytest.mark.parametrize("d", [2, 9, 300])
+def test_a_cloud_is_one_group(n: int, d: int) -> None:
+    for seed in range(8):
+        assert not divide(cloud(seed, n, d))[0].holds
+        assert d == 2 or split(cloud(seed, n, d), directions=True)[0].tolist() == [0] * n
+
+
+@pytest.mark.parametrize(
+    ("each", "groups", "d", "spread"), [(2, 5, 9, 0.05), (5, 2, 9, 0.1), (20, 5, 9, 0.2), (10, 3, 500, 0.7)]
+)
+def test_groups_are_found(each: int, groups: int, d: int, spread: float) -> None:
+    for seed in range(4):
+        points, truth = blobs(seed, each, groups, d, spread)
+        assert adjusted_rand_score(truth, split(points, directions=d > 9)[0]) == 1.0
+
+
+def test_a_group_within_a_group_is_found() -> None:
+    points, truth = blobs(3, 12, 2, 4, 0.02)
+    points, truth = np.vstack([points, points + 40]), np.concatenate([truth, truth + 2])
+    labels, looked = split(points, directions=False)
+    assert adjusted_rand_score(truth, labels) == 1.0
+    assert looked[0].holds
+
+
+def test_an_outlier_is_left_out_and_makes_no_group() -> None:
+    points, truth = blobs(0, 10, 2, 5, 0.05)
+    labels, _ = split(np.vstack([points, np.full(5, 100.0)]), directions=False)
+    assert labels[-1] == -1
+    assert adjusted_rand_score(truth, labels[:-1]) == 1.0
+
+
+def test_equal_clients_are_one_group_and_lone_clients_too() -> None:
+    assert split(np.ones((7, 3)), directions=False)[0].tolist() == [0] * 7
+    assert split(np.ones((7, 3)), directions=True)[0].tolist() == [0] * 7
+    assert split(np.ones((1, 3)), directions=False)[0].tolist() == [0]
+
+
+def test_the_knee_is_where_the_distances_rise() -> None:
+    points = np.concatenate([np.linspace(0, 1, 50), [5.0, 9.0]])[:, None]
+    assert 1 / 49 - 1e-9 <= knee(points, 2) < 4.0
+
+
+def test_more_clients_need_more_neighbours() -> None:
+    assert [min_samples_for(n) for n in (1, 4, 10, 100, 1000, 100_000)] == [2, 2, 2, 3, 5, 8]
+
+
+def test_directions_have_length_one_and_ignore_scale() -> None:
+    points = cloud(0, 9, 4)
+    turned = prepared(points, directions=True)
+    assert np.linalg.norm(turned, axis=1) == pytest.approx(np.ones(9))
+    assert prepared(7 * points, directions=True) == pytest.approx(turned)
+    assert prepared(points, directions=False) is points

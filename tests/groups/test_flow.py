@@ -1,0 +1,275 @@
+"""Rounds of all groups in one pass: newcomers, absences, liars, swarms, settling, and going on after a kill."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mutirao.attacks import Swarm
+from mutirao.config import resolve
+from mutirao.errors import TooFewReplies
+from mutirao.files import Table
+from mutirao.fleet import Answers, Failure, Reply, Request, Site
+from mutirao.fleets.local import LocalFleet
+from mutirao.groups.member import TAKEN
+from mutirao.groups.state import State, part_of
+from mutirao.recipes import Task, find
+from mutirao.rounds import Round, Run
+from mutirao.running import execute
+
+RECIPE = find("groups")
+SMALL = {
+    "clients": 10,
+    "rounds": 3,
+    "epochs": 1,
+    "warm_epochs": 8,
+    "judge_samples": 40,
+    "per_round": 1.0,
+    "founders": 8,
+}
+
+
+class Coming:
+    """A fleet whose clients are there only in some rounds; it counts how often it is asked what."""
+
+    def __init__(self, fleet: LocalFleet, absent: Mapping[int, set[str]], run: Run) -> None:
+        self.fleet, self.absent, self.run = fleet, absent, run
+        self.asked: list[dict[str, Request]] = []
+
+    def clients(self) -> list[str]:
+        away = self.absent.get(self.run.round + 1, set())
+        return [c for c in self.fleet.clients() if c not in away]
+
+    def ask(self, requests: Mapping[str, Request]) -> Answers:
+        self.asked.append(dict(requests))
+        return self.fleet.ask(requests)
+
+
+def start(absent: Mapping[int, set[str]] | None = None, **settings: Any) -> tuple[Any, Task, Run, Coming]:
+    config = resolve(RECIPE.config, {**SMALL, **settings})
+    task = RECIPE.task(config)
+    run = Run(task.initial(), seed=config.seed)
+    return config, task, run, Coming(LocalFleet(task.handler, task.population), absent or {}, run)
+
+
+def go(absent: Mapping[int, set[str]] | None = None, **settings: Any) -> tuple[list[Round], Run, Coming, Task]:
+    config, task, run, fleet = start(absent, **settings)
+    return list(RECIPE.flow(fleet, replace(config, wait=0.0), task, run)), run, fleet, task
+
+
+def state_of(run: Run) -> State:
+    state = State.from_memory(run.memory)
+    assert state is not None
+    return state
+
+
+def test_all_groups_train_in_one_question_a_round() -> None:
+    rounds, run, fleet, task = go()
+    kinds = [sorted({r.do for r in asked.values()}) for asked in fleet.asked]
+    assert kinds == [["warm"], *[["train"], ["evaluate"]] * 3]
+    assert len(fleet.asked[1]) == 10
+    state = state_of(run)
+    assert state.groups.count == 5
+    assert rounds[-1].row["rand"] == 1.0
+    assert rounds[-1].row["accuracy"] > 0.9
+    for group, classes in state.classes.items():
+        assert len(classes) == 2
+        assert part_of(run.arrays, group)["2.bias"].shape == (2,)
+        for client in state.groups.members()[group]:
+            data = task.population[client].train
+            assert set(np.unique(data.y.numpy()[data.index])) == set(classes)
+    weights = {g: sum(r["weight"] for r in rounds[-1].clients if r["group"] == g) for g in state.classes}
+    assert list(weights.values()) == pytest.approx([1.0] * 5)
+
+
+def test_a_warm_up_sends_a_signature_and_no_model() -> None:
+    _, _, fleet, task = go(rounds=1)
+    reply = task.handler.many({"c0": fleet.asked[0]["c0"]}, {"c0": Site("c0", task.population["c0"])})["c0"]
+    assert not reply.arrays
+    assert set(reply.extras) == {"signature", "holdings"}
+    assert reply.extras["signature"].shape == (10,)
+    assert reply.metrics == {}
+
+
+def test_one_client_answers_alone_as_among_many() -> None:
+    _, run, fleet, task = go(rounds=1)
+    for asked in fleet.asked:
+        together = task.handler.many(asked, {c: Site(c, task.population[c]) for c in asked})
+        for c in ("c0", "c7"):
+            alone = task.handler(asked[c], Site(c, task.population[c]))
+            assert alone.n == together[c].n
+            for k, v in (alone.arrays | alone.extras).items():
+                assert v == pytest.approx((together[c].arrays | together[c].extras)[k], abs=1e-5)
+    with pytest.raises(ValueError, match="not 'dance'"):
+        task.handler(Request("dance", run.arrays), Site("c0", task.population["c0"]))
+
+
+def test_a_newcomer_is_admitted_in_mid_run_and_trains() -> None:
+    late = {"c03"}
+    rounds, run, fleet, _ = go({1: late, 2: late}, rounds=4, clients=20)
+    state = state_of(run)
+    whole = state_of(go(rounds=1, clients=20)[1]).groups
+    friends = [c for c in whole.members()[whole.group_of("c03")] if c != "c03"]
+    assert state.groups.group_of("c03") == state.groups.group_of(friends[0]) != ""
+    assert "c03" in state.groups.later
+    row = next(r for r in rounds[2].clients if r["client"] == "c03" and r["try"] == 0)
+    assert row["confidence"] > 0.3
+    assert row["rejected"] == ""
+    assert any(r["client"] == "c03" and r["try"] == 1 and r["weight"] > 0 for r in rounds[2].clients)
+    assert [len(a) for a in fleet.asked if next(iter(a.values())).do == "warm"] == [19, 1]
+
+
+def test_a_newcomer_that_fits_nowhere_is_in_quarantine_and_never_trains() -> None:
+    config, task, run, fleet = start({1: {"c3"}}, hidden="skewed", populations=2, rounds=2)
+    odd = task.population["c3"]
+    twisted = replace(odd, train=type(odd.train)(odd.train.x, (odd.train.y * 0 + 7), odd.train.index))
+    fleet.fleet.population = {**task.population, "c3": twisted}
+    rounds = list(RECIPE.flow(fleet, config, task, run))
+    rows = [r for r in rounds[1].clients if r["client"] == "c3"]
+    assert [r["try"] for r in rows] == [0]
+    assert rows[0]["rejected"].startswith("quarantine: ")
+    assert state_of(run).groups.waiting() == ["c3"]
+
+
+def test_a_run_ends_when_all_groups_have_settled() -> None:
+    rounds, run, _, _ = go(rounds=30, stable=1, tolerance=0.2)
+    assert len(rounds) < 30
+    assert set(state_of(run).settled) == set(state_of(run).groups.names)
+
+
+def test_a_settled_group_sleeps_and_hands_its_model_over() -> None:
+    config, task, run, fleet = start({1: {"c03"}}, rounds=3, clients=20)
+    next(RECIPE.flow(fleet, config, task, run))
+    state = state_of(run)
+    state.settled = {"g0": 1, "g1": 1, "g2": 1, "g3": 1}
+    run.memory = run.memory | state.to_memory()
+    before = run.arrays
+    done = next(RECIPE.flow(fleet, config, task, run))  # as after a resume
+    group = state_of(run).groups.group_of("c03")
+    assert group in state.settled
+    rows = [r for r in done.clients if r["client"] == "c03"]
+    assert [r["try"] for r in rows] == [0]  # it was not asked to train
+    assert rows[0]["accuracy"] > 0.3
+    for name, value in part_of(run.arrays, group).items():
+        assert np.array_equal(fleet.fleet.states["c03"][TAKEN + name], value)
+        assert np.array_equal(part_of(before, group)[name], value)
+    assert {r["group"] for r in done.clients if r["try"]} == {"g4"}
+
+
+def test_a_group_whose_clients_are_all_away_keeps_its_model_and_wakes_up() -> None:
+    first = state_of(go(rounds=1)[1]).groups.members()
+    gone = set(first["g1"])
+    rounds, run, _, _ = go({2: gone}, rounds=3)
+    groups_by_round = [{r["group"] for r in done.clients} for done in rounds]
+    assert "g1" in groups_by_round[0]
+    assert "g1" not in groups_by_round[1]
+    assert "g1" in groups_by_round[2]
+    assert state_of(run).groups.members() == first
+
+
+def test_one_key_is_one_client_however_many_names_it_has() -> None:
+    config, task, run, _ = start(rounds=2)
+    swarm = Swarm(LocalFleet(task.handler, task.population), "c4", names=30)
+    rounds = list(RECIPE.flow(swarm, config, task, run))
+    refused = [r for done in rounds for r in done.clients if r["rejected"]]
+    assert len(refused) == 30  # once each, not in every round
+    assert all(r["rejected"] == "refused: has the same key as c4" for r in refused)
+    assert all("~" not in c for c in state_of(run).groups.labelled)
+    plain = go(rounds=2)[1]
+    assert all(np.array_equal(run.arrays[k], v) for k, v in plain.arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        (lambda r: replace(r, extras={}), "missing_key"),
+        (lambda r: replace(r, extras={**r.extras, "signature": np.zeros(3, np.float32)}), "shape"),
+        (lambda r: replace(r, extras={**r.extras, "signature": np.full(10, np.nan, np.float32)}), "not_finite"),
+        (lambda r: replace(r, extras={**r.extras, "holdings": np.zeros(4, np.uint8)}), "shape"),
+        (lambda r: Failure("raised", "no"), "raised"),
+    ],
+)
+def test_a_broken_warm_up_is_that_clients_alone(broken: Any, kind: str) -> None:
+    config, task, run, fleet = start(rounds=4)
+    inner = task.handler
+
+    class Broken:
+        def __call__(self, request: Request, site: Site) -> Reply:
+            return inner(request, site)
+
+        def many(self, requests: Any, sites: Any) -> Any:
+            made = inner.many(requests, sites)
+            return {c: broken(r) if c == "c5" and requests[c].do == "warm" else r for c, r in made.items()}
+
+    fleet.fleet.handler = Broken()
+    rounds = list(RECIPE.flow(fleet, config, task, run))
+    assert "c5" not in state_of(run).groups.labelled
+    failures = [r["failure"] for done in rounds for r in done.clients if r["client"] == "c5"]
+    assert len(failures) == 3  # then it is left alone
+    assert all(f.startswith(kind) for f in failures)
+
+
+def test_a_warm_up_without_any_signature_is_an_error() -> None:
+    config, task, run, fleet = start()
+    fleet.fleet.handler = lambda request, site: Reply({}, n=1)
+    with pytest.raises(TooFewReplies, match="no client sent a usable signature"):
+        next(iter(RECIPE.flow(fleet, config, task, run)))
+
+
+def test_a_run_goes_on_after_a_kill_with_the_same_groups_and_models(tmp_path: Path) -> None:
+    settings = {**SMALL, "rounds": 4, "aggregate": "fedadam", "screen": "robust", "stable": 2}
+
+    class Killed(BaseException):
+        pass
+
+    def kill(run: Run, done: Round, task: Task) -> None:
+        if run.round == 2:
+            raise Killed
+
+    config = resolve(RECIPE.config, settings)
+    with pytest.raises(Killed):
+        execute("groups", config, tmp_path / "a", watch=kill, pictures=False)
+    resumed = execute("groups", config, tmp_path / "a", resume=True, pictures=False)
+    straight = execute("groups", config, tmp_path / "b", pictures=False)
+    assert resumed["digest"] == straight["digest"]
+    assert resumed["groups"] == straight["groups"]
+    rows = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in Table(tmp_path / side / table).read()]
+        for side in "ab"
+        for table in ("clients.csv", "history.csv")
+    ]
+    assert rows[:2] == rows[2:]
+
+
+def test_the_run_folder_tells_all_of_its_groups(tmp_path: Path) -> None:
+    config = resolve(RECIPE.config, {**SMALL, "rounds": 2})
+    summary = execute("groups", config, tmp_path / "run")
+    assert sorted(c for who in summary["groups"].values() for c in who) == [f"c{i}" for i in range(10)]
+    assert summary["other_clusterers"]["auto"] == 5
+    assert summary["eps_range"][0] < summary["eps_range"][1]
+    assert set(summary["group_accuracy"]) == set(summary["class_maps"]) == {f"g{i}" for i in range(5)}
+    assert set(summary["true_groups"]) == set("01234")
+    told = json.loads((tmp_path / "run" / "groups.json").read_text())
+    assert told["evidence"]["divisions"][0]["holds"]
+    assert (tmp_path / "run" / "groups.png").stat().st_size > 1000
+    assert (tmp_path / "run" / "eps_scan.png").stat().st_size > 1000
+    scan = Table(tmp_path / "run" / "eps_scan.csv").read()
+    assert any(int(r["groups"]) == 5 and float(r["to"]) > 3 * float(r["from"]) for r in scan)
+    header = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
+    assert {"group", "rejected"} <= set(header)
+
+
+def test_noised_signatures_hide_the_groups_and_say_so_by_finding_one() -> None:
+    private = {"signature": "bias", "signature.epsilon": 1.0, "signature.repeatable": True}
+    config = resolve(RECIPE.config, SMALL, [*private.items(), ("rounds", 1)])
+    task = RECIPE.task(config)
+    run = Run(task.initial(), seed=0)
+    done = next(iter(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run)))
+    assert done.row["groups"] == 1
+    again = Run(task.initial(), seed=0)
+    next(iter(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, again)))
+    assert np.array_equal(run.memory["groups.signatures"], again.memory["groups.signatures"])
