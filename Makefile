@@ -31,7 +31,7 @@ bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) --editable '.[flower,ranking]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+	$(PIP) --editable '.[flower,slides,onnx,ranking,recsys,privacy,dash,parquet,mlflow,tensorboard]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
 	touch $@
 
 clean:

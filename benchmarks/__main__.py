@@ -43,7 +43,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", type=contenders, default=tuple(measure.MODULES), help="some of ours,flower,pfl,plain")
     parser.add_argument("--workers", type=positive, default=machine.cores(), help="processes of Flower and pfl")
     parser.add_argument("--pfl-workers", type=positive, help="processes of pfl, if not as many as Flower's")
-    parser.add_argument("--engine", choices=["auto", "fused", "stacked", "threads", "plain"], default="auto", help="of ours")
+    parser.add_argument(
+        "--engine", choices=["auto", "fused", "stacked", "threads", "plain"], default="auto", help="of ours"
+    )
     parser.add_argument("--record", action="store_true", help="ours writes its run folder during the rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object a job, a line each")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/benchmarks.md")

@@ -1,6 +1,7 @@
 """What several tests share: a small, real federated task in plain NumPy, and the real data if a user has them."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from mutirao.config import Common, Part, setting
 from mutirao.fleet import Reply, Request, Site
 from mutirao.randomness import rng
 from mutirao.recipes import Recipe, Task
+
+pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
 X, Y = load_iris(return_X_y=True)
 X = (X - X.mean(0)) / X.std(0)
@@ -67,3 +70,11 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("MUTIRAO_DATA does not name a folder with real data sets")
     return Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Features and synthetic slides made by tests are not left in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUTIRAO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

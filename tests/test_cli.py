@@ -39,7 +39,7 @@ def test_run_verify_repeat_and_report(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "quickstart"
     for name in ("curves.png", "partition.png", "report.html", "summary.json"):
         assert (out / name).stat().st_size > 100
-    assert "http" not in (out / "report.html").read_text()
+    assert "://" not in (out / "report.html").read_text()
 
     again = mutirao("run", "runs/quickstart/config.toml", "--json")
     digest = json.loads(again.stdout)["digest"]
@@ -88,7 +88,7 @@ def test_wrong_input_ends_in_one_clear_line(tmp_path: Path, words: list[str], sa
 
 
 def test_every_command_has_help_with_an_example(tmp_path: Path) -> None:
-    commands = ["", "list", "run", "verify", "report", "data", "data list", "data check"]
+    commands = ["", "list", "run", "verify", "report", "dash", "plot", "export", "data", "data list", "data check"]
     for command in commands:
         done = mutirao(*command.split(), "--help")
         assert done.exit_code == 0

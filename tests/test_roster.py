@@ -29,9 +29,9 @@ def test_newcomers_get_a_row_and_move_nobodys_figures() -> None:
     roster.note("zoe", {"loss": 0.5})
     roster.meet(["ana", "mia", "nina", "zoe"])
     zoe, mia, ana = (roster.row(c) for c in ("zoe", "mia", "ana"))
-    assert [getattr(roster, c)[zoe] for c in COUNTS] == [1, 1, 1, 1, 30]
-    assert [getattr(roster, c)[mia] for c in COUNTS] == [1, 0, 1, 0, 0]
-    assert [getattr(roster, c)[ana] for c in COUNTS] == [0, 0, 0, 0, 0]
+    assert [getattr(roster, c)[zoe] for c in COUNTS] == [1, 1, 1, 1, 30, 0, 0]
+    assert [getattr(roster, c)[mia] for c in COUNTS] == [1, 0, 1, 0, 0, 0, 0]
+    assert [getattr(roster, c)[ana] for c in COUNTS] == [0] * 7
     np.testing.assert_array_equal(roster.figure("loss"), [np.nan, np.nan, np.nan, 0.5])
 
 
@@ -135,3 +135,27 @@ def test_a_checkpoint_holds_only_rows_that_differ_from_a_newcomers() -> None:
     saved = roster.to_arrays()
     assert sum(v.nbytes for v in saved.values()) < 1000
     assert Roster.from_arrays(saved).ids == ["c000007"]
+
+
+def test_an_improvement_is_a_lower_loss_than_the_one_before() -> None:
+    roster = Roster()
+    roster.meet(["ana", "bia"])
+    heard = [(1, 0.9), (2, 0.8), (3, 0.85), (4, 0.85), (5, 0.84)]
+    rounds = []
+    for t, loss in heard:
+        roster.hear(t, "ana", {"loss": loss})
+        rounds.append(int(roster.last_improved[0]))
+    assert rounds == [1, 2, 2, 2, 5]
+    roster.hear(6, "bia", {"entropy": 1.0})  # no loss, no improvement
+    assert roster.last_improved.tolist() == [5, 0]
+
+
+def test_who_was_only_probed_is_kept_in_a_checkpoint_and_old_ones_can_be_read() -> None:
+    roster = Roster()
+    roster.meet(["ana", "bia"])
+    roster.probed(3, {"bia": 40})
+    saved = roster.to_arrays()
+    again = Roster.from_arrays(saved)
+    assert (again.ids, again.last_probed.tolist(), again.n.tolist()) == (["bia"], [3], [40])
+    old = Roster.from_arrays({k: v for k, v in saved.items() if k not in ("last_probed", "last_improved")})
+    assert old.last_probed.tolist() == [0]

@@ -14,6 +14,7 @@ import pytest
 from mutirao.aggregation import FedAdam, FedAvg, FedOpt, FedProx
 from mutirao.arrays import Arrays, digest
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
+from mutirao.fedrisk import FedRisk
 from mutirao.filters import NormFilter
 from mutirao.fleet import Answers, Failure, Reply, Request, Site, collect
 from mutirao.fleets.local import LocalFleet
@@ -361,6 +362,55 @@ def test_clients_get_model_seed_round_settings_and_what_the_aggregator_tells() -
         assert request.do == "train"
         assert request.config == {"seed": 11, "round": 5, "lr": 0.5, "mu": 0.9}
         assert digest(request.arrays) == digest(model())
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Selects everyone, wants their entropy with the update and the length of each update."""
+
+    tells = {"extras": "entropy", "probe_samples": 7}  # noqa: RUF012
+    watches = frozenset({"update_norm"})
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
+        return everyone(roster, round, rng)
+
+
+def test_the_extras_that_selector_aggregator_and_caller_want_are_joined() -> None:
+    fleet = FakeFleet(honest_events)
+    step(Run(model()), fleet, Telling(), FedRisk(), tell={"extras": "own"}, patience=QUICK)
+    for request in fleet.asked[0].values():
+        assert request.config == {"seed": 0, "round": 1, "extras": "own,squared_errors,entropy", "probe_samples": 7}
+
+
+def test_the_server_measures_how_far_each_client_moved_the_model() -> None:
+    run = Run(model())
+    done = step(run, FakeFleet(honest_events), Telling(), FedAvg(), patience=QUICK)
+    for row in done.clients:
+        moved = trained(Request("train", model()), Site(row["client"])).arrays
+        expected = np.sqrt(np.sum(moved["w"].astype(float) ** 2) + float(moved["steps"]) ** 2)
+        assert row["update_norm"] == pytest.approx(expected)
+        assert run.roster.figure_of(row["client"], "update_norm") == row["update_norm"]
+
+
+def test_what_probes_cost_is_in_the_record_of_the_round_and_only_if_there_were_any() -> None:
+    @dataclass(frozen=True)
+    class AskTwo(Telling):
+        asks = {"probe_samples": 3}  # noqa: RUF012
+
+        def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
+            return ["ana", "bia"] if round == 1 else []
+
+    fleet, run = FakeFleet(honest_events), Run(model())
+    first, second = (step(run, fleet, AskTwo(), FedAvg(), patience=QUICK) for _ in range(2))
+    assert (first.row["probed"], first.row["probe_seconds"] > 0) == (2, True)
+    assert first.row["bytes_down"] + first.row["bytes_up"] > first.row["probe_bytes"] > 2 * 32
+    assert "probed" not in second.row
+    probes = fleet.asked[0]
+    assert sorted(probes) == ["ana", "bia"]
+    assert probes["ana"].do == "probe"
+    assert probes["ana"].config == {"seed": 0, "round": 1, "probe_samples": 3}  # extras are for training
+    assert len(fleet.asked) == 3
+    assert run.roster.last_probed.tolist() == [1, 1, 0, 0, 0, 0]
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,24 @@ def test_a_wrong_study_is_refused_before_anything_runs(tmp_path: Path, text: str
 
 
 def test_rounds_to_a_threshold_with_runs_that_never_get_there() -> None:
-    assert reached_in([[0.1, 0.5], [0.6, 0.7], [0.2, 0.3]], 0.5) == "2 (2 of 3)"
-    assert reached_in([[0.1, 0.5], [0.1, 0.2], [0.2, 0.3]], 0.5) == "> 2 (1 of 3)"
+    curves = [list(enumerate(values, 1)) for values in ([0.1, 0.5], [0.6, 0.7], [0.1, 0.2], [0.2, 0.3])]
+    assert reached_in([*curves[:2], curves[3]], 0.5) == "2 (2 of 3)"
+    assert reached_in([curves[0], *curves[2:]], 0.5) == "> 2 (1 of 3)"
+    falling = [(10, 0.95), (20, 0.91), (30, 0.9)]  # judged every tenth round, and lower is better
+    assert reached_in([falling], 0.91, lower=True) == "20 (1 of 1)"
+    assert reached_in([falling], 0.8, lower=True) == "> 30 (0 of 1)"
     assert lower_is_better("rmse")
     assert not lower_is_better("accuracy")
+
+
+def test_a_cell_made_before_a_setting_existed_is_still_that_cell(finished: Path) -> None:
+    study = load(finished / "small.toml")
+    file = finished / "out/cells" / study.cells[0].name / "config.toml"
+    whole = file.read_text()
+    file.write_text(whole.replace('\n[devices]\nname = "none"\n', "\n").replace("clients_every = 0\n", ""))
+    assert file.read_text() != whole
+    assert carry_out(study, finished / "out", workers=1) == []
+    file.write_text(whole.replace("rounds = 3", "rounds = 4"))
+    (problem,) = carry_out(study, finished / "out", workers=1)
+    assert "was made with other settings" in problem
+    file.write_text(whole)

@@ -176,3 +176,57 @@ def test_virtual_clients_share_one_storage() -> None:
     for stranger in ("c2", "c00", "x1", "c"):
         with pytest.raises(KeyError):
             clients[stranger]
+
+
+def test_a_probe_tells_the_spread_of_losses_and_the_length_of_the_gradient() -> None:
+    """Against NumPy: cross-entropy of a linear model has the gradient x^T (p - y) / n."""
+    draw = np.random.default_rng(3)
+    x, y = draw.normal(size=(30, 4)).astype(np.float32), draw.integers(0, 3, 30)
+    trainer = Trainer(lambda: nn.Linear(4, 3))
+    arrays = trainer.initial(1)
+    request = Request("probe", arrays, {"probe_samples": 20, "extras": "rms_loss,gradient_norm,entropy"})
+    found = trainer(request, Site("ana", (x, y))).metrics
+    z = x[:20] @ arrays["weight"].T + arrays["bias"]
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    losses = -np.log(p[np.arange(20), y[:20]])
+    slope = (p - np.eye(3)[y[:20]]) / 20
+    norm = np.sqrt(np.sum((slope.T @ x[:20]) ** 2) + np.sum(slope.sum(0) ** 2))
+    expected = {
+        "loss": losses.mean(),
+        "rms_loss": np.sqrt(np.mean(losses**2)),
+        "gradient_norm": norm,
+        "entropy": -np.sum(p * np.log(p), 1).mean(),
+    }
+    assert found == pytest.approx(expected, rel=1e-5)
+    many = trainer.many({"ana": request, "bia": request}, {c: Site(c, (x, y)) for c in ("ana", "bia")})
+    assert many["bia"].metrics == pytest.approx(expected, rel=1e-5)  # type: ignore[union-attr]
+
+
+def test_utilities_are_sent_with_the_update_and_are_those_of_the_model_received() -> None:
+    draw = np.random.default_rng(4)
+    sites = {c: Site(c, (draw.normal(size=(40, 4)).astype(np.float32), draw.integers(0, 3, 40))) for c in "abc"}
+    config = {"seed": 0, "round": 1, "extras": "entropy,rms_loss,gradient_norm", "probe_samples": 10}
+    for engine in ("plain", "stacked", "threads", "auto"):
+        trainer = Trainer(lambda: nn.Linear(4, 3), lr=0.5, engine=engine)
+        arrays = trainer.initial(1)
+        replies = trainer.many({c: Request("train", arrays, config) for c in sites}, sites)
+        for c, site in sites.items():
+            before = trainer(Request("probe", arrays, config), site).metrics
+            told = replies[c].metrics  # type: ignore[union-attr]
+            assert {k: told[k] for k in before if k != "loss"} == pytest.approx(
+                {k: v for k, v in before.items() if k != "loss"}, rel=1e-5
+            )
+            assert told["loss"] != pytest.approx(before["loss"])  # that of training, as always
+
+
+def test_lengths_of_gradients_need_no_classes_but_entropies_do() -> None:
+    draw = np.random.default_rng(5)
+    site = Site("ana", (draw.normal(size=(9, 4)).astype(np.float32), draw.normal(size=(9, 1)).astype(np.float32)))
+    trainer = Trainer(lambda: nn.Linear(4, 1), loss=nn.functional.mse_loss)
+    config = {"seed": 0, "round": 1, "extras": "gradient_norm,rms_loss"}
+    metrics = trainer(Request("train", trainer.initial(0), config), site).metrics
+    assert metrics["gradient_norm"] > 0
+    assert metrics["rms_loss"] > 0
+    with pytest.raises(ValueError, match=r"^entropy: only where the labels are classes$"):
+        trainer(Request("train", trainer.initial(0), config | {"extras": "entropy,rms_loss"}), site)

@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 import click
 
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.recsys.commands import catalogue
+from mutirao.site.commands import site
+from mutirao.slides.commands import slides
 
 RECIPES = "quickstart, cifar10, or a dotted path such as my_task:recipe"
 
@@ -74,7 +77,10 @@ def list_command(recipe: str | None, as_json: bool) -> None:
 @click.option("--fleet", type=click.Choice(["local", "flower"]), default="local", show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the summary, as JSON.")
-def run(recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume: bool, as_json: bool) -> None:
+@click.option("--progress", type=click.Choice(["auto", "lines", "jsonl", "quiet"]), default="auto", show_default=True)
+def run(
+    recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume: bool, as_json: bool, progress: str
+) -> None:
     """Run a recipe, or repeat a run from its config.toml.
 
     \b
@@ -87,7 +93,7 @@ def run(recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume
     from mutirao.config import parse_assignment, read, resolve
     from mutirao.recipes import find
     from mutirao.running import continued, execute
-    from mutirao.terminal import Progress, conclude
+    from mutirao.terminal import Progress, conclude, json_line
 
     assignments = [parse_assignment(text) for text in sets]
     table: dict[str, Any] = {}
@@ -103,15 +109,17 @@ def run(recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume
     else:
         config = resolve(find(name).config, table, assignments)
 
-    progress = Progress(config.rounds, quiet=as_json)
-    with progress:
+    watch = Progress(config.rounds, quiet=as_json, mode=progress)
+    with watch:
         if fleet == "flower":
             from mutirao.fleets.flower import simulate
 
-            summary = simulate(name, config, folder, resume=resume, watch=progress)
+            summary = simulate(name, config, folder, resume=resume, watch=watch)
         else:
-            summary = execute(name, config, folder, resume=resume, watch=progress)
-    if as_json:
+            summary = execute(name, config, folder, resume=resume, watch=watch)
+    if progress == "jsonl":
+        click.echo(json_line({"event": "finished", **summary}))
+    elif as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
         conclude(summary, folder)
@@ -140,6 +148,7 @@ def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_
     """
     from mutirao.comparison import compare, draw_bands, write_tables
     from mutirao.config import parse_assignment
+    from mutirao.report import write_report
     from mutirao.study import carry_out, load
     from mutirao.terminal import Cells, show_table
 
@@ -147,29 +156,35 @@ def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_
     folder = out or Path("runs") / f"study-{file.stem}"
     with Cells(len(grid.cells), quiet=as_json) as watch:
         problems = carry_out(grid, folder, workers, watch)
+    for problem in problems:
+        click.echo(f"not finished: {problem}", err=True)
     lines = compare(grid, folder)
     write_tables(grid, lines, folder)
     pictures = draw_bands(grid, folder)
+    write_report(folder)
     if as_json:
         click.echo((folder / "table.json").read_text(encoding="utf-8"))
     else:
         show_table(lines, folder, pictures)
-    for problem in problems:
-        click.echo(f"not finished: {problem}", err=True)
     sys.exit(1 if problems else 0)
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER|AUDIT.jsonl")
+@click.option("--site", "sites", multiple=True, type=click.Path(path_type=Path), help="A site's own trail to compare.")
+@click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write all events to this file.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def verify(folder: Path, as_json: bool) -> None:
-    """Check a run folder against its audit trail; say exactly what was altered.
+def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
+    """Check a run folder against its audit trail and those of the sites; say exactly what was altered.
 
-    Example: mutirao verify runs/quickstart
+    \b
+    Examples:
+      mutirao verify runs/quickstart
+      mutirao verify runs/quickstart --site recife/audit.jsonl --site natal/audit.jsonl --csv events.csv
     """
-    from mutirao.verify import verify as check
+    from mutirao.verify import verify_all
 
-    good, problems = check(folder)
+    good, problems = verify_all(folder, sites, table)
     if as_json:
         click.echo(json.dumps({"good": good, "problems": problems}, indent=2))
     else:
@@ -183,14 +198,126 @@ def verify(folder: Path, as_json: bool) -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--client", required=True, help="Who withdraws.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the new run.")
+@click.option("--prepare", is_flag=True, help="Only write the folder; a server that reaches the sites resumes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as JSON.")
+def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -> None:
+    """Train again without a client, from the last round it had no part in; the same command goes on after a stop.
+
+    Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
+    """
+    from mutirao.forgetting import forget as without
+    from mutirao.forgetting import rounds_of
+    from mutirao.terminal import Progress, conclude_forgetting
+
+    with Progress(rounds_of(folder), quiet=as_json) as progress:
+        record = without(folder, client, out, watch=progress, prepare_only=prepare)
+    if prepare and not as_json:
+        click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
+    elif as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        conclude_forgetting(record, out)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
-    """Write report.html anew from what the run folder holds.
+    """Write report.html anew from what the folder of a run or study holds.
 
     Example: mutirao report runs/quickstart
     """
     from mutirao.report import write_report
 
     click.echo(f"written: {write_report(folder)}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--table", type=click.Choice(["history", "clients"]), default="history", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="A .parquet or .csv file [default: TABLE.parquet].")
+def export(folder: Path, table: str, out: Path | None) -> None:
+    """Write a table of a run, or of all runs below a folder, as Parquet or CSV.
+
+    Example: mutirao export runs/quickstart --out history.parquet
+    """
+    from mutirao.exports import export as write
+
+    file = out or Path(f"{table}.parquet")
+    click.echo(f"written: {file}, {write(folder, file, table)} rows")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="runs")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
+@click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
+def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
+    """Watch a folder of runs and studies on a live page; it ends with Ctrl-C.
+
+    Example: mutirao dash runs
+    """
+    from mutirao.dash.serving import serve
+
+    def say(address: str) -> None:
+        click.echo(f"{folder} is shown at {address}")
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)
+        if browse or (browse is None and sys.stdout.isatty()):
+            click.launch(address)
+
+    serve(folder, host, port, say)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("kind", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="A file or a folder [default: the same folder].")
+@click.option("--metric", default="", help="Draw this metric [default: all, or accuracy].")
+@click.option("--target", "targets", type=float, multiple=True, help="A value to reach; may be given many times.")
+@click.option("--width", type=float, help="Inches, of a figure for a paper [default: 3.4, one column].")
+def plot(
+    folder: Path, kind: str | None, out: Path | None, metric: str, targets: tuple[float, ...], width: float | None
+) -> None:
+    """Draw pictures, with tables, of a run or a study; without KIND, list the kinds.
+
+    \b
+    Examples:
+      mutirao plot runs/selection participation
+      mutirao plot runs/study-selection selection --target 0.8 --target 0.9
+      mutirao plot runs/study-quickstart bands --out fig.pdf --width 7
+    """
+    from mutirao.pictures import KINDS, draw
+
+    if kind is None:
+        for name, (about, _) in KINDS.items():
+            click.echo(f"{name:<14} {about}")
+        return
+    for file in draw(folder, kind, out, metric=metric, targets=targets, width=width or 0.0):
+        click.echo(f"written: {file}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="The other policy, such as select=aoi.")
+@click.option("--own", is_flag=True, help="Let the policy live with its own choices, not with those of the run.")
+@click.option("--json", "as_json", is_flag=True, help="Whom it selects in every round, for machines.")
+def replay(folder: Path, sets: tuple[str, ...], own: bool, as_json: bool) -> None:
+    """Show whom another policy would have selected in a finished run, without training.
+
+    Example: mutirao replay runs/selection --set select=aoiu --set select.alpha=0.9
+    """
+    from mutirao.config import parse_assignment
+    from mutirao.replay import replay_folder
+    from mutirao.terminal import show_replay
+
+    part, found = replay_folder(folder, [parse_assignment(text) for text in sets], own)
+    if as_json:
+        content = {"select": {"name": part.name, **part.settings}, "actual": found.actual, "other": found.other}
+        click.echo(json.dumps(content | {"overlap": found.overlap}, indent=2))
+    else:
+        show_replay(part, found)
 
 
 @main.group()
@@ -231,6 +358,40 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
 
     findings = check(name, path.expanduser() if path else None)
     click.echo(json.dumps(findings, indent=2) if as_json else "\n".join(findings))
+
+
+@data.command("prepare")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new or empty folder.")
+@click.option("--clients", type=click.IntRange(min=1), default=3, show_default=True, help="How many hospitals.")
+@click.option("--partition", default="even", show_default=True, help="even, dirichlet, by_slide, by_laboratory, ...")
+@click.option("--alpha", type=float, help="Of partition=dirichlet: the smaller, the more skewed.")
+@click.option("--slide", default=r"^(\d+)-", show_default=True, help="Pattern or table that tells a picture's slide.")
+@click.option("--test", "share", default=0.2, show_default=True, help="Share for the test, if there is no Test/.")
+@click.option("--seed", default=0, show_default=True)
+def data_prepare(
+    source: Path, out: Path, clients: int, partition: str, alpha: float | None, slide: str, share: float, seed: int
+) -> None:
+    """Deal pictures to hospitals: client_1/ .. client_k/ and global_test/, from Training/ and Test/ or class folders.
+
+    Example: mutirao data prepare herlev --out federation --clients 3
+    """
+    from mutirao.config import Part, build, complete
+    from mutirao.images.splits import prepare
+    from mutirao.randomness import rng
+
+    if not 0.02 <= share <= 0.5:
+        raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
+    part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))
+    deal = build("partition", part)
+    sizes = prepare(source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide)
+    for name, count in sizes.items():
+        click.echo(f"{out / name}: {count:,} pictures")
+
+
+main.add_command(catalogue)
+main.add_command(slides)
+main.add_command(site)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ def line_of(study: Study, runs: dict[str, Any], method: str, metric: str) -> Lin
     """What is known of one method by one metric."""
     cells = {place: run for place, run in runs[method].items() if metric in run[0]["final"]}
     values = [run[0]["final"][metric] for run in cells.values()]
-    curves = [[row[metric] for row in history if metric in row] for _, history in cells.values()]
+    timed = [[(int(row["round"]), row[metric]) for row in history if metric in row] for _, history in cells.values()]
+    curves = [[value for _, value in curve] for curve in timed]
     base = runs.get(study.baseline, {})
     common = [p for p in cells if p in base and metric in base[p][0]["final"]]
     against = None
@@ -76,7 +77,9 @@ def line_of(study: Study, runs: dict[str, Any], method: str, metric: str) -> Lin
         spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
         best=interval([run[0]["best"][metric] for run in cells.values()]),
         wobble=float(np.mean([np.std(c[-study.last :]) for c in curves if c])) if any(curves) else math.nan,
-        reached=reached_in(curves, study.threshold[metric]) if metric in study.threshold else "",
+        reached=reached_in(timed, study.threshold[metric], lower_is_better(metric))
+        if metric in study.threshold
+        else "",
         against=against,
         p_holm=math.nan,
         values=tuple(values),
@@ -88,12 +91,18 @@ def lower_is_better(metric: str) -> bool:
     return metric.split("_")[0] in ("loss", "rmse", "mae", "error")
 
 
-def reached_in(curves: Sequence[Sequence[float]], threshold: float) -> str:
-    """The median number of rounds to a threshold; runs that never reach it count as later than their last round."""
-    times = [rounds_to(curve, threshold) for curve in curves]
+def reached_in(curves: Sequence[Sequence[tuple[int, float]]], threshold: float, lower: bool = False) -> str:
+    """The median number of rounds until a value is at least the threshold (at most, if `lower` values are better).
+
+    Curves are (round, value); runs that never get there count as later than their last round.
+    """
+    sign = -1.0 if lower else 1.0
+    places = [rounds_to([sign * value for _, value in curve], sign * threshold) for curve in curves]
+    times = [None if place is None else curve[place - 1][0] for curve, place in zip(curves, places, strict=True)]
     known = sum(t is not None for t in times)
     median = float(np.median([math.inf if t is None else t for t in times])) if times else math.inf
-    text = f"{median:g}" if math.isfinite(median) else f"> {max((len(c) for c in curves), default=0)}"
+    last = max((curve[-1][0] for curve in curves if curve), default=0)
+    text = f"{median:g}" if math.isfinite(median) else f"> {last}"
     return f"{text} ({known} of {len(times)})"
 
 

@@ -25,6 +25,10 @@ KINDS = {
     "select": "mutirao.selection",
     "aggregate": "mutirao.aggregation",
     "partition": "mutirao.partition",
+    "available": "mutirao.availability",
+    "devices": "mutirao.devices",
+    "track": "mutirao.trackers",
+    "privacy": "mutirao.privacy",
 }
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {"labels", "keys", "queries", "x", "clients", "rng", "roster", "round"}
@@ -66,6 +70,10 @@ class Common:
     partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
     select: Part = setting(Part("uniform"), "who takes part in a round")
     aggregate: Part = setting(Part("fedavg"), "how updates are joined")
+    available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
+    devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
+    privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
+    exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting("auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "plain"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
@@ -73,6 +81,7 @@ class Common:
     clients_every: int = setting(
         0, "rounds between judgements on every client's own data, worst and all (0: never)", low=0
     )
+    track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
     centralised: bool = setting(False, "train on the pooled data instead: the reference")
 
 

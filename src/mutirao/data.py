@@ -47,11 +47,29 @@ DATA_SETS = {
         layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
         check="mutirao.ranking.letor:check",
     ),
+    "movielens": DataSet(
+        about="ratings of films: 100K, 1M, 10M, 20M or 25M of them; there is an embedded stand-in",
+        source="GroupLens Research, University of Minnesota: MovieLens ml-100k, ml-1m, ml-10m, ml-20m, ml-25m",
+        layout="a folder with u.data and u.item, ratings.dat and movies.dat, or ratings.csv and movies.csv",
+        check="mutirao.recsys.reading:check",
+    ),
+    "netflix": DataSet(
+        about="100,480,507 ratings of 17,770 films by 480,189 users, with dates",
+        source="the Netflix Prize's nf_prize_dataset",
+        layout="a folder with movie_titles.txt and training_set/mv_*.txt, or combined_data_*.txt",
+        check="mutirao.recsys.reading:check",
+    ),
     "mq2008": DataSet(
         about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
         source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
         check="mutirao.ranking.letor:check",
+    ),
+    "cells": DataSet(
+        about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",
+        source="Herlev University Hospital and DTU, or whoever publishes one folder a class",
+        layout="a folder with one folder a class, or Training/ and Test/ of that kind",
+        check="mutirao.images.folders:check",
     ),
 }
 

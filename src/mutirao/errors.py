@@ -41,3 +41,22 @@ class Damaged(MutiraoError):
     """A file of the run folder is corrupt, truncated or not ours."""
 
     code = 6
+
+
+class BudgetSpent(MutiraoError):
+    """Another round would cost more privacy than the budget allows; what was made up to here stands."""
+
+    code = 7
+
+
+class Refused(MutiraoError):
+    """A site does not do what it was asked, or does not send what came of it; `rule` says by which rule.
+
+    `detail` is for the site's own records: it is not part of the text that leaves.
+    """
+
+    code = 8
+
+    def __init__(self, rule: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{rule}: {reason}")
+        self.rule, self.detail = rule, detail

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from mutirao.arrays import Arrays
+from mutirao.errors import Refused
 
 log = logging.getLogger("mutirao")
 
@@ -45,7 +46,8 @@ class Site:
 class Failure:
     """Why there is no usable reply: a `kind` from a short list and a `reason` for people."""
 
-    # raised, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite, too_large, count
+    # raised, refused, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite,
+    # too_large, count
     kind: str
     reason: str
 
@@ -59,6 +61,7 @@ class Answers:
 
     replies: dict[ClientId, Reply]
     failures: dict[ClientId, Failure]
+    carried: tuple[int, int] | None = None  # bytes down and up, if they differ from what requests and replies hold
 
 
 Handler = Callable[[Request, Site], Reply]  # may offer .many(requests, sites) -> replies: same results, faster
@@ -81,6 +84,8 @@ def failure_of(error: BaseException) -> Failure:
     """The failure of a client whose code raised `error`: one line, never a traceback."""
     log.debug("a client's code raised", exc_info=error)  # the place in the code is for the client's own log
     text = " ".join(str(error).split())[:200]
+    if isinstance(error, Refused):
+        return Failure("refused", text)
     return Failure("raised", f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 

@@ -116,6 +116,17 @@ def gini(counts: npt.ArrayLike) -> float:
     return float(max(0.0, np.sum((2 * np.arange(1, n + 1) - n - 1) * x) / (n * total)))
 
 
+def jain(counts: npt.ArrayLike) -> float:
+    """Jain's index of fairness, (sum x)^2 / (n sum x^2): 1 all equal, 1/n one has all (Jain et al., 1984).
+
+    >>> jain([10, 10, 10]), jain([0, 0, 3])
+    (1.0, 0.333...)
+    """
+    x = np.asarray(counts, np.float64)
+    squares = float(np.sum(x**2))
+    return float(x.sum() ** 2 / (len(x) * squares)) if squares > 0 else 1.0
+
+
 def rounds_to(values: Sequence[float], threshold: float) -> int | None:
     """The first round (from 1) whose value is at least `threshold`, or None.
 

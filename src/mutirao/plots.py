@@ -3,9 +3,10 @@
 Figures are made as objects of their own, never through pyplot, so nothing global changes and threads may draw.
 """
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,10 @@ MOST_NAMED = 24  # more classes than this get a scale of colours instead of a na
 
 
 def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
-    """Draw how many samples of each class every client has: one horizontal bar a client, stacked by class."""
+    """Draw how many samples of each class every client has: one horizontal bar a client, stacked by class.
+
+    The counts stand beside the picture as a table, `partition.csv` for `partition.png`.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -75,6 +79,10 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     else:
         _scale(figure, axes, summary.classes)
     _save(figure, path)
+    lines = [["client", *map(str, summary.classes)], *([k, *row] for k, row in enumerate(summary.counts.tolist()))]
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_whole(Path(path).with_suffix(".csv"), text.getvalue(), durable=False)
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path: Path | str, title: str = "") -> None:
@@ -179,6 +187,30 @@ def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("weight of a client")
     _tidy(axes, grid="both")
+    _save(figure, path)
+
+
+def draw_loglog(
+    panels: Mapping[str, Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]],
+    labels: Mapping[str, tuple[str, str]],
+    path: Path | str,
+) -> None:
+    """Draw named curves on logarithmic axes, one panel a title; long ones by points evenly spaced on the axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.9 * len(panels), 3.5), layout="constrained", facecolor="white")
+    for axes, (title, curves) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
+        for i, (name, (x, y)) in enumerate(curves.items()):
+            some = np.unique(np.geomspace(1, len(x), 300).round().astype(np.intp)) - 1
+            style = ("solid", (0, (5, 2)), (0, (1, 1.5)))[i % 3]
+            axes.plot(x[some], y[some], color=BRIGHT[i % len(BRIGHT)], linestyle=style, linewidth=1.8, label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(title)
+        axes.set_xlabel(labels[title][0])
+        axes.set_ylabel(labels[title][1])
+        _tidy(axes, grid="both")
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower left")
     _save(figure, path)
 
 

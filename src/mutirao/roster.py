@@ -11,7 +11,7 @@ from mutirao.arrays import Arrays
 from mutirao.fleet import ClientId
 
 MOST_FIGURES = 256
-COUNTS = ("selected", "replied", "last_selected", "last_replied", "n")
+COUNTS = ("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved")
 
 
 def _column() -> npt.NDArray[np.int64]:
@@ -22,8 +22,9 @@ def _column() -> npt.NDArray[np.int64]:
 class Roster:
     """One row a client, sorted by name, so that nothing depends on who came first.
 
-    `selected` and `replied` count rounds, `last_selected` and `last_replied` are rounds (0: never),
-    `n` is the last declared sample count, `figures` holds the last value of each metric (NaN: unknown).
+    `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
+    its loss was lower than the one before) are rounds (0: never), `n` is the last declared sample count, `figures`
+    holds the last value of each metric (NaN: unknown).
     """
 
     ids: list[ClientId] = field(default_factory=list)
@@ -33,9 +34,14 @@ class Roster:
     last_selected: npt.NDArray[np.int64] = field(default_factory=_column)
     last_replied: npt.NDArray[np.int64] = field(default_factory=_column)
     n: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_probed: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_improved: npt.NDArray[np.int64] = field(default_factory=_column)
     figures: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in COUNTS:
+            if not len(getattr(self, name)):
+                setattr(self, name, np.zeros(len(self.ids), np.int64))
         self._index = {c: i for i, c in enumerate(self.ids)}
         self._met: Sequence[ClientId] | None = None
 
@@ -102,6 +108,22 @@ class Roster:
                 self.figures[name] = np.full(len(self), np.nan)
             self.figures[name][i] = value
 
+    def hear(self, round: int, client: ClientId, figures: Mapping[str, float]) -> None:
+        """Note what a client said in a round, and whether its loss is lower than when it was last heard."""
+        if "loss" in figures and not figures["loss"] >= self.figure_of(client, "loss"):
+            self.last_improved[self._index[client]] = round
+        self.note(client, figures)
+
+    def figure_of(self, client: ClientId, name: str) -> float:
+        """One client's figure, NaN if it is not known."""
+        return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
+
+    def probed(self, round: int, answered: Mapping[ClientId, int]) -> None:
+        """Note who answered a probe in a round, with their sample counts."""
+        rows = [self._index[c] for c in answered]
+        self.last_probed[rows] = round
+        self.n[rows] = list(answered.values())
+
     def mark(self, round: int, selected: Iterable[ClientId], replied: Mapping[ClientId, int]) -> None:
         """Count a round for those selected and, with their sample counts, those who replied."""
         chosen = [self._index[c] for c in selected]
@@ -114,7 +136,7 @@ class Roster:
 
     def to_arrays(self) -> Arrays:
         """The rows that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
-        touched = self.selected > 0
+        touched = (self.selected > 0) | (self.last_probed > 0)
         for column in self.figures.values():
             touched |= ~np.isnan(column)
         rows = np.flatnonzero(touched)
@@ -131,5 +153,5 @@ class Roster:
             ids=ids,
             present=np.zeros(len(ids), np.bool_),
             figures={k.removeprefix("figure."): v.copy() for k, v in arrays.items() if k.startswith("figure.")},
-            **{name: arrays[name].copy() for name in COUNTS},
+            **{name: arrays[name].copy() for name in COUNTS if name in arrays},  # older runs have fewer
         )

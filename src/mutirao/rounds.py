@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mutirao.arrays import Arrays, is_finite, nbytes
+from mutirao.arrays import Arrays, flat, is_finite, nbytes
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 from mutirao.filters import Filter, check, fault, fault_of_extras
 from mutirao.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar
 from mutirao.randomness import rng
 from mutirao.roster import Roster
+from mutirao.rows import whole, whole_replies
 
 log = logging.getLogger("mutirao")
 
@@ -72,6 +73,12 @@ class Run:
 
         return load_run(Path(folder))
 
+    def _repr_html_(self) -> str:
+        """The run with its curves, for notebooks."""
+        from mutirao.report.notebook import run_html
+
+        return run_html(self)
+
 
 @dataclass(frozen=True)
 class Round:
@@ -103,21 +110,30 @@ def step(
     """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were."""
     patience = patience or Patience()
     started, number = time.perf_counter(), run.round + 1
-    config = {"seed": run.seed, "round": number, **(tell or {}), **getattr(aggregate, "tells", {})}
+    config = {"seed": run.seed, "round": number, **told(tell or {}, aggregate, select)}
     down = up = 0
+    probes: Row = {}
     rows: list[Row] = []
     for attempt in range(1, patience.tries + 1):
         gather(run.roster, fleet, patience.min_replies or 1, patience)
         again = "" if attempt == 1 else f" again {attempt}"
         if hasattr(select, "probes"):
+            began = time.perf_counter()
             asked, answers = probe(run, fleet, select, config, again)
-            down, up = down + bytes_of_requests(asked), up + bytes_of_replies(answers)
+            sent, got = traffic(asked, answers)
+            down, up = down + sent, up + got
+            if asked:
+                cost = {"probed": len(asked), "probe_bytes": sent + got, "probe_seconds": time.perf_counter() - began}
+                probes = {k: v + probes.get(k, 0) for k, v in cost.items()}
         chosen = chosen_by(select, run.roster, number, run.rng(f"select{again}"))
         need = replies_needed(patience, len(chosen))
         requests = {c: Request("train", run.arrays, config) for c in chosen}
-        answers = check(fleet.ask(requests), partial(fault, run.arrays))
-        replies, rejected = screened(filters, run.arrays, answers.replies)
-        down, up = down + bytes_of_requests(requests), up + bytes_of_replies(answers)
+        answers = check(fleet.ask(requests), partial(fault, run.arrays)) if requests else Answers({}, {})
+        as_sent = getattr(aggregate, "takes_rows", False) and not filters
+        replies = answers.replies if as_sent else whole_replies(run.arrays, answers.replies)
+        replies, rejected = screened(filters, run.arrays, replies)
+        sent, got = traffic(requests, answers)
+        down, up = down + sent, up + got
         rows += rows_of(run, attempt, chosen, answers, rejected)
         if len(replies) >= need:
             break
@@ -138,15 +154,16 @@ def step(
         raise Diverged(
             f"diverged at round {number}: the global model holds NaN or infinity; try a smaller learning rate"
         )
+    lengths = update_norms(run.arrays, replies) if "update_norm" in getattr(select, "watches", ()) else {}
     run.arrays, run.memory, run.round = merged.arrays, memory, number
     run.roster.mark(number, chosen, {c: r.n for c, r in replies.items()})
-    for c, reply in replies.items():
-        run.roster.note(c, reply.metrics | merged.figures.get(c, {}))
+    found = {c: reply.metrics | lengths.get(c, {}) | merged.figures.get(c, {}) for c, reply in replies.items()}
+    for c, figures in found.items():
+        run.roster.hear(number, c, figures)
     for row in rows:
         if row["try"] == attempt and (c := row["client"]) in replies:
             row["weight"] = merged.weights.get(c, 0.0)
-            found = replies[c].metrics | merged.figures.get(c, {})
-            row |= {k: v for k, v in found.items() if k not in row}  # a client's metric never overwrites our columns
+            row |= {k: v for k, v in found[c].items() if k not in row}  # a client's metric never overwrites our columns
     line = {
         "round": number,
         "seconds": time.perf_counter() - started,
@@ -156,6 +173,7 @@ def step(
         "rejected": len(rejected),
         "bytes_down": down,
         "bytes_up": up,
+        **probes,
     }
     return Round(line | {f"train_{k}": v for k, v in mean_metrics(replies).items()}, rows)
 
@@ -200,6 +218,8 @@ def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> Non
             said = True
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     roster.meet(here)
+    if declare := getattr(fleet, "declare", None):
+        declare(roster)  # a fleet may know how fast its clients are
 
 
 def probe(
@@ -208,20 +228,39 @@ def probe(
     """Ask the clients a selector wants to hear from first, and write what they say into the roster."""
     number = run.round + 1
     names = present_only(select, select.probes(run.roster, number, run.rng(f"probe{again}")), run.roster)
-    asked = {c: Request("probe", run.arrays, config) for c in names}
+    if not names:
+        return {}, Answers({}, {})
+    plain = {k: v for k, v in config.items() if k != "extras"}  # those are for training
+    asked = {c: Request("probe", run.arrays, {**plain, **getattr(select, "asks", {})}) for c in names}
     answers = check(fleet.ask(asked), fault_of_extras)
     for client, failure in answers.failures.items():
         log.warning("round %d: probe of %s %s", number, client, failure)
     for client, reply in answers.replies.items():
-        run.roster.note(client, reply.metrics)
+        run.roster.hear(number, client, reply.metrics)
+    run.roster.probed(number, {c: r.n for c, r in answers.replies.items()})
     return asked, answers
+
+
+def told(tell: Mapping[str, Scalar], *parts: object) -> dict[str, Scalar]:
+    """What clients are told with a request to train: by the caller and by each part; the extras of all are joined."""
+    tables = [tell, *(getattr(part, "tells", {}) for part in parts)]
+    joined = {k: v for table in tables for k, v in table.items()}
+    extras = [str(table["extras"]) for table in tables if table.get("extras")]
+    return joined | ({"extras": ",".join(extras)} if extras else {})
+
+
+def update_norms(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, dict[str, float]]:
+    """How far each client moved the model: |x_k - x|."""
+    here = flat(current)
+    ends = {c: flat(whole(current, r.arrays)) for c, r in replies.items()}
+    return {c: {"update_norm": float(np.linalg.norm(end - here))} for c, end in ends.items()}
 
 
 def replies_needed(patience: Patience, chosen: int) -> int:
     """How many usable replies make a round: as configured, or half of those selected."""
     if patience.min_replies and patience.min_replies > chosen:
         raise ConfigError(f"min_replies is {patience.min_replies}, but only {chosen} clients are selected a round")
-    return patience.min_replies or max(1, (chosen + 1) // 2)
+    return patience.min_replies or (chosen + 1) // 2  # none if nobody was selected
 
 
 def rows_of(
@@ -250,7 +289,7 @@ def rows_of(
 def chosen_by(select: Selector, roster: Roster, number: int, rng: np.random.Generator) -> list[ClientId]:
     """Ask the selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
     chosen = select(roster, number, rng)
-    if not chosen:
+    if not chosen and not getattr(select, "may_be_nobody", False):
         raise ConfigError(f"{select!r} selected no client in round {number}")
     return present_only(select, chosen, roster)
 
@@ -296,6 +335,11 @@ def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
         total = sum(n for n, _ in sent)
         means[name] = float(sum(n / total * v for n, v in sent))
     return means
+
+
+def traffic(requests: Mapping[ClientId, Request], answers: Answers) -> tuple[int, int]:
+    """Bytes sent down and up, as the fleet counted them or as requests and replies hold them."""
+    return answers.carried or (bytes_of_requests(requests), bytes_of_replies(answers))
 
 
 def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:

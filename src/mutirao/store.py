@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 COUNTERS = {"round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up"}
+COUNTERS |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available", "waited"}
 
 
 class Folder:
@@ -38,6 +40,7 @@ class Folder:
         self.clients = Table(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
         self.elapsed = 0.0
+        self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
 
@@ -45,16 +48,8 @@ class Folder:
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator["Folder"]:
         """The folder, with a lock on it: two processes must not write one run."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
-        try:
-            lock(handle, path)
+        with locked(path):
             yield cls(path)
-        finally:
-            os.close(handle)
 
     def begin(self, run: Run, config: str) -> None:
         """Write the configuration and round 0, from which everything follows."""
@@ -95,8 +90,18 @@ class Folder:
         found = (re.fullmatch(r"state_(\d+)\.safetensors", f.name) for f in self.checkpoints.glob("state_*"))
         return sorted((int(m[1]) for m in found if m), reverse=True)
 
-    def commit(self, run: Run, done: Round, sites: Arrays | None = None, best: bool = False) -> None:
-        """Record a round: tables, trail, checkpoint; the state file comes last and makes it count."""
+    def commit(
+        self,
+        run: Run,
+        done: Round,
+        sites: Arrays | None = None,
+        best: bool = False,
+        heads: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Record a round: tables, trail, checkpoint; the state file comes last and makes it count.
+
+        `heads` is where the sites' own trails stood when they last answered, as they told it.
+        """
         durable = time.monotonic() - self._synced > SYNC_EVERY
         if best:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
@@ -111,6 +116,7 @@ class Folder:
             history=fingerprint(rows),
             clients=fingerprint(names),
             dropped=old,
+            **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
         )
         self._checkpoint(run, sites or {}, model, durable)
         for number in old:
@@ -210,7 +216,8 @@ class Folder:
         """Rounds whose checkpoints no longer fit; the last two stay, and with the one to come that makes three."""
         rounds, total = sorted(self._sizes), sum(self._sizes.values())
         old: list[int] = []
-        while total > KEEP_BYTES and len(rounds) - len(old) > 2:
+        most = KEEP_BYTES if self.keep_bytes is None else self.keep_bytes
+        while total > most and len(rounds) - len(old) > 2:
             total -= self._sizes[rounds[len(old)]]
             old.append(rounds[len(old)])
         return old
@@ -221,6 +228,26 @@ class Folder:
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder; its lock file names the host and process, so that others can see who is at work."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    try:
+        lock(handle, path)
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
 
 
 def lock(handle: int, path: Path) -> None:

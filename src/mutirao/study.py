@@ -3,18 +3,21 @@
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import dump, flattened, nearest, read, resolve
-from mutirao.errors import ConfigError, MutiraoError
-from mutirao.files import Table, typed_row
+from mutirao.config import flattened, nearest, read, resolve, written
+from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
+from mutirao.files import Table, typed_row, write_whole
 from mutirao.recipes import find
+from mutirao.store import locked
 
+KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
 
 
@@ -43,6 +46,8 @@ class Study:
     metrics: tuple[str, ...] = ()
     threshold: Mapping[str, float] = field(default_factory=dict)
     last: int = 20  # rounds over which variability is measured
+    file: str = ""  # where it was read from, and what was set besides: so that it can go on
+    sets: tuple[str, ...] = ()
 
 
 def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
@@ -86,6 +91,8 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
         metrics=tuple(table.get("metrics", ())),
         threshold=table.get("threshold", {}),
         last=int(table.get("last", 20)),
+        file=str(path.resolve()),
+        sets=tuple(f"{k}={written(v)}" for k, v in sets),
     )
 
 
@@ -98,7 +105,9 @@ def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, s
     for core in cores:
         free.put(core)
     problems, done = [], 0
-    with ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=(free,)) as pool:
+    pool = ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=(free,))
+    with locked(out), pool:
+        write_whole(out / "study.json", json.dumps(plan_of(study), indent=2) + "\n")
         waiting = {pool.submit(run_cell, study.recipe, cell, out / "cells" / cell.name): cell for cell in study.cells}
         try:
             while waiting:
@@ -114,11 +123,27 @@ def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, s
     return problems
 
 
+def plan_of(study: Study) -> dict[str, Any]:
+    """What the study is going to do, for those who look at its folder."""
+    names = {"cells": [cell.name for cell in study.cells], "methods": list(study.methods)}
+    told = {"recipe": study.recipe, "baseline": study.baseline, "metrics": list(study.metrics)}
+    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
+
+
 def settle_on(free: Any) -> None:
-    """Give this worker a core of its own, so that neither it nor torch takes another's."""
+    """Give this worker a core of its own, so that neither it nor torch takes another's; it ends with the study."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
     core = free.get()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
+
+
+def end_with_parent() -> None:
+    """A worker whose study was killed must not go on alone."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_cell(recipe: str, cell: Cell, out: Path) -> str:
@@ -129,14 +154,24 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
 
     torch.set_num_threads(1)
     config = resolve(find(recipe).config, {}, cell.settings)
-    file = out / "config.toml"
-    if file.exists() and file.read_text(encoding="utf-8") != dump(recipe, config):
+    if (out / "config.toml").exists() and not is_run_of(out, recipe, config):
         return f"{out} was made with other settings; choose another --out, or remove it"
     try:
-        execute(recipe, config, out, resume=True, pictures=False)
+        execute(recipe, config, out, resume=True, pictures=False, keep_bytes=KEEP_BYTES)
+    except BudgetSpent:
+        return ""  # a run that its privacy budget ended is finished, too
     except MutiraoError as error:
         return str(error)
     return ""
+
+
+def is_run_of(out: Path, recipe: str, config: Any) -> bool:
+    """Whether the run in a folder has these settings; ones that came later have their defaults in an old run."""
+    try:
+        table = read(out / "config.toml")
+        return bool(table.pop("recipe", "") == recipe and resolve(find(recipe).config, table) == config)
+    except ConfigError:
+        return False
 
 
 def results(study: Study, out: Path) -> Iterator[tuple[Cell, dict[str, Any], list[dict[str, Any]]]]:

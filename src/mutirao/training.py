@@ -22,7 +22,8 @@ from mutirao.samples import Index, Samples
 Loss = Callable[[Tensor, Tensor], Tensor]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 PROBE_SAMPLES = 100
-EXTRAS = frozenset({"squared_errors", "entropy"})  # what a request to train may ask for
+PROBED = frozenset({"entropy", "rms_loss", "gradient_norm"})  # what is measured on the model as it was received
+EXTRAS = PROBED | {"squared_errors"}  # what a request to train may ask for
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Trainer:
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
 
-    provides = frozenset({"metrics:loss", "metrics:accuracy", "metrics:entropy", "extras:squared_errors"})
+    provides = frozenset(
+        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", *(f"metrics:{name}" for name in PROBED)}
+    )
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> "Trainer":
@@ -71,7 +74,8 @@ class Trainer:
         if request.do == "evaluate":
             return Reply({}, metrics=self.evaluate(request.arrays, samples), n=len(samples))
         if request.do == "probe":
-            return Reply({}, metrics=self.probe(request.arrays, samples, probe_samples(request.config)), n=len(samples))
+            most, extras = probe_samples(request.config), wanted(request.config, samples)
+            return Reply({}, metrics=self.probe(request.arrays, samples, most, extras), n=len(samples))
         raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 
     def many(
@@ -93,23 +97,39 @@ class Trainer:
 
         return judge(self, arrays, samples)
 
-    def probe(self, arrays: Arrays, samples: Samples, most: int = PROBE_SAMPLES) -> dict[str, float]:
-        """Mean loss and mean entropy of the predicted classes, -sum p ln p, on the first `most` samples."""
+    def probe(
+        self, arrays: Arrays, samples: Samples, most: int = PROBE_SAMPLES, extras: frozenset[str] = frozenset()
+    ) -> dict[str, float]:
+        """Mean loss and mean entropy of the predicted classes, -sum p ln p, on the first `most` samples.
+
+        If `extras` names them also `rms_loss`, sqrt(mean loss^2), and `gradient_norm`, |d mean loss / d weights|.
+        """
         if len(samples) == 0:
             raise ValueError("has no samples to be probed on")
         model = self.filled(arrays).eval()
+        x, y = samples.batch(slice(0, most))
         with one_thread(), torch.inference_mode():
-            x, y = samples.batch(slice(0, most))
             outputs = model(x)
             metrics = {"loss": float(self.loss(outputs, y))}
-            return metrics | ({"entropy": float(entropies(outputs).mean())} if is_classes(y) else {})
+            if is_classes(y):
+                metrics["entropy"] = float(entropies(outputs).mean())
+            if "rms_loss" in extras:
+                from mutirao.engine.rows import noted_losses  # late, as above
+
+                metrics["rms_loss"] = float(noted_losses(self.loss, outputs, y).double().square().mean().sqrt())
+        if "gradient_norm" in extras:
+            weights = [p for p in model.parameters() if p.requires_grad]
+            with one_thread():
+                slopes = torch.autograd.grad(self.loss(model(x), y), weights, allow_unused=True)
+            metrics["gradient_norm"] = math.sqrt(sum(float(g.double().square().sum()) for g in slopes if g is not None))
+        return metrics
 
     def train(self, request: Request, site: Site, randomness: "Randomness | None" = None) -> Reply:
         """The plain path, and the reference for every faster one: one client, batch by batch."""
         samples, config = Samples.of(site.data), request.config
         seed, round, extras = int(config["seed"]), int(config["round"]), wanted(config, samples)
         mu = float(config.get("mu", self.mu))
-        entropy = self.probe(request.arrays, samples, probe_samples(config)) if "entropy" in extras else {}
+        probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.filled(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in weights] if mu else []
@@ -137,8 +157,7 @@ class Trainer:
                     if "squared_errors" in extras:
                         errors.append(errors_of(found, y))
         metrics = metrics_of(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
-        if "entropy" in entropy:
-            metrics["entropy"] = entropy["entropy"]
+        metrics |= {k: v for k, v in probed.items() if k in extras}
         noted = extras_of(torch.cat(errors).numpy(), sizes) if errors else {}
         return Reply(arrays_of(model), noted, metrics, len(samples))
 
@@ -264,8 +283,8 @@ def wanted(config: Mapping[str, Scalar], samples: Samples) -> frozenset[str]:
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:
         raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
-    if names and not is_classes(samples.y):
-        raise ValueError(f"{', '.join(sorted(names))}: only where the labels are classes")
+    if (classes := names & {"entropy", "squared_errors"}) and not is_classes(samples.y):
+        raise ValueError(f"{', '.join(sorted(classes))}: only where the labels are classes")
     return names
 
 

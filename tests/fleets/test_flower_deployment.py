@@ -77,6 +77,12 @@ class Deployment:
                 pytest.fail("\n".join([f"{what} did not come within {seconds:g} s", *logs]))
             time.sleep(0.2)
 
+    def submit(self, app: Path, config: str) -> None:
+        """Hand an app over with `flwr run`."""
+        command = [COMMANDS / "flwr", "run", app, "--run-config", config]
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def processes(self) -> list[int]:
         """All processes that live in this deployment's Flower home, whoever started them."""
         mark, found = f"FLWR_HOME={self.home}".encode(), []
@@ -136,15 +142,7 @@ def assert_same_run(here: Path, there: Path) -> None:
 def test_a_deployed_run_equals_the_local_one(deployment: Deployment) -> None:
     out = deployment.folder / "run"
     config = f'out="{out}" rounds=2 clients=3 per_round=3 timeout=120.0 set="hidden=16 epochs=1"'
-    submitted = subprocess.run(
-        [COMMANDS / "flwr", "run", EXAMPLE, "--run-config", config],
-        env=deployment.env,
-        cwd=deployment.folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    deployment.submit(EXAMPLE, config)
     assert local_run(deployment.folder / "local")["rounds"] == 2
     deployment.until((out / "summary.json").exists, 200, "the end of the run")
     assert_same_run(deployment.folder / "local", out)

@@ -15,7 +15,7 @@ from mutirao.engine.threads import in_threads, is_heavy
 from mutirao.engine.workers import cores
 from mutirao.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.samples import Samples
-from mutirao.training import entropies, is_classes, metrics_of, one_thread, probe_samples
+from mutirao.training import entropies, is_classes, metrics_of, one_thread, probe_samples, wanted
 
 if TYPE_CHECKING:
     from mutirao.training import Trainer
@@ -55,10 +55,13 @@ def judge_many(
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
+            extras = wanted(request.config, whole) if request.do == "probe" else frozenset()
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
-        key = request.do, id(request.arrays), samples.kind
+        if "gradient_norm" in extras:
+            continue  # a gradient is one client's own: there is no common pass
+        key = request.do, id(request.arrays), samples.kind, extras
         groups.setdefault(key, []).append((client, samples, len(whole)))
     for group in groups.values():
         request = requests[group[0][0]]
@@ -67,28 +70,33 @@ def judge_many(
         except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
             log.debug("clients are judged one by one: %s", error)
             continue
-        names = ("loss", "entropy") if request.do == "probe" else ("loss", "accuracy")
+        names = ("loss", "entropy", *extras_of_probe(request)) if request.do == "probe" else ("loss", "accuracy")
         for (client, _, n), found in zip(group, means, strict=True):
             outcomes[client] = Reply({}, metrics={k: found[k] for k in names if k in found}, n=n)
     return outcomes
 
 
+def extras_of_probe(request: Request) -> list[str]:
+    """What else a probe is to tell."""
+    return [name for name in ("rms_loss",) if name in str(request.config.get("extras", ""))]
+
+
 def mean_by_client(trainer: "Trainer", arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:
-    """Mean loss, accuracy and entropy of one model on the samples of each client."""
+    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client."""
     x, y, rows = storage_of(clients)
-    names = ["loss", "accuracy", "entropy"] if is_classes(y) else ["loss"]
+    names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
 
     def look(outputs: Tensor, y: Tensor) -> Array:
         losses = noted_losses(trainer.loss, outputs, y).double()
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
-        if not is_classes(y):
-            return losses[None].numpy()
-        return torch.stack([losses, outputs.argmax(-1) == y, entropies(outputs)]).numpy()
+        both = [losses, losses.square()]
+        return torch.stack([*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both).numpy()
 
     values = np.concatenate(batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look), axis=1)
     sizes = np.array([len(r) for r in rows])
     means = np.add.reduceat(values, np.cumsum(sizes) - sizes, axis=1) / sizes
+    means[1] = np.sqrt(means[1])
     return [dict(zip(names, column, strict=True)) for column in means.T.tolist()]
 
 

@@ -1,6 +1,6 @@
 """A fleet over Flower's messages: the same flow reaches real institutions, or Flower's own simulation engine.
 
-This is the only file that imports flwr. Node ids are random, so a node is known by the name it declares.
+Only this file and `site/clientapp.py` import flwr. Node ids are random, so a node is known by the name it declares.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,10 +26,13 @@ import numpy as np
 
 from mutirao import config as configuration
 from mutirao.arrays import Array, Arrays
-from mutirao.errors import ConfigError, MutiraoError
+from mutirao.audit import Audit, reply_fingerprint
+from mutirao.errors import ConfigError, MutiraoError, Refused
 from mutirao.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, collect, failure_of
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import Task, find
+from mutirao.site.guard import Asker, admit, discreet, guarded
+from mutirao.site.policy import Policy, load_policy
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # flwr reads it once, when it is imported
 try:
@@ -51,7 +55,9 @@ TROUBLE = 10.0  # and one that answered with an error after so many
 LONGEST_NAME = 100
 NUMBERS = "biufc"  # the kinds of NumPy types that may travel: no objects, no text, no structures
 GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
-KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY}  # whatever else is done counts as training
+QUESTIONS = dict.fromkeys(("probe", "rows"), MessageType.QUERY)
+KINDS = {"evaluate": MessageType.EVALUATE, **QUESTIONS}  # whatever else is done counts as training
+REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 GREETING = "query.name"
 STATE = "mutirao.state"
 OURS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that are no settings of a recipe
@@ -77,6 +83,8 @@ class FlowerFleet:
         self._again: dict[int, float] = {}  # when a node may be asked for its name again
         self._warned: set[int] = set()
         self._closed = threading.Event()
+        self.trail: Audit | None = None  # the server's audit trail: sites that keep one of their own note its head
+        self._heads: dict[ClientId, dict[str, Scalar]] = {}
 
     def clients(self) -> list[ClientId]:
         """The names of the nodes that are connected; the same list while nothing changed."""
@@ -88,9 +96,18 @@ class FlowerFleet:
             self._clients = names
         return self._clients
 
+    def keys(self) -> dict[ClientId, str]:
+        """The node each client is: a SuperLink that authenticates its nodes gives one key one node, and no more."""
+        return {name: str(node) for name, node in self._nodes.items()}
+
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Send each client its request and wait at most `timeout` seconds for the answers."""
         return collect(requests, self._outcomes(requests))
+
+    def take_heads(self) -> dict[ClientId, dict[str, Scalar]]:
+        """Where the sites' own audit trails stood when they last answered, of those who did since this was called."""
+        heads, self._heads = self._heads, {}
+        return heads
 
     def close(self) -> None:
         """Stop waiting: whoever listens for answers gets none any more."""
@@ -106,7 +123,7 @@ class FlowerFleet:
             if id(request.arrays) not in models:
                 models[id(request.arrays)] = pack(request.arrays)
             model = models[id(request.arrays)]
-            messages[client] = request_message(request, model, self._nodes[client], self.timeout)
+            messages[client] = request_message(request, model, self._nodes[client], self.timeout, self.trail)
         taken = set(self.grid.push_messages(list(messages.values())))
         for client, message in messages.items():
             if message.metadata.message_id not in taken:
@@ -114,7 +131,10 @@ class FlowerFleet:
         sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
         for message_id, answer in self._listen(sent, self.timeout):
             client = sent[message_id]
-            yield client, answer if isinstance(answer, Failure) else reply_in(answer, self._nodes[client])
+            outcome = answer if isinstance(answer, Failure) else reply_in(answer, self._nodes[client])
+            if isinstance(answer, Message) and isinstance(outcome, Reply) and (head := head_in(answer, "audit")):
+                self._heads[client] = head | {"reply": reply_fingerprint(outcome)}
+            yield client, outcome
 
     def _listen(self, ids: Iterable[str], seconds: float) -> Iterator[tuple[str, Message | Failure]]:
         """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
@@ -232,10 +252,15 @@ def unpack_one(name: str, parcel: Parcel) -> Array:
     return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")  # handlers may write into it
 
 
-def request_message(request: Request, model: ArrayRecord, node: int, timeout: float) -> Message:
-    """A request on its way to a node; `model` is its arrays, packed."""
+def request_message(
+    request: Request, model: ArrayRecord, node: int, timeout: float, trail: Audit | None = None
+) -> Message:
+    """A request on its way to a node; `model` is its arrays, packed, `trail` what the server has recorded so far."""
     config = ConfigRecord({k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()})
-    content = RecordDict({"arrays": model, "config": config, "request": ConfigRecord({"do": request.do})})
+    about: dict[str, Any] = {"do": request.do}
+    if trail is not None:
+        about |= trail.where()
+    content = RecordDict({"arrays": model, "config": config, "request": ConfigRecord(about)})
     kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
     return Message(content, node, kind, ttl=timeout + CLOCKS, group_id=group)
 
@@ -300,7 +325,8 @@ def name_in(message: Message, node: int) -> ClientId | Failure:
 def failure_in(message: Message, node: int) -> Failure | None:
     """Why a message is not the answer of that node's client code, if so."""
     if message.has_error():  # first: what became of a lost node is told by the SuperLink, in its own name
-        kind = "gone" if message.error.code in GONE else "raised"
+        code = message.error.code
+        kind = "gone" if code in GONE else "refused" if code == REFUSED else "raised"
         return Failure(kind, one_line(message.error.reason or f"Flower's error {message.error.code}"))
     if message.metadata.src_node_id != node:
         return Failure("malformed", "the answer comes from another node")
@@ -327,7 +353,13 @@ def client_app(task_of: TaskOf | None = None) -> ClientApp:
     app, task_of = ClientApp(), task_of or recipe_task
 
     def work(message: Message, context: Context) -> Message:
-        return answer(message, lambda: worked(message, context, task_of(context)))
+        def make() -> RecordDict | Failure:
+            policy = policy_of(context)
+            if policy is not None:
+                return worked_under(policy, message, context, task_of)
+            return worked(message, context, task_of(context))
+
+        return answer(message, make)
 
     def tell_name(message: Message, context: Context) -> Message:
         return answer(message, lambda: RecordDict({"name": ConfigRecord({"name": name_of(context, task_of)})}))
@@ -347,7 +379,8 @@ def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Messag
     if isinstance(made, RecordDict):
         return Message(made, reply_to=message)
     log.warning("a request failed: %s", made)
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, made.reason), reply_to=message)
+    code = REFUSED if made.kind == "refused" else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return Message(Error(code, made.reason), reply_to=message)
 
 
 def worked(message: Message, context: Context, task: Task) -> RecordDict | Failure:
@@ -364,6 +397,47 @@ def worked(message: Message, context: Context, task: Task) -> RecordDict | Failu
     if name in alone.states:
         context.state[STATE] = pack(alone.states[name])
     return content
+
+
+def policy_of(context: Context) -> Policy | None:
+    """The policy of this site, from its node's configuration or its environment: never from a message."""
+    path = str(context.node_config.get("policy", "")) or os.environ.get("MUTIRAO_POLICY", "")
+    if not path:
+        return None
+    try:
+        return load_policy(Path(path).expanduser())
+    except ConfigError as error:
+        log.error("nothing is answered without a policy: %s", error)
+        raise Refused("policy", "the policy of this site cannot be read") from error
+
+
+def worked_under(policy: Policy, message: Message, context: Context, task_of: TaskOf) -> RecordDict | Failure:
+    """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
+
+    A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
+    """
+    by_recipe, asked = task_of is recipe_task, context.run_config
+    recipe = str(asked.get("recipe", "quickstart")) if by_recipe else f"{task_of.__module__}:{task_of.__qualname__}"
+    name = str(context.node_config.get("name", ""))
+    asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
+    admit(policy, asker, asked)
+    with discreet(policy, asker.facts()):
+        task = task_from(settings_in(asked, policy.settings)) if by_recipe else task_of(context)
+        content = worked(message, context, replace(task, handler=guarded(task.handler, policy, asker)))
+    if isinstance(content, RecordDict):
+        content["audit"] = ConfigRecord(Audit(policy.audit).where())
+    return content
+
+
+def head_in(message: Message, record: str) -> dict[str, Scalar]:
+    """Where the other side's audit trail stands, as a message says; empty if it says nothing sound."""
+    found = message.content.get(record) if message.has_content() else None
+    if not isinstance(found, ConfigRecord):
+        return {}
+    seq, hashes = found.get("seq"), {k: found.get(k) for k in ("first", "head")}
+    if not isinstance(seq, int) or not all(re.fullmatch("[0-9a-f]{64}", str(v)) for v in hashes.values()):
+        return {}
+    return {"seq": seq, **{k: str(v) for k, v in hashes.items()}}
 
 
 def name_of(context: Context, task_of: TaskOf) -> ClientId:
@@ -389,15 +463,18 @@ def data_of(task: Task, name: ClientId) -> Any:
 
 
 def recipe_task(context: Context) -> Task:
-    """The task of the recipe that the run configuration names."""
-    return task_from(settings_in(context.run_config))
+    """The task of the recipe that the run configuration names; a node may say where its own data lie."""
+    asked: dict[str, Any] = dict(context.run_config)
+    if "data" in context.node_config:  # last of all, so that no setting of the run points a node elsewhere
+        asked["set"] = " ".join([str(asked.get("set", "")), shlex.quote(f"data={context.node_config['data']}")])
+    return task_from(settings_in(asked))
 
 
 @functools.lru_cache(maxsize=2)
 def task_from(toml: str) -> Task:
     """The task of a full configuration; kept, because Flower's engine gives a process one message after another."""
     recipe, config = recipe_from(toml)
-    return find(recipe).task(config)
+    return find(recipe).prepare(config)
 
 
 def recipe_from(toml: str) -> tuple[str, Any]:
@@ -407,8 +484,8 @@ def recipe_from(toml: str) -> tuple[str, Any]:
     return name, configuration.resolve(find(name).config, table)
 
 
-def settings_in(run_config: Mapping[str, Scalar]) -> str:
-    """The full configuration that a Flower run asks for: its settings, then the assignments in `set`."""
+def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None) -> str:
+    """The full configuration that a Flower run asks for: its settings, then those in `set`, then those `instead`."""
     name = str(run_config.get("recipe", "quickstart"))
     plain = sorted((pair for pair in run_config.items() if pair[0] not in OURS), key=lambda pair: "." in pair[0])
     try:
@@ -416,7 +493,9 @@ def settings_in(run_config: Mapping[str, Scalar]) -> str:
     except ValueError as error:
         raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
     extra = [configuration.parse_assignment(text) for text in words]
-    return configuration.dump(name, configuration.resolve(find(name).config, {}, [*plain, *extra]))
+    return configuration.dump(
+        name, configuration.resolve(find(name).config, {}, [*plain, *extra, *(instead or {}).items()])
+    )
 
 
 def server_app() -> ServerApp:
@@ -456,7 +535,7 @@ class Simulation:
     def fleet(self) -> FlowerFleet:
         """The fleet inside the engine, which runs in a thread: its server does nothing but lend us its grid."""
         fleets: queue.SimpleQueue[FlowerFleet | None] = queue.SimpleQueue()
-        app, nodes = ServerApp(), len(find(self.recipe).task(self.config).population)
+        app, nodes = ServerApp(), len(find(self.recipe).prepare(self.config).population)
         made: list[FlowerFleet] = []
 
         @app.main()

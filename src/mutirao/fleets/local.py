@@ -59,7 +59,8 @@ class LocalFleet:
 
     def _site(self, client: ClientId) -> Site:
         """The client's place, with a copy of its state: a request that fails must leave no trace."""
-        state = {k: copy.copy(v) for k, v in self.states.get(client, {}).items()}
+        kept = self.states.get(client)
+        state = {k: copy.copy(v) for k, v in kept.items()} if kept else {}
         return Site(client, self.population[client], state)
 
     def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:

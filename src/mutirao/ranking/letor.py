@@ -320,7 +320,7 @@ def _texts(stream: IO[bytes], file: Path, block: int) -> Iterator[bytes]:
     """The content in blocks of whole lines."""
     rest: list[bytes] = []
     lines, first = 0, True
-    while piece := _piece(stream, file, block):
+    while piece := _piece(stream, file, max(block, 3) if first else block):
         if first and piece.startswith(b"\xef\xbb\xbf"):  # how some Windows programs mark UTF-8
             piece = piece[3:]
         first = False

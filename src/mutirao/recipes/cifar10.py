@@ -58,6 +58,7 @@ def task(config: Config) -> Task:
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
         pictures={} if config.centralised else {"partition.png": picture},
+        classes=10,
     )
 
 

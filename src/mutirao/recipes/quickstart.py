@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.errors import ConfigError
+from mutirao.images import digits
 from mutirao.partition import describe
 from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
@@ -31,15 +31,10 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Digits dealt to the clients with skewed labels, a fifth of them kept as the common test set."""
-    from sklearn.datasets import load_digits  # late: it takes a while to import
-
     if config.data != "digits":
         raise ConfigError(f"data: the quickstart knows only 'digits', not {config.data!r}")
-    x, y = load_digits(return_X_y=True)
-    x, y = (x / 16).astype(np.float32), y.astype(np.int64)
-    order = rng(config.seed, 0, "test split").permutation(len(y))
-    test, rest = Samples(x[order[:360]], y[order[:360]]), order[360:]
-    x, y = x[rest], y[rest]
+    x, y, x_test, y_test = digits.load(config.seed)
+    test = Samples(x_test, y_test)
 
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
     clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"))
@@ -57,6 +52,7 @@ def task(config: Config) -> Task:
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
         pictures={} if config.centralised else {"partition.png": picture},
+        classes=10,
     )
 
 

@@ -88,6 +88,7 @@ def task(config: Config) -> Task:
         evaluate=evaluate,
         judge="ndcg@5",
         pictures={} if config.centralised else {"partition.png": picture},
+        classes=highest + 1 if config.loss == "grades" else None,
     )
 
 

@@ -1,0 +1,119 @@
+"""What liars send, and that the filter catches it while honest clients stay."""
+
+import numpy as np
+import pytest
+
+from mutirao.arrays import flat
+from mutirao.attacks import NAMES, Attacked, LabelFlip, Swarm, liars_among, verdicts
+from mutirao.filters import Robust
+from mutirao.fleet import Reply, Request, Site
+from mutirao.fleets.local import LocalFleet
+from mutirao.samples import Samples
+
+CURRENT = {
+    "0.weight": np.zeros((20, 10), np.float32),
+    "2.weight": np.ones((4, 20), np.float32),
+    "n": np.zeros((), np.int64),
+}
+SENT = {"config": {"seed": 0, "round": 1}}
+NAMED = [f"c{i}" for i in range(10)]
+
+
+def honest(request: Request, site: Site) -> Reply:
+    """A common direction and some chance."""
+    common, own = np.random.default_rng(7), np.random.default_rng(int(site.id[1:]))
+    moved = {
+        k: (v + 0.1 * common.normal(size=v.shape) + 0.1 * own.normal(size=v.shape)).astype(v.dtype)
+        for k, v in request.arrays.items()
+    }
+    return Reply(moved, extras={"signature": own.normal(size=3).astype(np.float32)}, n=5)
+
+
+def answers(attack: str, liars: frozenset[str], do: str = "train") -> dict[str, Reply]:
+    part = NAMES[attack]
+    handler = Attacked(honest, liars, part() if isinstance(part, type) else part)
+    return LocalFleet(handler, dict.fromkeys(NAMED)).ask({c: Request(do, CURRENT, **SENT) for c in NAMED}).replies
+
+
+def update(reply: Reply) -> np.ndarray:
+    return flat(reply.arrays) - flat(CURRENT)
+
+
+LIARS = frozenset({"c1", "c4", "c8"})
+
+
+@pytest.mark.parametrize("attack", [a for a in NAMES if a not in ("none", "label_flip", "fake_signature")])
+def test_liars_lie_and_the_filter_catches_them_all(attack: str) -> None:
+    plain, replies = answers("none", LIARS), answers(attack, LIARS)
+    for c in NAMED:
+        assert (c in LIARS) != np.array_equal(update(replies[c]), update(plain[c]))
+        assert {k: v.dtype for k, v in replies[c].arrays.items()} == {k: v.dtype for k, v in CURRENT.items()}
+    kept, rejected = Robust(head="2")(CURRENT, replies)
+    assert set(rejected) == LIARS
+    assert sorted(kept) == sorted(set(NAMED) - LIARS)
+    assert all(rejected.values())
+
+
+def test_each_lie_is_what_it_says() -> None:
+    plain = answers("none", LIARS)
+    assert update(answers("sign_flip", LIARS)["c4"]) == pytest.approx(-update(plain["c4"]), abs=1e-6)
+    mean = np.mean([update(plain[c]) for c in sorted(LIARS)], axis=0)
+    deviation = np.std([update(plain[c]) for c in sorted(LIARS)], axis=0)
+    assert update(answers("inner_product", LIARS)["c1"]) == pytest.approx(-mean, abs=1e-6)
+    assert update(answers("colluding", LIARS)["c8"]) == pytest.approx(mean - deviation, abs=1e-6)
+    length = np.linalg.norm(update(plain["c1"]))
+    assert np.linalg.norm(update(answers("constant", LIARS)["c1"])) == pytest.approx(length, rel=0.02)
+    assert np.linalg.norm(update(answers("noise", LIARS)["c1"])) == pytest.approx(3 * length, rel=0.2)
+
+
+def test_a_lone_liar_lies_the_same_over_a_network() -> None:
+    handler = Attacked(honest, LIARS, NAMES["sign_flip"]())
+    reply = handler(Request("train", CURRENT, **SENT), Site("c1"))
+    assert np.array_equal(update(reply), update(answers("sign_flip", LIARS)["c1"]))
+
+
+def test_false_labels_are_of_the_clients_own_classes_and_only_in_training() -> None:
+    data = Samples(np.zeros((6, 2), np.float32), np.array([2, 2, 5, 7, 7, 9]), np.array([0, 2, 3, 4]))
+    assert LabelFlip().poison(data).y.tolist() == [7, 5, 2, 2]
+    seen = []
+    handler = Attacked(lambda r, s: seen.append(s.data) or Reply({}, n=1), frozenset({"c1"}), LabelFlip())  # type: ignore[func-returns-value]
+    for do in ("train", "evaluate"):
+        handler(Request(do, {}, **SENT), Site("c1", data))
+    handler(Request("train", {}, **SENT), Site("c2", data))
+    assert [d is data for d in seen] == [False, True, True]
+
+
+def test_a_faked_signature_is_somebody_elses() -> None:
+    plain, faked = answers("none", LIARS, "warm"), answers("fake_signature", LIARS, "warm")
+    others = [plain[c].extras["signature"] for c in NAMED if c not in LIARS]
+    for c in LIARS:
+        near = min(np.abs(faked[c].extras["signature"] - s).max() for s in others)
+        assert near < 0.1
+        assert not np.array_equal(faked[c].extras["signature"], plain[c].extras["signature"])
+
+
+def test_liars_are_drawn_from_every_group() -> None:
+    groups = {f"c{i:02d}": i % 3 for i in range(30)}
+    liars = liars_among(groups, 0.3, seed=1)
+    assert [sum(groups[c] == g for c in liars) for g in range(3)] == [3, 3, 3]
+    assert liars == liars_among(dict(reversed(groups.items())), 0.3, seed=1)
+    assert not liars_among(groups, 0.0, seed=1)
+
+
+def test_verdicts_are_means_over_rounds() -> None:
+    def row(client: str, rejected: str) -> dict[str, object]:
+        return {"client": client, "rejected": rejected, "try": 1, "replied": 1}
+
+    first = verdicts([row("a", ""), row("b", "odd"), row("x", "odd")], frozenset("x"), [])
+    assert first == {"false_rejections": 0.5, "caught": 1.0}
+    second = verdicts([row("a", ""), row("x", "")], frozenset("x"), [first])
+    assert second == {"false_rejections": 0.25, "caught": 0.5}
+
+
+def test_a_swarm_answers_under_all_its_names() -> None:
+    fleet = Swarm(LocalFleet(honest, dict.fromkeys(NAMED)), "c3", names=4)
+    assert len(fleet.clients()) == 14
+    assert len(set(fleet.keys().values())) == 10
+    replies = fleet.ask({c: Request("train", CURRENT, **SENT) for c in ("c1", "c3~0", "c3~2")}).replies
+    assert sorted(replies) == ["c1", "c3~0", "c3~2"]
+    assert np.array_equal(update(replies["c3~0"]), update(replies["c3~2"]))
