@@ -68,6 +68,8 @@ def min_samples_for(clients: int) -> int:
 
 def scan(points: Points, min_samples: int) -> list[Range]:
     """The groups for every eps there is, from the smallest at which any two clients meet."""
+    if len(points) < min_samples:
+        return []  # nobody has so many neighbours, at any eps
     return list(ranges(tree(points, min_samples), len(points)))
 
 
