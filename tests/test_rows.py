@@ -13,7 +13,7 @@ from mutirao.filters import NormFilter, fault
 from mutirao.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 from mutirao.rounds import Run, step
-from mutirao.rows import ROWS, whole
+from mutirao.rows import ROWS, one_table, whole
 from mutirao.selection import everyone
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
@@ -89,3 +89,14 @@ def test_an_aggregator_that_knows_nothing_of_rows_gets_whole_models(filters: Any
         run.arrays["items"] - CURRENT["items"], np.outer([2 / 3, 0, 0, 1 / 3], [1, 1, 1]), atol=1e-6
     )
     assert done.row["bytes_up"] == 3 * (3 * 4 + 4 + 2 * 8 + 8), "what travelled is counted, not what it stands for"
+
+
+def test_slices_that_lie_below_each_other_are_not_copied() -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(8, 3)
+    parts = [whole[:3], whole[3:7], whole[7:]]
+    assert np.shares_memory(one_table(parts), whole)
+    np.testing.assert_array_equal(one_table(parts), whole)
+    for others in (parts[::-1], parts[:2], parts[1:], [whole[:3].copy(), whole[3:]], [whole[::2], whole[1::2]]):
+        table = one_table(others)
+        assert not np.shares_memory(table, whole)
+        np.testing.assert_array_equal(table, np.concatenate(others))

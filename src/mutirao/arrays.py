@@ -76,7 +76,8 @@ def flat(arrays: Arrays) -> npt.NDArray[np.float64]:
 
 def is_finite(arrays: Arrays) -> bool:
     """Whether no array holds a NaN or an infinity."""
-    return all(v.dtype.kind not in "fc" or bool(np.isfinite(v).all()) for v in arrays.values())
+    # count_nonzero is quicker than all(), which tells where a round looks at many small replies
+    return all(v.dtype.kind not in "fc" or np.count_nonzero(np.isfinite(v)) == v.size for v in arrays.values())
 
 
 def nbytes(arrays: Arrays) -> int:

@@ -4,6 +4,8 @@ A reply that changed a few rows of a long table (embeddings) sends those rows an
 sets `takes_rows` gets replies as they came; for every other one, `whole` puts the rows into the current model.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mutirao.arrays import Array, Arrays
@@ -18,7 +20,8 @@ def fault_of_rows(name: str, rows: object, mine: Array) -> Failure | None:
         return Failure("dtype", f"{name + ROWS!r} is not a vector of whole numbers")
     if mine.ndim == 0 or not 0 < len(rows) <= len(mine):
         return Failure("shape", f"{name + ROWS!r} names {len(rows)} rows of {mine.shape}")
-    if rows[0] < 0 or rows[-1] >= len(mine) or not (rows[1:] > rows[:-1]).all():
+    rising = np.count_nonzero(rows[1:] > rows[:-1])  # quicker than all(), and there is one for every client
+    if rows[0] < 0 or rows[-1] >= len(mine) or rising < len(rows) - 1:
         return Failure("shape", f"{name + ROWS!r} is not in rising order from 0 to {len(mine) - 1}")
     return None
 
@@ -40,3 +43,18 @@ def whole_replies(current: Arrays, replies: dict[ClientId, Reply]) -> dict[Clien
     """Replies with their arrays made whole; those that are stay as they are."""
     made = {c: whole(current, r.arrays) for c, r in replies.items()}
     return {c: r if made[c] is r.arrays else Reply(made[c], r.extras, r.metrics, r.n) for c, r in replies.items()}
+
+
+def one_table(slices: Sequence[Array]) -> Array:
+    """The slices below each other; those of a round mostly lie so already, cut from one array, and are not copied."""
+    base = slices[0].base
+    if isinstance(base, np.ndarray) and base.flags.c_contiguous and base.dtype == slices[0].dtype:
+        at = base.__array_interface__["data"][0]
+        for piece in slices:
+            if piece.base is not base or piece.__array_interface__["data"][0] != at:
+                break
+            at += piece.nbytes
+        else:
+            if at == base.__array_interface__["data"][0] + base.nbytes:
+                return base.reshape(-1, slices[0].shape[1])
+    return np.concatenate(slices)

@@ -11,7 +11,7 @@ import pytest
 
 from mutirao.attacks import Swarm
 from mutirao.config import resolve
-from mutirao.errors import TooFewReplies
+from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.files import Table
 from mutirao.fleet import Answers, Failure, Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
@@ -171,6 +171,28 @@ def test_a_group_whose_clients_are_all_away_keeps_its_model_and_wakes_up() -> No
     assert state_of(run).groups.members() == first
 
 
+def test_groups_are_formed_anew_when_data_change_and_models_are_carried_over() -> None:
+    config, task, run, fleet = start(rounds=6, clients=20, regroup=3)
+    flow = RECIPE.flow(fleet, config, task, run)
+    for _ in range(3):
+        next(flow)
+    before, models = state_of(run).groups, run.arrays
+    first, second = before.members()["g0"], before.members()["g1"]
+    moved, home = first[0], task.population[second[0]]
+    fleet.fleet.population = {**task.population, moved: home}  # one client's data are now like another's
+    next(flow)
+    after = state_of(run).groups
+    assert before.group_of(moved) != before.group_of(second[0])
+    assert after.group_of(moved) == after.group_of(second[0])
+    assert after.count == before.count
+    body = "0.weight"
+    group = after.group_of(second[0])
+    old = np.linalg.norm(part_of(run.arrays, group)[body] - part_of(models, "g1")[body])
+    fresh = np.linalg.norm(part_of(run.arrays, group)[body] - task.initial()[body])
+    assert old < fresh  # it went on from the old model
+    assert [r.row["round"] for r in flow] == [5, 6]
+
+
 def test_one_key_is_one_client_however_many_names_it_has() -> None:
     config, task, run, _ = start(rounds=2)
     swarm = Swarm(LocalFleet(task.handler, task.population), "c4", names=30)
@@ -217,6 +239,12 @@ def test_a_warm_up_without_any_signature_is_an_error() -> None:
     config, task, run, fleet = start()
     fleet.fleet.handler = lambda request, site: Reply({}, n=1)
     with pytest.raises(TooFewReplies, match="no client sent a usable signature"):
+        next(iter(RECIPE.flow(fleet, config, task, run)))
+
+
+def test_a_clusterer_that_finds_nobody_alike_is_named() -> None:
+    config, task, run, fleet = start(cluster={"name": "dbscan", "eps": 1e-9}, noise="wait")
+    with pytest.raises(ConfigError, match=r"Dbscan\(eps=1e-09, min_samples=2\) leaves all 10 clients out"):
         next(iter(RECIPE.flow(fleet, config, task, run)))
 
 

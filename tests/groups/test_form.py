@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from mutirao.groups import admit, form, quality
 from mutirao.groups.admit import one_a_key, place
-from mutirao.groups.form import NAMES, Dbscan, Hdbscan, Kmeans, One, Optics
+from mutirao.groups.clusterers import NAMES, Dbscan, Hdbscan, Kmeans, One, Optics
 
 
 def people(seed: int = 0, each: int = 8, groups: int = 3, d: int = 6, spread: float = 0.05) -> tuple[dict, dict]:

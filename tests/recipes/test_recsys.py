@@ -137,6 +137,8 @@ def test_no_vector_of_a_user_is_anywhere_in_the_run_folder(tmp_path: Path) -> No
         (("clients=100000",), "only 480 users are there"),
         (("optimizer=adam",), "train by plain SGD"),
         (("momentum=0.5",), "train by plain SGD"),
+        (("batch_size=4",), "a rating a step"),
+        (("partition=iid",), "there is nothing to deal"),
         (("loss=hinge",), "is not a choice"),
         (("dimension=1",), "dimension: 1 is too small"),
         (("start=transfer",), "name a file of item vectors"),

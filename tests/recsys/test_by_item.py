@@ -8,6 +8,7 @@ import pytest
 from mutirao.aggregation import FedAvg
 from mutirao.arrays import Arrays
 from mutirao.fleet import Reply
+from mutirao.recsys import aggregation as module
 from mutirao.recsys.aggregation import ByItem
 from mutirao.rows import ROWS, whole_replies
 
@@ -53,6 +54,23 @@ def test_over_all_it_is_federated_averaging() -> None:
 def test_whole_replies_count_by_the_rows_that_differ() -> None:
     ours, whole = (ByItem()(CURRENT, r, {}).arrays["items"] for r in (replies(), whole_replies(CURRENT, replies())))
     np.testing.assert_array_equal(ours, whole)
+
+
+def test_without_numba_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = [ByItem(over=over)(CURRENT, replies(), {}).arrays["items"] for over in ("touched", "all")]
+    monkeypatch.setattr(module, "compiled", lambda name: None)
+    plain = [ByItem(over=over)(CURRENT, replies(), {}).arrays["items"] for over in ("touched", "all")]
+    np.testing.assert_allclose(fast, plain, rtol=1e-6, atol=1e-6)
+
+
+def test_tables_of_any_shape_are_joined() -> None:
+    current = {"bias": np.zeros(5), "cube": np.zeros((3, 2, 2))}
+    reply = Reply(
+        {"bias": np.array([1.0, 2.0]), "bias" + ROWS: np.array([1, 4], np.int32), "cube": np.ones((3, 2, 2))}, n=1
+    )
+    merged = ByItem(shrinkage=1.0)(current, {"a": reply}, {}).arrays
+    assert merged["bias"].tolist() == [0, 0.5, 0, 0, 1.0]
+    np.testing.assert_array_equal(merged["cube"], 0.5)
 
 
 def test_the_order_of_replies_changes_no_bit() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -14,6 +14,9 @@ from mutirao.errors import ConfigError
 from mutirao.recsys import reading
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.reading import MOVIELENS_1M, NETFLIX, check, fast_block, read, read_block, read_line
+
+settings.register_profile("steady", deadline=None)  # a busy machine is no failure
+settings.load_profile("steady")
 
 DAY = 86_400
 

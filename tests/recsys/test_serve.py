@@ -1,11 +1,14 @@
 """A new user gets the items that brute force would find, and nothing of theirs is kept."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.recipes import find
@@ -96,3 +99,36 @@ def test_a_folder_without_such_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('recipe = "quickstart"\n')
     with pytest.raises(ConfigError, match="holds a run of 'quickstart', not of 'recsys'"):
         embeddings_of_run(tmp_path)
+
+
+def test_the_commands_export_and_recommend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve(find("recsys").config, {"rounds": 2, "dimension": 4, "evaluate_every": 1})
+    execute("recsys", config, tmp_path / "run", pictures=False)
+    shell = CliRunner()
+    done = shell.invoke(main, ["catalogue", "export", "run", "--out", "items.safetensors", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.output)["round"] in (1, 2)
+    done = shell.invoke(main, ["catalogue", "recommend", "items.safetensors", "3=5", "7=1.5", "-k", "4", "--json"])
+    assert done.exit_code == 0
+    found = json.loads(done.output)
+    assert len(found) == 4
+    assert found[0]["score"] >= found[-1]["score"]
+    plain = shell.invoke(main, ["catalogue", "recommend", "items.safetensors", "3=5", "7=1.5", "-k", "4"])
+    assert [line.split()[1] for line in plain.output.splitlines()] == [row["id"] for row in found]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["recommend", "nowhere.safetensors"], "error: nowhere.safetensors is not there"),
+        (["recommend", "nowhere.safetensors", "3"], "error: '3' is not of the form ID=RATING"),
+        (["recommend", "nowhere.safetensors", "3=good"], "error: '3=good' is not of the form ID=RATING"),
+        (["export", "nowhere"], "error: nowhere holds no run"),
+    ],
+)
+def test_wrong_words_end_in_one_line(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, ["catalogue", *words])
+    assert done.exit_code != 0
+    assert says in done.output
+    assert done.output.count("\n") == 1

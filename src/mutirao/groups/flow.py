@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.arrays import Arrays, is_finite, nbytes
-from mutirao.errors import Diverged, TooFewReplies
+from mutirao.errors import ConfigError, Diverged, TooFewReplies
 from mutirao.filters import Filter, check, fault, fault_of_extras
 from mutirao.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar
 from mutirao.groups.admit import Admission, admit, one_a_key
@@ -61,6 +61,8 @@ class Plan:
     size: int = 0  # numbers in a signature (0: any)
     reduced: bool = False  # whether heads have only the classes a group holds
     filters: tuple[Filter, ...] = ()
+    head: str = ""  # the name of the model's last layer
+    regroup: int = 0  # rounds after which groups are formed anew (0: never)
     stable: int = 0  # judgements without gain after which a group has settled (0: never)
     tolerance: float = 0.002  # what counts as gain
     patience: Patience = field(default_factory=Patience)
@@ -78,6 +80,8 @@ def federate_groups(
         state = founded(run, fleet, plan, news)
     while run.round < rounds:
         gather(run.roster, fleet, 1, plan.patience)
+        if plan.regroup and run.round and run.round % plan.regroup == 0:
+            state = regrouped(run, fleet, plan, state, news)
         welcome(run, fleet, plan, state, news)
         awake = live(run.roster, state)
         if not awake:
@@ -111,6 +115,8 @@ def founded(run: Run, fleet: Fleet, plan: Plan, news: News) -> State:
         raise TooFewReplies(f"the warm-up failed: no client sent a usable signature{reasons(news.rows)}", news.rows)
     signatures = {c: r.extras["signature"] for c, r in replies.items()}
     groups = form(signatures, plan.cluster, plan.noise, plan.directions, run.seed)
+    if not groups.count:
+        raise ConfigError(f"{plan.cluster!r} leaves all {len(signatures)} clients out; use noise=nearest or another")
     for client in groups.waiting():
         news.rows.append(row_of(run, client, rejected="waits: fits no group", n=replies[client].n))
     state = State(groups, {})
@@ -120,6 +126,26 @@ def founded(run: Run, fleet: Fleet, plan: Plan, news: News) -> State:
         k: v for g, names in state.classes.items() for k, v in as_part(plan.model(len(names)), g).items()
     }
     state.silent = {c: TRIES if c in refused else 1 for c in fleet.clients() if c not in replies}
+    return state
+
+
+def regrouped(run: Run, fleet: Fleet, plan: Plan, before: State, news: News) -> State:
+    """Groups formed anew by those who are here, in case their data have changed; what was learnt is carried over.
+
+    A new group starts from the model of the old one most of its clients come from; a head for other classes is new.
+    """
+    models = {g: part_of(run.arrays, g) for g in before.groups.names}
+    state = founded(run, fleet, plan, news)
+    for name, members in state.groups.members().items():
+        origins = [g for c in members if (g := before.groups.group_of(c))]
+        if origins:
+            home = max(sorted(set(origins)), key=origins.count)
+            same, old = before.classes[home] == state.classes[name], models[home]
+            fresh = part_of(run.arrays, name)
+            kept = {k: old[k] if same or not k.startswith(f"{plan.head}.") else v for k, v in fresh.items()}
+            run.arrays = run.arrays | as_part(kept, name)
+    stale = {f"{g}/" for g in before.groups.names}
+    run.memory = {k: v for k, v in run.memory.items() if not any(k.startswith(s) for s in stale)}
     return state
 
 

@@ -1,12 +1,6 @@
-"""Forming groups of clients that are alike: signatures in, groups out, by any clusterer there is.
+"""Forming groups of clients that are alike: signatures in, groups out, by any clusterer there is."""
 
-A clusterer here is called as `(signatures, directions, rng) -> (labels, what it looked at)`; -1 is a client in no
-group. Anything of scikit-learn with `fit_predict` may stand in its place.
-"""
-
-# ruff: noqa: D102  # `__call__` is what the class says it is
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.fleet import ClientId
-from mutirao.groups.auto import NOISE, Division, Labels, Points, divide, prepared, split
+from mutirao.groups.auto import Division, Labels, Points, prepared
+from mutirao.groups.clusterers import Auto, clustered
 from mutirao.randomness import rng
 
-Clustered = tuple[Labels, list[Division]]
-Clusterer = Callable[[Points, bool, np.random.Generator], Clustered]
 NoiseRule = Literal["nearest", "own", "wait"]
 
 MOST = 2000  # clients among whom groups are sought; of more, so many are drawn, and the others are admitted
@@ -124,153 +117,12 @@ def form(
     return Groups(names, in_order(labels), points, directions, looked=tuple(looked))
 
 
-def clustered(cluster: Any, points: Points, directions: bool, draw: np.random.Generator) -> Clustered:
-    """The clusterer's labels; one of scikit-learn is used as it is."""
-    if not hasattr(cluster, "fit_predict"):
-        labels, looked = cluster(points, directions, draw)
-        return np.asarray(labels, np.int64), looked
-    from sklearn.base import clone
-
-    return np.asarray(clone(cluster).fit_predict(prepared(points, directions)), np.int64), []
-
-
 def in_order(labels: Labels) -> Labels:
     """The same groups, numbered as they appear."""
     kinds, first = np.unique(labels[labels >= 0], return_index=True)
     new = np.full(int(labels.max(initial=WAITS)) + 2, WAITS, np.int64)
     new[kinds[np.argsort(first)]] = np.arange(len(kinds))
     return np.asarray(new[labels], np.int64)  # the last place, -1, is for those who wait
-
-
-@dataclass(frozen=True)
-class Auto:
-    """DBSCAN with eps chosen by stability in the components that matter, then within each group again (see `auto`)."""
-
-    noise: float = NOISE
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        return split(signatures, directions, self.noise)
-
-
-@dataclass(frozen=True)
-class One:
-    """Everybody in one group: ordinary federated learning."""
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        return np.zeros(len(signatures), np.int64), []
-
-
-@dataclass(frozen=True)
-class Dbscan:
-    """scikit-learn's DBSCAN with a fixed eps; the paper's 0.0279 fits the paper's model only."""
-
-    eps: float = 0.0279
-    min_samples: int = 2
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        from sklearn.cluster import DBSCAN
-
-        return clustered(DBSCAN(eps=self.eps, min_samples=self.min_samples), signatures, directions, rng)
-
-
-@dataclass(frozen=True)
-class Optics:
-    """scikit-learn's OPTICS, as in the paper."""
-
-    min_samples: int = 2
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        from sklearn.cluster import OPTICS
-
-        if len(signatures) < max(2, self.min_samples):
-            return np.zeros(len(signatures), np.int64), []
-        with np.errstate(divide="ignore", invalid="ignore"):  # it divides by the distances of equal points
-            return clustered(OPTICS(min_samples=self.min_samples), signatures, directions, rng)
-
-
-@dataclass(frozen=True)
-class Hdbscan:
-    """scikit-learn's HDBSCAN, which may also say one group."""
-
-    min_cluster_size: int = 2
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        from sklearn.cluster import HDBSCAN
-
-        if len(signatures) < self.min_cluster_size:
-            return np.zeros(len(signatures), np.int64), []
-        part = HDBSCAN(min_cluster_size=self.min_cluster_size, allow_single_cluster=True, copy=True)
-        return clustered(part, signatures, directions, rng)
-
-
-@dataclass(frozen=True)
-class Kmeans:
-    """scikit-learn's K-Means; without a number of groups (0) the one that is most stable and best apart."""
-
-    groups: int = 0
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        from sklearn.cluster import KMeans
-
-        seed = int(rng.integers(2**31))
-        return counted(lambda k: KMeans(k, n_init=5, random_state=seed), self.groups, signatures, directions, rng)
-
-
-@dataclass(frozen=True)
-class Agglomerative:
-    """scikit-learn's agglomerative clustering by average distance; groups = 0 as in K-Means."""
-
-    groups: int = 0
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        from sklearn.cluster import AgglomerativeClustering
-
-        make = lambda k: AgglomerativeClustering(k, linkage="average")  # noqa: E731
-        return counted(make, self.groups, signatures, directions, rng)
-
-
-NAMES: dict[str, type] = {
-    "auto": Auto,
-    "one": One,
-    "dbscan": Dbscan,
-    "optics": Optics,
-    "hdbscan": Hdbscan,
-    "kmeans": Kmeans,
-    "agglomerative": Agglomerative,
-}
-
-MOST_GROUPS, TRIALS = 20, 5
-
-
-def counted(
-    make: Callable[[int], Any], groups: int, signatures: Points, directions: bool, rng: np.random.Generator
-) -> Clustered:
-    """The labels of a clusterer that must be told how many groups; 0 asks for one group unless there is more.
-
-    Whether there is more than one is decided as by `auto`; then the number is the one with the largest product of
-    silhouette and stability, the mean adjusted Rand index between clusterings of random four fifths and of all.
-    """
-    from sklearn.metrics import adjusted_rand_score, silhouette_score
-    from threadpoolctl import threadpool_limits
-
-    points, n = prepared(signatures, directions), len(signatures)
-    if groups > n:
-        raise ValueError(f"groups is {groups}, but there are only {n} clients")
-    if groups:
-        return np.asarray(make(groups).fit_predict(points), np.int64), []
-    found, _ = divide(points)
-    if not found.holds:
-        return np.zeros(n, np.int64), [found]
-    best: tuple[float, Labels] = (-np.inf, np.zeros(n, np.int64))
-    with threadpool_limits(1):  # threads cost more than they bring for so few clients
-        for k in range(2, min(MOST_GROUPS, n // 2) + 1):
-            labels = np.asarray(make(k).fit_predict(points), np.int64)
-            some = [np.sort(rng.choice(n, max(k + 1, (4 * n) // 5), replace=False)) for _ in range(TRIALS)]
-            agreed = np.mean([adjusted_rand_score(labels[rows], make(k).fit_predict(points[rows])) for rows in some])
-            score = float(agreed) * float(silhouette_score(points, labels))
-            if score > best[0]:
-                best = score, labels
-    return best[1], [found]
 
 
 def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict[str, float]:

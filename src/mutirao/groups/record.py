@@ -13,7 +13,8 @@ import numpy as np
 from mutirao.files import write_whole
 from mutirao.fleet import ClientId
 from mutirao.groups.auto import Points, Range, divide, knee, min_samples_for, prepared, scan
-from mutirao.groups.form import MOST, NAMES, Groups, quality
+from mutirao.groups.clusterers import NAMES
+from mutirao.groups.form import MOST, Groups, quality
 from mutirao.groups.state import State
 from mutirao.randomness import rng
 from mutirao.rounds import Run

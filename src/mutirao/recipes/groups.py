@@ -48,13 +48,14 @@ class Config(Common):
     width: int = setting(64, "width of the hidden layer for digits", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
-    cluster: Part = setting(Part("auto", home="mutirao.groups.form"), "how groups are found")
+    cluster: Part = setting(Part("auto", home="mutirao.groups.clusterers"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
     head: str = setting("reduced", "outputs of a group's model: its classes, or all", choices=("reduced", "full"))
     screen: Part = setting(Part("none", home="mutirao.filters"), "how odd updates are kept out of a group's model")
     attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
+    regroup: int = setting(0, "rounds after which groups are formed anew, for data that change (0: never)", low=0)
     stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
 
@@ -143,6 +144,8 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         size=len(member.signature(first, first, member.head)),
         reduced=config.head == "reduced",
         filters=(build("screen", config.screen, head=member.head),),
+        head=member.head,
+        regroup=config.regroup,
         stable=config.stable,
         tolerance=config.tolerance,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),

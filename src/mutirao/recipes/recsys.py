@@ -69,9 +69,11 @@ def load(config: Config) -> Ratings:
 
 def method_of(config: Config, ratings: Ratings) -> FedRecon:
     """What a client does, with the scale of the ratings, which everybody knows."""
-    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0)):
+    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
         if getattr(config, name) != plain:
-            raise ConfigError(f"{name}: users of recsys train by plain SGD; leave it at {plain!r}")
+            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
+    if config.partition.name != "dirichlet":
+        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
     shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
     levels = tuple(float(v) for v in np.unique(ratings.values))
     return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")

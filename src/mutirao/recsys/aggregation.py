@@ -13,8 +13,9 @@ from scipy import sparse
 from mutirao import aggregation
 from mutirao.arrays import Array, Arrays
 from mutirao.fleet import ClientId, Reply
+from mutirao.recsys.kernel import compiled
 from mutirao.rounds import Merged
-from mutirao.rows import ROWS
+from mutirao.rows import ROWS, one_table
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,29 @@ class ByItem:
         self, name: str, x: Array, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]
     ) -> Array:
         sent = [touched(x, replies[c].arrays, name) for c in weights]
-        rows, values = np.concatenate([r for r, _ in sent]), np.concatenate([v for _, v in sent])
-        values -= x.take(rows, axis=0)
+        rows = np.concatenate([r for r, _ in sent])
         share = np.ones(len(rows), np.float32)
         if self.over == "all":
             share = np.repeat(np.array(list(weights.values()), np.float32), [len(r) for r, _ in sent])
-        # Column k of `adder` adds what came k-th to its item: in the order of the clients' names.
-        adder = sparse.csc_array((share, rows, np.arange(len(rows) + 1)), shape=(len(x), len(rows)))
+        sums = sum_of_changes(x, rows, one_table([v for _, v in sent]), share)
         counts = np.bincount(rows, minlength=len(x))
-        which = np.flatnonzero(counts)
-        pace = self.lr / (counts[which] + self.shrinkage if self.over == "touched" else np.ones(len(which)))
-        out = x.copy()
-        out[which] += (adder @ values).take(which, axis=0) * pace[:, None].astype(x.dtype)
-        return out
+        pace = np.full(len(x), self.lr)
+        if self.over == "touched":
+            pace /= np.where(counts, counts + self.shrinkage, 1)  # nothing came for the others
+        return np.asarray(x + sums * pace.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)))
+
+
+def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
+    """For each row of x the sum of share (value - x) over what came for it, in the order it came."""
+    gather_changes = compiled("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
+    if gather_changes is not None:
+        sums = np.zeros_like(x)
+        gather_changes(x, rows, values, share, sums)
+        return sums
+    # Column k of `adder` adds what came k-th to its row.
+    adder = sparse.csc_array((share, rows, np.arange(len(rows) + 1)), shape=(len(x), len(rows)))
+    changes = (values - x[rows]).reshape(len(rows), -1)
+    return np.asarray(adder @ changes, x.dtype).reshape(x.shape)
 
 
 def touched(x: Array, arrays: Arrays, name: str) -> tuple[npt.NDArray[np.int32], Array]:

@@ -18,13 +18,14 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
     Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009.
     """
     first = int(rules.biases)
+    batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
     for user in range(len(batch)):
         mine = slice(batch.offsets[user], batch.offsets[user + 1])
-        x, pairs = batch.x[mine].astype(np.float64), batch.pairs[user]
+        asked = slice(batch.begins[user], batch.begins[user + 1])
+        x, pairs, known = batch.table[batch.at[mine]].astype(np.float64), batch.pairs[user], batch.support[mine]
         if pairs is None:
             raise ValueError("has no pairs of items to rank")
-        known = batch.support[mine][pairs[0]]
-        i, j = pairs[:, known]
+        i, j = pairs[:, known[pairs[0]]]
         gap = x[i] - x[j]
         bias = gap[:, :first].sum(1)
         gap[:, :first] = 0  # a user's own bias changes no rank
@@ -32,9 +33,9 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
         step = v.copy()
         step[:first] = 1  # d p / d x
         batch.vectors[user] = v
-        batch.predictions[mine] = x @ step
+        batch.predictions[asked] = x[~known] @ step
         if epochs:
-            batch.x[mine] = trained(rules, x, step, pairs[:, ~known], epochs, proximal)
+            batch.trained[asked] = trained(rules, x, step, pairs[:, ~known[pairs[0]]], epochs, proximal)[~known]
 
 
 def rebuilt(rules: Rules, gap: Floats, bias: Floats) -> Floats:

@@ -163,17 +163,22 @@ def pretrain_command(
 
     Example: mutirao catalogue pretrain netflix --begin word2vec --out netflix.safetensors
     """
-    from mutirao.recsys.embeddings import save
     from mutirao.recsys.pretrain import Factorisation, pretrain
     from mutirao.recsys.reading import read
 
     how = Factorisation(dimension, begin, epochs, lr, decay, biases, window)
-    made = pretrain(read(data.expanduser(), columns), how, seed, folds)
+    keep(pretrain(read(data.expanduser(), columns), how, seed, folds), out, as_json)
+
+
+def keep(made: Any, out: Path, as_json: bool) -> None:
+    """Write item vectors and say so."""
+    from mutirao.recsys.embeddings import save
+
     save(made, out)
     if as_json:
         click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
     else:
-        click.echo(f"{len(made.catalogue):,} vectors of length {dimension}; written: {out}")
+        click.echo(f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}")
 
 
 @catalogue.command("expand")
@@ -240,15 +245,9 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 
     Example: mutirao catalogue export runs/recsys --out items.safetensors
     """
-    from mutirao.recsys.embeddings import save
     from mutirao.recsys.serve import embeddings_of_run
 
-    made = embeddings_of_run(run.expanduser(), model)
-    save(made, out)
-    if as_json:
-        click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
-    else:
-        click.echo(f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}")
+    keep(embeddings_of_run(run.expanduser(), model), out, as_json)
 
 
 @catalogue.command("recommend")

@@ -7,7 +7,8 @@ and Prakash, 2021: Federated Reconstruction.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
 from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
 from mutirao.recsys.ratings import Taste
-from mutirao.rows import ROWS
+from mutirao.rows import ROWS, one_table
 
 ITEMS = "items"
 ITEM_ROWS = ITEMS + ROWS
@@ -166,92 +167,97 @@ class FedRecon:
             return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]
         if do not in ("train", "evaluate", "probe"):
             raise ValueError(f"FedRecon can train, evaluate and probe, not {do!r}")
-        asked = asked_for(config)
-        batch = batch_of(works, gathered(requests, works), self.centre, self.compiled)
+        asked, (table, at) = asked_for(config), gathered(requests, works)
+        batch = batch_of(works, table, self.centre, self.compiled, at)
         with np.errstate(over="ignore", invalid="ignore"):  # training that diverges is named by the round
             self.work(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)))
             return self._replies(batch, do, asked)
 
     def _replies(self, batch: Batch, do: str, asked: frozenset[str]) -> list[Reply]:
         """What leaves the clients: the rows of the query, trained, and figures of how well it had been predicted."""
-        query = np.flatnonzero(~batch.support)
-        ends = np.searchsorted(query, batch.offsets[1:]).tolist()
-        training = do == "train"
-        x, rows = (batch.x.take(query, axis=0), batch.rows[query]) if training else (batch.x[:0], batch.rows[:0])
-        losses = self.losses(batch, query, ends)
+        rows, losses, begins = batch.rows[batch.query], self.losses(batch), batch.begins.tolist()
         replies = []
-        for user, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        for user, (begin, end) in enumerate(pairwise(begins)):
             metrics, extras = {"loss": losses[user]}, {}
             if do == "evaluate" and self.loss != "bpr":
                 metrics["rmse"] = losses[user] ** 0.5
             if asked:
-                metrics |= self._figures(batch, user, query[begin:end], asked)
+                metrics |= self._figures(batch, user, asked)
             if "squared_errors" in asked:
-                extras = self._errors(batch, query[begin:end])
-            arrays = {ITEMS: x[begin:end], ITEM_ROWS: rows[begin:end]} if training else {}
+                extras = self._errors(batch, user)
+            arrays = {ITEMS: batch.trained[begin:end], ITEM_ROWS: rows[begin:end]} if do == "train" else {}
             replies.append(Reply(arrays, extras, metrics, end - begin))
         return replies
 
-    def losses(self, batch: Batch, query: npt.NDArray[np.intp], ends: Sequence[int]) -> list[float]:
+    def losses(self, batch: Batch) -> list[float]:
         """The mean loss of each user's query, before its items were trained."""
         if self.loss != "bpr":
-            squares = batch.weights[query] * (batch.y[query] - batch.predictions[query]) ** 2
-            begins = [0, *ends[:-1]]
-            sums = np.add.reduceat(squares.astype(np.float64), begins) / np.add.reduceat(batch.weights[query], begins)
-            return list(map(float, sums))
+            weights = batch.weights[batch.query]
+            squares = weights * (batch.y[batch.query] - batch.predictions) ** 2
+            sums = np.add.reduceat(squares.astype(np.float64), batch.begins[:-1])
+            return list(map(float, sums / np.add.reduceat(weights, batch.begins[:-1])))
         losses = []
         for user, pairs in enumerate(batch.pairs):
-            mine = slice(batch.offsets[user], batch.offsets[user + 1])
-            i, j = pairs[:, ~batch.support[mine][pairs[0]]] if pairs is not None else ([], [])
-            scores = batch.predictions[mine].astype(np.float64)
+            known = batch.support[batch.offsets[user] : batch.offsets[user + 1]]
+            place = np.cumsum(~known) - 1  # of a rating among the user's query
+            i, j = place[pairs[:, ~known[pairs[0]]]] if pairs is not None else ([], [])
+            scores = batch.predictions[batch.begins[user] : batch.begins[user + 1]].astype(np.float64)
             losses.append(float(np.logaddexp(0, scores[j] - scores[i]).mean()))
         return losses
 
-    def _figures(self, batch: Batch, user: int, query: npt.NDArray[np.intp], asked: frozenset[str]) -> dict[str, float]:
+    def _figures(self, batch: Batch, user: int, asked: frozenset[str]) -> dict[str, float]:
         """Figures that selectors ask for: of the errors, of their gradient, and of how undecided predictions are."""
-        errors = (batch.y[query] - batch.predictions[query]).astype(np.float64)
-        figures = {}
+        guesses, truth = self._judged(batch, user)
+        errors, figures = truth - guesses, {}
         if "rms_loss" in asked:
             figures["rms_loss"] = float(np.sqrt(np.mean(errors**4)))
         if "gradient_norm" in asked:  # of the mean squared error: 2 / n |errors| |d p / d x|
             v = batch.vectors[user].astype(np.float64)
             v[: int(self.biases)] = 1
-            figures["gradient_norm"] = float(2 / len(query) * np.linalg.norm(errors) * np.linalg.norm(v))
+            figures["gradient_norm"] = float(2 / len(errors) * np.linalg.norm(errors) * np.linalg.norm(v))
         if "entropy" in asked:  # of p(level) ~ exp(-(level - prediction)^2 / 2)
-            gaps = self._scale()[None] - (batch.predictions[query] + self.centre)[:, None]
-            logs = -(gaps**2) / 2
+            logs = -((self._scale()[None] - guesses[:, None]) ** 2) / 2
             logs -= np.logaddexp.reduce(logs, axis=1, keepdims=True)
             figures["entropy"] = float(-(np.exp(logs) * logs).sum(1).mean())
         return figures
 
-    def _errors(self, batch: Batch, query: npt.NDArray[np.intp]) -> Arrays:
+    def _errors(self, batch: Batch, user: int) -> Arrays:
         """Squared errors in levels, (nearest level - level)^2, a byte a rating."""
         scale = self._scale()
-        found, true = (
-            np.abs(scale[None] - (values[query] + self.centre)[:, None]).argmin(1)
-            for values in (batch.predictions, batch.y)
-        )
+        found, true = (np.abs(scale[None] - v[:, None]).argmin(1) for v in self._judged(batch, user))
         squares = np.minimum((found - true) ** 2, 255).astype(np.uint8)
         return {"squared_errors": squares, "batch_sizes": np.array([len(squares)], np.int32)}
+
+    def _judged(self, batch: Batch, user: int) -> tuple[Floats, Floats]:
+        """Predictions and ratings of a user's query, on the scale of the ratings."""
+        mine = slice(batch.begins[user], batch.begins[user + 1])
+        guesses, truth = batch.predictions[mine], batch.y[batch.query[mine]]
+        return guesses.astype(np.float64) + self.centre, truth.astype(np.float64) + self.centre
 
     def _scale(self) -> npt.NDArray[np.float64]:
         return np.array((0.0, 1.0) if self.implicit else self.levels)
 
 
-def gathered(requests: Sequence[Request], works: Sequence[Local]) -> npt.NDArray[np.float32]:
-    """The vectors of all items worked on, from slices of the item matrix or from the whole of it."""
-    first = requests[0].arrays
+def gathered(
+    requests: Sequence[Request], works: Sequence[Local]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]]]:
+    """A table with the vectors of all items worked on, and the row of each: the item matrix, or the slices sent."""
+    rows, first = np.concatenate([w.rows for w in works]), requests[0].arrays
     if ITEM_ROWS not in first and all(r.arrays is first for r in requests):
-        return first[ITEMS].take(np.concatenate([w.rows for w in works]), axis=0)
-    return np.concatenate([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
+        return first[ITEMS], rows
+    if all(ITEM_ROWS in r.arrays for r in requests):
+        sent = np.concatenate([r.arrays[ITEM_ROWS] for r in requests])
+        if len(sent) == len(rows) and np.count_nonzero(sent == rows) == len(rows):
+            return one_table([r.arrays[ITEMS] for r in requests]), np.arange(len(rows))
+    return np.concatenate([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)]), np.arange(len(rows))
 
 
 def pick(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """The item vectors of these rows."""
+    """The item vectors of these rows, from the whole matrix or from the slice that was asked for."""
     sent = arrays.get(ITEM_ROWS)
     if sent is None:
-        return np.asarray(arrays[ITEMS][rows])
-    if sent is not rows and not np.array_equal(sent, rows):
+        return arrays[ITEMS].take(rows, axis=0)
+    if not np.array_equal(sent, rows):
         raise ValueError("was not sent the rows it asked for")
     return arrays[ITEMS]
 

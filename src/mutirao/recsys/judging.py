@@ -63,15 +63,14 @@ class Judge:
         return batch_of(works, empty, self.method.centre, self.method.compiled)
 
     def _rebuilt(self, items: npt.NDArray[np.float32], batch: Batch) -> Batch:
-        batch.x = items[batch.rows]
+        batch.table = items
         self.method.work(batch, epochs=0)
         return batch
 
     def _rated(self, items: npt.NDArray[np.float32], part: slice, batch: Batch) -> npt.NDArray[np.float64]:
         low, high = self.method.levels[0], self.method.levels[-1]
-        query = ~batch.support
-        guesses = np.clip(batch.predictions[query].astype(np.float64) + self.method.centre, low, high)
-        return guesses - (batch.y[query].astype(np.float64) + self.method.centre)
+        guesses = np.clip(batch.predictions.astype(np.float64) + self.method.centre, low, high)
+        return guesses - (batch.y[batch.query].astype(np.float64) + self.method.centre)
 
     def _ranked(self, items: npt.NDArray[np.float32], part: slice, batch: Batch) -> npt.NDArray[np.float64]:
         """Rank of the best item not known, and the user's nDCG, a row a user."""

@@ -16,13 +16,16 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered, but NaN 
 
 
 def work(
-    x: Any,
+    table: Any,
+    at: Any,
     y: Any,
     weights: Any,
     support: Any,
     offsets: Any,
+    begins: Any,
     vectors: Any,
     predictions: Any,
+    trained: Any,
     biases: bool,
     ridge: float,
     ridge_bias: float,
@@ -35,13 +38,14 @@ def work(
     low: int,
     high: int,
 ) -> None:
-    """For users `low` to `high`: the vector from the support, predictions of the query, then its `x` trained in place.
+    """For users `low` to `high`: the vector from the support, predictions of the query, and its items trained.
 
-    User u has the ratings offsets[u]:offsets[u + 1], whose item vectors are rows of `x`. With biases, column 0 of `x`
-    is the item's bias and element 0 of the vector the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
+    User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table. What
+    is found of the query stands from begins[u] on in `predictions` and `trained`. With biases, column 0 of the table
+    holds the items' and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
     With `passes` = 0 the vector is the exact solution of the ridge regression, else that of so many passes of SGD.
     """
-    d = x.shape[1]
+    d = table.shape[1]
     first = 1 if biases else 0
     most = 0
     for user in range(low, high):
@@ -51,7 +55,6 @@ def work(
     root = np.zeros((even, even), np.float64)  # Cholesky's, U in U^T U
     right = np.zeros(even, np.float64)
     v = np.zeros(d, np.float32)
-    start = np.zeros(d, np.float32)
     for user in range(low, high):
         begin, end = offsets[user], offsets[user + 1]
         v[:] = 0
@@ -67,13 +70,13 @@ def work(
             n = 0
             for k in range(begin, end):
                 if support[k]:
-                    scale = np.sqrt(weights[k])
+                    x, scale = table[at[k]], np.sqrt(weights[k])
                     for j in range(first, d):
-                        columns[j, n] = scale * x[k, j]
+                        columns[j, n] = scale * x[j]
                     targets[n] = scale * y[k]
                     if biases:
                         columns[0, n] = scale
-                        targets[n] -= scale * x[k, 0]
+                        targets[n] -= scale * x[0]
                     n += 1
             for i in range(0, even, 2):
                 for j in range(i, even, 2):
@@ -116,36 +119,42 @@ def work(
         for _ in range(passes):
             for k in range(begin, end):
                 if support[k]:
-                    p = v[0] + x[k, 0] if biases else np.float32(0)
+                    x = table[at[k]]
+                    p = v[0] + x[0] if biases else np.float32(0)
                     for j in range(first, d):
-                        p += v[j] * x[k, j]
+                        p += v[j] * x[j]
                     pull = np.float32(rebuild_lr * weights[k] * (y[k] - p))
                     keep = np.float32(1 - rebuild_lr * ridge)
                     for j in range(first, d):
-                        v[j] = keep * v[j] + pull * x[k, j]
+                        v[j] = keep * v[j] + pull * x[j]
                     if biases:
                         v[0] = np.float32(1 - rebuild_lr * ridge_bias) * v[0] + pull
         for j in range(d):
             vectors[user, j] = v[j]
+        keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+        q = begins[user] - 1
         for k in range(begin, end):
             if support[k]:
                 continue
-            p = v[0] + x[k, 0] if biases else np.float32(0)
+            q += 1
+            x = table[at[k]]
+            p = v[0] + x[0] if biases else np.float32(0)
             for j in range(first, d):
-                p += v[j] * x[k, j]
-            predictions[k] = p
-            for j in range(d):
-                start[j] = x[k, j]
-            keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
-            for _ in range(epochs):
+                p += v[j] * x[j]
+            predictions[q] = p
+            for epoch in range(epochs):
+                new = trained[q]
+                if epoch == 0:
+                    for j in range(d):
+                        new[j] = x[j]
                 pull = np.float32(lr * weights[k] * (y[k] - p))
                 p = np.float32(0)
                 for j in range(first, d):
-                    x[k, j] = keep * x[k, j] + back * start[j] + pull * v[j]
-                    p += v[j] * x[k, j]
+                    new[j] = keep * new[j] + back * x[j] + pull * v[j]
+                    p += v[j] * new[j]
                 if biases:
-                    x[k, 0] = keep * x[k, 0] + back * start[0] + pull
-                    p += v[0] + x[k, 0]
+                    new[0] = keep * new[0] + back * x[0] + pull
+                    p += v[0] + new[0]
 
 
 def split(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
@@ -200,6 +209,14 @@ def factorise(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases
     return total
 
 
+def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> None:
+    """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), one after the other."""
+    for k in range(len(rows)):
+        old, new, total, share = x[rows[k]], values[k], sums[rows[k]], shares[k]
+        for j in range(len(old)):
+            total[j] += share * (new[j] - old[j])
+
+
 @functools.cache
 def compiled(name: str) -> Any:
     """A function of this module compiled; None without numba, which keeps it on disk: only the first process waits."""
@@ -207,7 +224,7 @@ def compiled(name: str) -> Any:
         numba: Any = importlib.import_module("numba")
     except ImportError:
         return None
-    function = {"work": work, "split": split, "factorise": factorise}[name]
+    function = {"work": work, "split": split, "factorise": factorise, "gather_changes": gather_changes}[name]
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
     try:
         return numba.njit(cache=True, **options)(function)

@@ -35,17 +35,25 @@ class Local(NamedTuple):
 
 @dataclass
 class Batch:
-    """The work of some users, one after the other; `x` holds the vectors of their items and is trained in place."""
+    """The work of some users, one after the other: what they know, then what comes of it.
 
-    offsets: Ints
+    The vector of a rating's item is row `at` of the table. What is said of the query, of all users one after the
+    other, begins for user u at begins[u].
+    """
+
+    offsets: Ints  # of the users' ratings
     rows: npt.NDArray[np.int32]
-    x: Floats
+    table: Floats
+    at: npt.NDArray[np.integer[Any]]
     y: Floats
     weights: Floats
     support: Mask
+    pairs: list[Ints | None]
+    query: npt.NDArray[np.intp]  # the ratings that are not support
+    begins: Ints
     vectors: Floats  # users x dimension: they stay here
     predictions: Floats  # of the query
-    pairs: list[Ints | None]
+    trained: Floats  # items of the query, if they were trained
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -66,26 +74,35 @@ class Rules:
     workers: int = 0
 
 
-def batch_of(works: Sequence[Local], x: Floats, centre: float, fast: bool) -> Batch:
-    """The work of some users side by side; targets are counted from `centre`."""
-    lengths = np.array([len(w.rows) for w in works], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    y = np.concatenate([w.y for w in works])
+def batch_of(
+    works: Sequence[Local], table: Floats, centre: float, fast: bool, at: npt.NDArray[np.integer[Any]] | None = None
+) -> Batch:
+    """The work of some users side by side. The table has all items, unless `at` says where each rating's stands.
+
+    Targets are counted from `centre`.
+    """
+    offsets = np.concatenate([[0], np.cumsum([len(w.rows) for w in works])])
+    rows, y = np.concatenate([w.rows for w in works]), np.concatenate([w.y for w in works])
     if works[0].support is not None:
         support = np.concatenate([w.support for w in works if w.support is not None])
     else:
         support = drawn([w.seed for w in works], [w.draws for w in works], offsets, fast)
     weighted = works[0].weights is not None
+    query = np.flatnonzero(~support)
     return Batch(
         offsets=offsets,
-        rows=np.concatenate([w.rows for w in works]),
-        x=x,
+        rows=rows,
+        table=table,
+        at=rows if at is None else at,
         y=(y - np.float32(centre)).astype(np.float32),
         weights=np.concatenate([w.weights for w in works if w.weights is not None]) if weighted else np.ones_like(y),
         support=support,
-        vectors=np.zeros((len(works), x.shape[1]), np.float32),
-        predictions=np.zeros(len(y), np.float32),
         pairs=[w.pairs for w in works],
+        query=query,
+        begins=np.searchsorted(query, offsets),
+        vectors=np.zeros((len(works), table.shape[1]), np.float32),
+        predictions=np.zeros(len(query), np.float32),
+        trained=np.zeros((0, table.shape[1]), np.float32),
     )
 
 
@@ -118,13 +135,15 @@ def mixed(state: int) -> tuple[int, int]:
 def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
     """Fill in the vectors and predictions of a batch, then let the items of its queries make `epochs` steps."""
     work = compiled("work") if rules.fast else None
+    batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
     if work is None:
         for user in range(len(batch)):
             work_plainly(rules, batch, user, epochs, proximal)
         return
     how_vectors = (rules.biases, rules.ridge, rules.ridge_bias, rules.passes, rules.rebuild_lr)
     numbers = (*how_vectors, epochs, rules.lr, rules.decay, proximal)
-    arrays = (batch.x, batch.y, batch.weights, batch.support, batch.offsets, batch.vectors, batch.predictions)
+    given = (batch.table, batch.at, batch.y, batch.weights, batch.support, batch.offsets, batch.begins)
+    arrays = (*given, batch.vectors, batch.predictions, batch.trained)
     workers = rules.workers or cores()
     if workers == 1 or len(batch) < AT_ONCE:
         work(*arrays, *numbers, 0, len(batch))
@@ -153,10 +172,11 @@ def pool(workers: int, process: int) -> ThreadPoolExecutor:
 def work_plainly(rules: Rules, batch: Batch, user: int, epochs: int, proximal: float) -> None:
     """One user's work with NumPy: what `mutirao.recsys.kernel.work` does in compiled loops."""
     mine = slice(batch.offsets[user], batch.offsets[user + 1])
-    x, y, w, chosen = batch.x[mine], batch.y[mine], batch.weights[mine], batch.support[mine]
+    asked = slice(batch.begins[user], batch.begins[user + 1])
+    y, w, chosen = batch.y[mine], batch.weights[mine], batch.support[mine]
     # With biases, 1 takes the place of the item's bias, which is taken off the target: v_0 then is the user's bias.
-    features, first = x.astype(np.float64), int(rules.biases)
-    known = features[:, 0].copy() if rules.biases else np.zeros(len(x))
+    x, first = batch.table[batch.at[mine]].astype(np.float64), int(rules.biases)
+    features, known = x.copy(), x[:, :first].sum(1)
     features[:, :first] = 1
     penalty = np.full(x.shape[1], rules.ridge)
     penalty[:first] = rules.ridge_bias
@@ -171,12 +191,13 @@ def work_plainly(rules: Rules, batch: Batch, user: int, epochs: int, proximal: f
         gram = (s * weight[:, None]).T @ s + np.diag(penalty)
         v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - known)[chosen])), np.float64)
     batch.vectors[user] = v
-    query = np.flatnonzero(~chosen)
-    batch.predictions[mine][query] = known[query] + features[query] @ v
+    query = ~chosen
+    batch.predictions[asked] = known[query] + features[query] @ v
     step = np.where(np.arange(x.shape[1]) < first, 1.0, v)  # d p / d x
-    start = x[query].astype(np.float64)
-    moved, constant = start.copy(), v[0] if rules.biases else 0.0
+    moved, constant = x[query], v[:first].sum()
     for _ in range(epochs):
         error = w[query] * (y[query] - constant - moved @ step)
-        moved += rules.lr * (np.outer(error, step) - rules.decay * moved - proximal * (moved - start))
-    x[query] = moved
+        pull_back = rules.decay * moved + proximal * (moved - x[query])
+        moved = moved + rules.lr * (np.outer(error, step) - pull_back)
+    if epochs:
+        batch.trained[asked] = moved

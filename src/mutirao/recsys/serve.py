@@ -78,7 +78,7 @@ class Recommender:
             work = method.with_others(taste, rng(0, 0, "serve"), len(taste))
         else:
             work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
-        batch = batch_of([work], items[work.rows], method.centre, fast=False)
+        batch = batch_of([work], items, method.centre, fast=False)
         method.work(batch, epochs=0)
         return np.asarray(batch.vectors[0])
 
