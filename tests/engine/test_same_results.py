@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from mutirao.aggregation import FedAvg
 from mutirao.arrays import Arrays, digest, flat
-from mutirao.engine.threads import pooled_first
 from mutirao.fleet import Reply, Request, Site
 from mutirao.samples import VirtualClients, virtual_clients
 from mutirao.training import Trainer
@@ -289,28 +288,3 @@ def test_squared_errors_come_out_of_the_same_pass(engine: str, model: str) -> No
         for name in ("squared_errors", "batch_sizes"):
             np.testing.assert_array_equal(ours.extras[name], reply.extras[name])
         assert ours.metrics["entropy"] == pytest.approx(reply.metrics["entropy"], rel=1e-4)
-
-
-def test_a_pool_before_its_relu_gives_the_same_bits_and_slopes() -> None:
-    def model(inplace: bool) -> nn.Sequential:
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(1, 5, 3), nn.ReLU(inplace), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(5, 4, 3), nn.ReLU(inplace)
-        )
-
-    x = torch.randn(6, 1, 12, 12)
-    x[0] = 0.0  # ties
-    for inplace in (False, True):
-        made = []
-        for module in (model(inplace), pooled_first(model(inplace))):
-            loss = module(x).square().sum()
-            made.append([loss, *torch.autograd.grad(loss, list(module.parameters()))])
-        assert isinstance(module[1], nn.MaxPool2d)
-        assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
-        assert [type(m) for m in module][3:] == [nn.Conv2d, nn.ReLU]
-
-
-def test_a_pool_with_a_hook_stays_where_it_is() -> None:
-    module = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    module[0].register_forward_hook(lambda *_: None)
-    assert isinstance(pooled_first(module)[0], nn.ReLU)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mutirao.engine.jobs import Job
+from mutirao.engine.pools import joined
 from mutirao.engine.tape import Unsupported, is_random, refuse, takes_generator
 from mutirao.engine.workers import hold_memory, spread
 from mutirao.fleet import ClientId, Failure, Reply, failure_of
@@ -40,24 +40,10 @@ def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequen
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = pooled_first(copy.deepcopy(template))
+            trainer._own.module = joined(copy.deepcopy(template))
         return work(item)
 
     return spread(trainer.workers, prepared, items)
-
-
-def pooled_first(module: nn.Module) -> nn.Module:
-    """The module with MaxPool before ReLU wherever it came right after: the same bits from a quarter of the work.
-
-    Where the largest number of a window is positive, both orders pass it on, and its gradient back; where it is not,
-    both give 0 and pass nothing.
-    """
-    for chain in [m for m in module.modules() if type(m) is nn.Sequential]:
-        for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):
-            plain = type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices
-            if plain and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (relu, pool)):
-                chain[i], chain[i + 1] = pool, relu
-    return module
 
 
 def train_threads(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
