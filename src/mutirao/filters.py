@@ -19,6 +19,7 @@ MOST_EXTRA_BYTES = 256 * 2**20
 MOST_METRICS = 64
 ARRAY = (np.ndarray, np.generic)  # made once: there is a check for every client of every round
 NUMBER = (int, float, np.integer, np.floating)
+WHOLE = (int, np.integer)
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
 
 
@@ -69,7 +70,7 @@ def fault_of_extras(reply: Reply) -> Failure | None:
             return Failure("dtype", f"metric {name!r} is of type {type(value).__name__}, not a number")
         if not _finite(value):
             return Failure("not_finite", f"metric {name!r} is NaN, infinite or too large for a float")
-    if not isinstance(reply.n, int | np.integer) or not 0 < reply.n <= MOST_SAMPLES:
+    if not isinstance(reply.n, WHOLE) or not 0 < reply.n <= MOST_SAMPLES:
         return Failure("count", f"declared {reply.n!r} samples")
     return None
 

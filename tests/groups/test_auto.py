@@ -8,7 +8,18 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from sklearn.cluster import DBSCAN
 from sklearn.metrics import adjusted_rand_score
 
-from mutirao.groups.auto import divide, k_distances, knee, min_samples_for, pairwise, prepared, scan, split, tree
+from mutirao.groups.auto import (
+    divide,
+    k_distances,
+    knee,
+    margin,
+    min_samples_for,
+    pairwise,
+    prepared,
+    scan,
+    split,
+    tree,
+)
 
 
 def cloud(seed: int, n: int, d: int) -> np.ndarray:
@@ -64,6 +75,39 @@ def test_groups_are_found(each: int, groups: int, d: int, spread: float) -> None
         assert adjusted_rand_score(truth, split(points, directions=d > 9)[0]) == 1.0
 
 
+@pytest.mark.parametrize("d", [2, 9, 300])
+def test_clouds_without_groups_that_are_not_round_are_one_group_too(d: int) -> None:
+    draw = np.random.default_rng(d)
+    for n in (6, 10, 40):
+        for points in (draw.uniform(size=(n, d)), draw.standard_t(3, (n, d)), draw.dirichlet(np.full(d, 0.5), n)):
+            assert not divide(points)[0].holds
+
+
+def test_pairs_are_found_though_one_of_them_is_loose() -> None:
+    corners, towards = 2 * np.eye(5), np.ones(5) / np.sqrt(5)
+    points = np.concatenate([[c, c + 0.3 * towards] for c in corners])
+    points[-1] = 1.95 * corners[-1]  # eps has to pass 1.9, and other groups are 2.8 away
+    found, _ = divide(points)
+    assert (found.groups, found.holds) == (5, True)
+    assert found.stability < 2.4  # one loose pair must not hide four tight ones
+    assert found.clearness > 3.0
+    assert split(points, directions=False)[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 4), st.integers(2, 6))
+def test_the_margin_is_the_quartile_of_the_logarithm_of_far_by_near(seed: int, groups: int, each: int) -> None:
+    points, truth = blobs(seed, each, groups, 3, 0.5)
+    distances, ratios = pairwise(points), []
+    for i, g in enumerate(truth):
+        near = distances[i][(truth == g) & (np.arange(len(truth)) != i)].mean()
+        far = min(distances[i][truth == other].mean() for other in range(groups) if other != g)
+        ratios.append(np.log(far / near))
+    alone = np.vstack([points, np.full(3, 99.0)])  # who is in no group does not count
+    assert margin(alone, np.append(truth, -1)) == pytest.approx(np.quantile(ratios, 0.25))
+    assert margin(points, np.zeros(len(points), int)) == 0.0
+
+
 def test_a_group_within_a_group_is_found() -> None:
     points, truth = blobs(3, 12, 2, 4, 0.02)
     points, truth = np.vstack([points, points + 40]), np.concatenate([truth, truth + 2])
@@ -77,6 +121,15 @@ def test_an_outlier_is_left_out_and_makes_no_group() -> None:
     labels, _ = split(np.vstack([points, np.full(5, 100.0)]), directions=False)
     assert labels[-1] == -1
     assert adjusted_rand_score(truth, labels[:-1]) == 1.0
+
+
+def test_copies_of_a_few_clients_make_no_groups_where_groups_must_be_larger() -> None:
+    points, truth = blobs(1, 10, 2, 6, 0.1)
+    for liar, victim in ((0, 5), (1, 6), (2, 7), (10, 15), (11, 16), (12, 15)):
+        points[liar] = points[victim] + 1e-6
+    labels, looked = split(points, directions=False, min_samples=5)
+    assert adjusted_rand_score(truth, labels) == 1.0
+    assert {d.min_samples for d in looked} == {5}
 
 
 def test_equal_clients_are_one_group_and_lone_clients_too() -> None:

@@ -301,3 +301,50 @@ def test_noised_signatures_hide_the_groups_and_say_so_by_finding_one() -> None:
     again = Run(task.initial(), seed=0)
     next(iter(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, again)))
     assert np.array_equal(run.memory["groups.signatures"], again.memory["groups.signatures"])
+
+
+def test_a_liar_is_rejected_with_a_reason_and_is_told_nothing() -> None:
+    rounds, _, fleet, task = go(
+        rounds=3, clients=20, partition={"name": "by_class", "classes": 5}, attack="sign_flip", screen="robust"
+    )
+    liars = task.knows.liars
+    assert len(liars) == 6
+    rows = [r for done in rounds for r in done.clients if r["client"] in liars and r["try"]]
+    assert len(rows) == 18  # they are asked again in every round, like everybody
+    assert all("direction has cosine" in r["rejected"] for r in rows)
+    assert all(r["weight"] == 0.0 for r in rows)
+    for done in rounds:
+        assert done.row["rejected"] == sum(bool(r["rejected"]) for r in done.clients) >= 6
+    groups = {r["client"]: r["group"] for r in rounds[0].clients if r["try"]}
+    for asked in fleet.asked[1:]:  # after the warm-up
+        for liar in liars & asked.keys():
+            friend = next(c for c in sorted(asked) if c not in liars and groups[c] == groups[liar])
+            assert asked[liar].config == asked[friend].config
+            assert asked[liar].arrays is asked[friend].arrays
+
+
+def test_copied_signatures_put_liars_into_groups_but_split_none() -> None:
+    settings: dict[str, Any] = {"hidden": "permuted", "populations": 2, "clients": 20, "signature": "weights"}
+    settings |= {"warm_epochs": 20, "head": "full", "rounds": 4, "epochs": 4}
+    rounds, run, _, task = go(
+        attack="fake_signature", screen="robust", cluster={"name": "auto", "min_samples": 5}, **settings
+    )
+    groups, truth, liars = state_of(run).groups, task.knows.truth, task.knows.liars
+    assert groups.count == 2
+    homes = {(truth[c], groups.group_of(c)) for c in truth if c not in liars}
+    assert len(homes) == 2, "the honest are where they belong"
+    strangers = {c for c in liars if groups.group_of(c) != dict(homes)[truth[c]]}
+    assert strangers
+    rejected = {r["client"] for r in rounds[-1].clients if r["rejected"]}
+    assert strangers <= rejected, "their updates give them away"
+    assert len(rejected - liars) <= 1
+
+
+def test_few_clients_that_must_be_many_for_a_group_are_one_and_leave_no_scan(tmp_path: Path) -> None:
+    settings = {**SMALL, "clients": 3, "founders": 3, "rounds": 1, "partition": "iid"}
+    settings["cluster"] = {"name": "auto", "min_samples": 5}
+    summary = execute("groups", resolve(RECIPE.config, settings), tmp_path / "run")
+    assert list(summary["groups"]) == ["g0"]
+    assert summary["eps_range"] is None
+    assert not (tmp_path / "run" / "eps_scan.png").exists()
+    assert json.loads((tmp_path / "run" / "groups.json").read_text())["evidence"]["min_samples"] == 5

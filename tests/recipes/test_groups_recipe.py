@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.config import resolve
+from mutirao.config import build, resolve
 from mutirao.errors import ConfigError
 from mutirao.groups import combine
 from mutirao.groups.combine import weights_by_sample
@@ -106,6 +106,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
         RECIPE.task(config_of(hidden="skewed", populations=30))
     with pytest.raises(ConfigError, match="no part is called 'magic'"):
         config_of(cluster="magic")
+    with pytest.raises(ConfigError, match="min_samples is 1, but must be 0 or at least 2"):
+        build("cluster", config_of(cluster={"name": "auto", "min_samples": 1}).cluster)
     with pytest.raises(ConfigError, match="signature"):
         resolve(RECIPE.config, {**SMALL, "signature": {"name": "projection", "width": 3}})
 

@@ -2,10 +2,16 @@
 
 For a fixed `min_samples` the groups DBSCAN finds change only where eps passes an edge of the minimum spanning tree of
 mutual reachability (Campello, Moulavi and Sander, 2013), so all values of eps are looked at, exactly, by cutting one
-tree. A division counts if eps may grow so much that the ball around a client holds many times its volume and still no
-two groups touch: evidence = d ln(high / low), with d the number of dimensions that matter, in the cloud of all or
-within groups. In a cloud without groups this stays small whatever the number of clients and dimensions: among n clients
-a division needs more than LEAST + SMALL / n, which a Gaussian cloud reaches less than once in a few hundred.
+tree. Two things speak for a division, both logarithms of a volume in the d dimensions that matter:
+
+- stability, d ln(high / low): how much the ball around a client may grow before two groups touch, which is what the
+  worst placed clients decide;
+- clearness, d times the lower quartile of ln(b / a), with a and b a client's mean distances to its own and to the
+  nearest other group: the silhouette (Rousseeuw, 1987) on a logarithmic scale, which one loose client does not spoil.
+
+In a cloud without groups both stay small whatever the number of clients and dimensions: among n clients a division
+needs a stability of LEAST + SMALL / n or a clearness of CLEAR + FEW / n, which fewer than one in a hundred such clouds
+reach.
 """
 
 import math
@@ -20,6 +26,8 @@ Labels = npt.NDArray[np.int64]
 Edges = tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], npt.NDArray[np.intp]]  # lengths, and both ends
 
 LEAST, SMALL = 1.6, 8.0
+CLEAR, FEW = 2.0, 10.0
+AGAIN = 1.25  # so much stronger a division within a group has to be, since many groups are looked at
 MOST_COMPONENTS = 16
 NOISE = 0.1  # largest share of clients that a division may leave without a group
 SAME = 1e-9  # distances below this part of the typical one count as none
@@ -37,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Division:
-    """A choice of eps: in how many components, between which bounds, what it finds and how strong the evidence is."""
+    """A choice of eps: in how many components, between which bounds, what it finds and what speaks for it."""
 
     clients: int
     components: int
@@ -46,9 +54,10 @@ class Division:
     high: float
     groups: int
     noise: float
-    evidence: float
-    needed: float
+    stability: float
+    clearness: float
     knee: float  # what the k-distances alone suggest
+    inner: bool = False  # whether it divides a group again
 
     @property
     def eps(self) -> float:
@@ -56,9 +65,14 @@ class Division:
         return float(np.sqrt(self.low * self.high))
 
     @property
+    def strength(self) -> float:
+        """The larger of stability and clearness, each as a multiple of what is needed among so many clients."""
+        return max(self.stability / (LEAST + SMALL / self.clients), self.clearness / (CLEAR + FEW / self.clients))
+
+    @property
     def holds(self) -> bool:
         """Whether there is more than chance to it."""
-        return self.groups > 1 and self.evidence > self.needed
+        return self.groups > 1 and self.strength > (AGAIN if self.inner else 1)
 
 
 def min_samples_for(clients: int) -> int:
@@ -144,17 +158,18 @@ def knee(points: Points, min_samples: int) -> float:
     return float(heights[int(np.argmax(line - heights))])
 
 
-def divide(points: Points, noise: float = NOISE) -> tuple[Division, Points]:
-    """The division with the strongest evidence, and the points in its components; it may not hold: one group.
+def divide(points: Points, noise: float = NOISE, min_samples: int = 0) -> tuple[Division, Points]:
+    """The strongest division, and the points in its components; it may not hold: one group.
 
     G groups differ in G - 1 directions and all others hold noise, so eps is sought among the first principal
-    components, as many as give the strongest evidence, and among all.
+    components, as many as give the strongest division, and among all.
     """
-    n, k = len(points), min_samples_for(len(points))
+    n = len(points)
+    k = min_samples or min_samples_for(n)
     u, s, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
     least = SAME * float(s[0])
-    best, where = Division(n, len(s), k, 0.0, np.inf, 1, 0.0, 0.0, LEAST + SMALL / n, 0.0), u * s
-    if n < 4 or least == 0:  # two groups of two are the least there can be
+    best, where = Division(n, len(s), k, 0.0, np.inf, 1, 0.0, 0.0, 0.0, 0.0), u * s
+    if n < 2 * k or least == 0:  # two groups of that size are the least there can be
         return best, where
     for components in sorted({*range(1, min(MOST_COMPONENTS, n // 2 - 1, len(s)) + 1), len(s)}):
         within = u[:, :components] * s[:components]
@@ -162,12 +177,13 @@ def divide(points: Points, noise: float = NOISE) -> tuple[Division, Points]:
         widest = max(able, key=lambda r: r.high / r.low, default=None)
         if widest is None or widest.high <= widest.low:
             continue
-        inside = apart(within, labelled(within, float(np.sqrt(widest.low * widest.high)), k))
-        matter = max(dimensions(within), dimensions(inside))
-        evidence = matter * math.log(widest.high / widest.low)
-        if evidence > best.evidence:
-            figures = (widest.low, widest.high, widest.groups, widest.noise, evidence)
-            best, where = Division(n, components, k, *figures, best.needed, 0.0), within
+        labels = labelled(within, float(np.sqrt(widest.low * widest.high)), k)
+        matter = max(dimensions(within), dimensions(apart(within, labels)))
+        stability, clearness = matter * math.log(widest.high / widest.low), matter * margin(within, labels)
+        figures = (widest.low, widest.high, widest.groups, widest.noise, stability, clearness)
+        found = Division(n, components, k, *figures, 0.0)
+        if found.strength > best.strength:
+            best, where = found, within
     return replace(best, knee=knee(where, k)), where
 
 
@@ -175,6 +191,20 @@ def dimensions(points: Points) -> float:
     """How many dimensions matter: (sum of variances)^2 / sum of squared variances along the principal components."""
     power = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
     return float(power.sum() ** 2 / max((power**2).sum(), 1e-300))
+
+
+def margin(points: Points, labels: Labels) -> float:
+    """How much farther the nearest other group is than the own: the lower quartile of ln(b / a) in groups.
+
+    With s the silhouette of a client, b / a is 1 / (1 - s) where b is larger, else 1 + s.
+    """
+    from sklearn.metrics import silhouette_samples
+
+    inside = labels >= 0
+    if labels.max(initial=-1) < 1:
+        return 0.0
+    s = np.clip(silhouette_samples(points[inside], labels[inside]), SAME - 1, 1 - SAME)
+    return float(np.quantile(np.sign(s) * -np.log1p(-np.abs(s)), 0.25))
 
 
 def labelled(points: Points, eps: float, min_samples: int) -> Labels:
@@ -190,7 +220,9 @@ def apart(points: Points, labels: Labels) -> Points:
     return np.concatenate([part - part.mean(0) for part in parts])
 
 
-def split(signatures: Points, directions: bool, noise: float = NOISE) -> tuple[Labels, list[Division]]:
+def split(
+    signatures: Points, directions: bool, noise: float = NOISE, min_samples: int = 0
+) -> tuple[Labels, list[Division]]:
     """Divide the clients, then each group again, until no division holds; -1 is a client in no group.
 
     Going on within groups finds what is hidden beside larger differences. All divisions looked at are returned, the
@@ -199,7 +231,8 @@ def split(signatures: Points, directions: bool, noise: float = NOISE) -> tuple[L
     looked: list[Division] = []
 
     def parts(rows: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
-        found, points = divide(prepared(signatures[rows], directions), noise)
+        found, points = divide(prepared(signatures[rows], directions), noise, min_samples)
+        found = replace(found, inner=len(rows) < len(signatures))
         looked.append(found)
         if not found.holds:
             yield rows

@@ -20,10 +20,15 @@ Clustered = tuple[Labels, list[Division]]
 class Auto:
     """DBSCAN with eps chosen by stability in the components that matter, then within each group again (see `auto`)."""
 
-    noise: float = NOISE
+    noise: float = NOISE  # largest share left over
+    min_samples: int = 0  # as in DBSCAN: also the smallest group there can be (0: by the number of clients)
+
+    def __post_init__(self) -> None:
+        if self.min_samples < 0 or self.min_samples == 1:
+            raise ValueError(f"min_samples is {self.min_samples}, but must be 0 or at least 2")
 
     def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        return split(signatures, directions, self.noise)
+        return split(signatures, directions, self.noise, self.min_samples)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def working(groups: Groups) -> list[float] | None:
     points = thinned(groups)
     if len(points) < 2:
         return None
-    fitting = [r for r in scan(points, min_samples_for(len(points))) if r.groups == groups.count and r.noise == 0]
+    fitting = [r for r in scan(points, neighbours(groups)) if r.groups == groups.count and r.noise == 0]
     return [fitting[0].low, min(fitting[-1].high, 1e9)] if fitting else None
 
 
@@ -75,22 +75,25 @@ def thinned(groups: Groups) -> Points:
     return prepared(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
 
 
+def neighbours(groups: Groups) -> int:
+    """The `min_samples` of the choice, or what it would have been."""
+    return groups.looked[0].min_samples if groups.looked else min_samples_for(min(len(groups.clients), MOST))
+
+
 def evidence(groups: Groups) -> dict[str, Any]:
     """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
-    points = thinned(groups)
-    k = min_samples_for(len(points))
-    looked = groups.looked or ((divide(points)[0],) if len(points) > 1 else ())
+    points, k = thinned(groups), neighbours(groups)
+    looked = groups.looked or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
     rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
     return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
 
 
 def scans(groups: Groups) -> dict[str, list[Range]]:
     """The eps scan among all numbers of the signatures, and among the components in which the choice was made."""
-    points = thinned(groups)
-    if len(points) < 2:
+    points, k = thinned(groups), neighbours(groups)
+    if len(points) < k:
         return {}
-    found, within = divide(points)
-    k = min_samples_for(len(points))
+    found, within = divide(points, min_samples=k)
     return {"signatures": scan(points, k), f"first {found.components} components": scan(within, k)}
 
 
@@ -166,7 +169,7 @@ def draw_scan(run: Run, path: Path) -> None:
     state = State.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):
         return
-    found, _ = divide(thinned(state.groups))
+    found, _ = divide(thinned(state.groups), min_samples=neighbours(state.groups))
     figure = Figure(figsize=(8.6, 3.4), layout="constrained", facecolor="white")
     panels = np.atleast_1d(figure.subplots(1, len(tables)))
     for axes, (space, rows) in zip(panels, tables.items(), strict=True):
