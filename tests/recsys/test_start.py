@@ -52,13 +52,20 @@ def test_another_catalogue_is_matched_by_title(tmp_path: Path) -> None:
 
 def test_a_table_of_matches_is_final(tmp_path: Path) -> None:
     file = source(tmp_path)
-    table = "a_id,b_id,step,verdict\n0,5,fuzzy,yes\n1,6,fuzzy,no\nstranger,7,title,\n2,8,title,\n"
+    table = "a_id,b_id,step,verdict\n0,5,fuzzy,yes\n1,6,fuzzy,no\nstranger,7,title,\n2,8,title,\n3,stranger,title,\n"
     (tmp_path / "matches.csv").write_text(table)
     _, first = Transfer(file, matches=str(tmp_path / "matches.csv"))(USERS, METHOD, 0)
     rows = USERS.catalogue.rows()
     carried = {i: first["items"][rows[i], 3] for i in ("0", "1", "2")}
     assert (carried["0"], carried["2"]) == (rows["5"] + 1, rows["8"] + 1)
     assert abs(carried["1"]) < 1
+    assert abs(first["items"][rows["3"], 3]) < 1, "the source has no vector for its partner"
+
+
+def test_a_table_of_two_other_catalogues_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "matches.csv").write_text("a_id,b_id,step,verdict\nx,y,title,\n")
+    with pytest.raises(ConfigError, match="is it the table of two others"):
+        Transfer(source(tmp_path), matches=str(tmp_path / "matches.csv"))(USERS, METHOD, 0)
 
 
 def test_a_share_is_carried_over(tmp_path: Path) -> None:

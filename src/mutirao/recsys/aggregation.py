@@ -48,15 +48,12 @@ class ByItem:
     ) -> Array:
         sent = [touched(x, replies[c].arrays, name) for c in weights]
         rows = np.concatenate([r for r, _ in sent])
-        share = np.ones(len(rows), np.float32)
-        if self.over == "all":
-            share = np.repeat(np.array(list(weights.values()), np.float32), [len(r) for r, _ in sent])
-        sums = sum_of_changes(x, rows, one_table([v for _, v in sent]), share)
-        counts = np.bincount(rows, minlength=len(x))
-        pace = np.full(len(x), self.lr)
         if self.over == "touched":
-            pace /= np.where(counts, counts + self.shrinkage, 1)  # nothing came for the others
-        return np.asarray(x + sums * pace.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)))
+            counts = np.bincount(rows, minlength=len(x))
+            share = (self.lr / (counts + self.shrinkage + (counts == 0))).astype(np.float32)[rows]
+        else:
+            share = np.repeat(self.lr * np.array(list(weights.values())), [len(r) for r, _ in sent]).astype(np.float32)
+        return np.asarray(x + sum_of_changes(x, rows, one_table([v for _, v in sent]), share))
 
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:

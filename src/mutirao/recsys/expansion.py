@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -190,13 +191,15 @@ def draw_laws(sets: Mapping[str, Laws], path: Path) -> None:
 
 def write(ratings: Ratings, folder: Path) -> None:
     """Write ratings as a folder in the layout of MovieLens 20M: ratings.csv and movies.csv, with the year apart."""
-    owners, ids = np.array(ratings.users, object)[ratings.owners()], np.array(ratings.catalogue.ids, object)
-    rows = zip(owners, ids[ratings.items], ratings.values.tolist(), ratings.times.tolist(), strict=True)
-    lines = [f"{user},{item},{value:g},{time}" for user, item, value, time in rows]
-    text = io.StringIO()
+    c, text = ratings.catalogue, io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["movieId", "title", "year"])
-    c = ratings.catalogue
     table.writerows(zip(c.ids, c.titles, [y or "" for y in c.years.tolist()], strict=True))
     write_whole(folder / "movies.csv", text.getvalue())
-    write_whole(folder / "ratings.csv", "\n".join(["userId,movieId,rating,timestamp", *lines, ""]))
+    part = folder / ".ratings.csv.part"
+    with part.open("w", encoding="utf-8") as file:  # user by user: a thousand million lines are no one piece of text
+        file.write("userId,movieId,rating,timestamp\n")
+        for user, (begin, end) in zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True):
+            own = (column[begin:end].tolist() for column in (ratings.items, ratings.values, ratings.times))
+            file.writelines(f"{user},{c.ids[i]},{v:g},{t}\n" for i, v, t in zip(*own, strict=True))
+    part.replace(folder / "ratings.csv")

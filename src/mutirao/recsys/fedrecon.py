@@ -113,16 +113,18 @@ class FedRecon:
         seed, round = int(config["seed"]), int(config["round"])
         if not isinstance(taste, Taste):
             raise ValueError(f"holds {type(taste).__name__}, not ratings")
-        if len(taste) < 2:
-            raise ValueError(f"has {len(taste)} ratings; two are needed, one to rebuild from and one to learn from")
-        if 0 < self.samples < len(taste):
-            keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), max(2, self.samples), replace=False))
+        count = len(taste)
+        if count < 2:
+            raise ValueError(f"has {count} ratings; two are needed, one to rebuild from and one to learn from")
+        if 0 < self.samples < count:
+            count = max(2, self.samples)
+            keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), count, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
         if self.implicit:
-            return self.with_others(taste, rng(seed, round, "others", client), self.share_of(len(taste)))
+            return self.with_others(taste, rng(seed, round, "others", client), self.share_of(count))
         if do == "rows":
             return Local(taste.items, taste.values)  # no need to draw a support yet
-        return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(len(taste)))
+        return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(count))
 
     def share_of(self, ratings: int) -> int:
         """How many of so many ratings are support: the share, but at least one, and one is left for the query."""

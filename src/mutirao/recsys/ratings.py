@@ -167,6 +167,7 @@ class Users(Mapping[str, Taste]):
         )
         ends = ratings.offsets.tolist()
         self._places = dict(zip(ratings.users, pairwise(ends), strict=True))
+        self._tastes: dict[str, Taste] = {}  # of those asked for: the same users come again
 
     def __len__(self) -> int:
         return len(self.ratings.users)
@@ -175,5 +176,7 @@ class Users(Mapping[str, Taste]):
         return iter(self.ratings.users)
 
     def __getitem__(self, name: str) -> Taste:
-        begin, end = self._places[name]
-        return Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
+        if name not in self._tastes:
+            begin, end = self._places[name]
+            self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
+        return self._tastes[name]

@@ -67,10 +67,9 @@ class Transfer:
     def pairs(self, target: Catalogue, source: Embeddings) -> Sequence[tuple[str, str]]:
         """Ids that are the same item in both catalogues."""
         if self.matches:
-            from mutirao.recsys.review import pairs
+            from mutirao.recsys.review import pairs_between  # late: it needs rapidfuzz
 
-            known = target.rows()  # the table may be of a catalogue with items that nobody rated
-            return [pair for pair in pairs(Path(self.matches).expanduser()) if pair[0] in known]
+            return pairs_between(Path(self.matches).expanduser(), target, source.catalogue)
         theirs = dict(zip(source.catalogue.ids, source.catalogue.titles, strict=True))
         if all(theirs.get(i) == title for i, title in zip(target.ids, target.titles, strict=True)):
             return [(i, i) for i in target.ids]
