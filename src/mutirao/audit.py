@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.arrays import digest
+from mutirao.files import append_whole
 from mutirao.fleet import Reply
 
 log = logging.getLogger("mutirao")
@@ -43,12 +44,13 @@ class Audit:
             self._mend()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         body = {"seq": self.count + 1, "time": now, "event": event, **facts, "prev": self.head}
-        self.head = fingerprint(body)
-        self.first = self.first or self.head
-        self.count += 1
+        head = fingerprint(body)
+        line = (json.dumps(body | {"hash": head}) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:
-            file.write((json.dumps(body | {"hash": self.head}) + "\n").encode())
+        self._torn = True  # until all of it is there: on a full disk a part of the line may be
+        append_whole(self.path, line)
+        self._torn, self._whole = False, self._whole + len(line)
+        self.head, self.first, self.count = head, self.first or head, self.count + 1
 
     def where(self) -> dict[str, Any]:
         """Where the trail stands now: its number of events, the hash of the first and of the last."""
@@ -57,8 +59,9 @@ class Audit:
     def _mend(self) -> None:
         """Cut off what a crash left half written: that event never happened."""
         log.warning("%s: the last line was cut off by a crash and is removed", self.path)
-        with self.path.open("r+b") as file:
-            file.truncate(self._whole)
+        if self.path.exists():
+            with self.path.open("r+b") as file:
+                file.truncate(self._whole)
         self._torn = False
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from mutirao.drill.commands import drill
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.recsys.commands import catalogue
 from mutirao.site.commands import site
@@ -392,6 +393,7 @@ def data_prepare(
 main.add_command(catalogue)
 main.add_command(slides)
 main.add_command(site)
+main.add_command(drill)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,14 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
     part.replace(path)
 
 
+def append_whole(path: Path, content: bytes) -> None:
+    """Add bytes at the end of a file; OSError if not all of them fit, where a plain write may just write fewer."""
+    with path.open("ab", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+
+
 def plain(value: Any) -> Any:
     """A value as CSV and JSON can hold it: NumPy scalars become Python's, text stays on one line."""
     if isinstance(value, np.generic):
@@ -56,8 +64,7 @@ class Table:
             self.columns += new
             self._write([])
         block = self._text(rows)
-        with self.path.open("ab", buffering=0) as file:
-            file.write(block.encode())
+        append_whole(self.path, block.encode())
         self.rows += len(rows)
         return [{k: t for k in self.columns if (t := str(plain(row.get(k, "")))) != ""} for row in rows]
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.special import ndtr
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,6 +36,8 @@ def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
     >>> geo_risk([[2, 2], [2, 2]], aversion=2.0)
     array([1., 1.])
     """
+    from scipy.special import ndtr  # late: a site's client process, started for every message, has no use for it
+
     m = np.asarray(errors, np.float64)
     n = max(m.shape[-1], 1)
     return np.asarray(np.sqrt(m.sum(-1) / n * ndtr(z_risk(m, aversion) / n)))

@@ -32,20 +32,20 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     """Compare a server's events with a site's trail: what agrees, and what does not."""
     site, events, problems = read_trail(path)
     first = server[0]["hash"] if server else ""
-    mine = [e for e in events if e.get("server", {}).get("first") == first]
-    told = [(e["round"], e["heads"][site]) for e in server if site in e.get("heads", {})]
+    mine = [e for e in events if table_in(e, "server").get("first") == first]
+    told = [(e.get("round"), table_in(table_in(e, "heads"), site)) for e in server if site in table_in(e, "heads")]
     if not mine:
         return [], [*problems, f"{site}: its trail knows nothing of this run"]
     hashes = [str(e["hash"]) for e in events]
-    sent = {str(e["reply"]) for e in mine if e["event"] == "sent"}
+    sent = {str(e.get("reply")) for e in mine if e["event"] == "sent"}
     for number, head in told:
         if not holds(hashes, head):
             problems.append(f"{site}: its trail lost or changed events that the server knew of in round {number}")
-        elif head.get("reply") not in sent:
+        elif str(head.get("reply")) not in sent:
             problems.append(f"{site}: the server holds a reply of round {number} that the site did not send")
     theirs = [str(e["hash"]) for e in server]
     for event in mine:
-        if not holds(theirs, event["server"]):
+        if not holds(theirs, table_in(event, "server")):
             problems.append(f"audit.jsonl: lost or changed events that {site} knew of (its event {event.get('seq')})")
             break  # all later ones rest on the same loss
     if problems:
@@ -53,6 +53,12 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     return [
         f"{site}: {len(mine)} events of this run; {len(told)} heads kept by the server, {len(mine)} by the site, agree"
     ], []
+
+
+def table_in(event: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table in an event of somebody else's trail; empty if anything else is there."""
+    found = event.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def holds(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
@@ -64,15 +70,20 @@ def holds(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
 def export(trails: Mapping[str, Sequence[Event]], path: Path) -> int:
     """Write the events of several trails, by time, as one CSV file with a column for each fact; return how many."""
     rows = [{"side": side, **event} for side, events in trails.items() for event in events]
-    rows.sort(key=lambda row: (str(row.get("time")), str(row["side"]), row.get("seq", 0)))
+    rows.sort(key=lambda row: (str(row.get("time")), str(row["side"]), whole_number(row.get("seq"))))
     columns = list(dict.fromkeys(["side", "seq", "time", "event", *(k for row in rows for k in row)]))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([cell(name) for name in columns])
     for row in rows:
         writer.writerow([cell(row.get(k, "")) for k in columns])
     write_whole(path, out.getvalue())
     return len(rows)
+
+
+def whole_number(value: Any) -> int:
+    """A number to sort by; 0 for what is none."""
+    return value if isinstance(value, int) else 0
 
 
 def cell(value: Any) -> Any:
@@ -80,4 +91,6 @@ def cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
     value = plain(value)
+    if isinstance(value, str):
+        value = value.encode("utf-8", "backslashreplace").decode()  # half a character is no text
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -519,6 +519,20 @@ def test_a_name_that_is_taken_is_refused_until_its_node_is_gone(caplog: pytest.L
     assert grid.greetings == 3
 
 
+def test_a_node_may_not_take_the_name_of_an_absent_one(caplog: pytest.LogCaptureFixture) -> None:
+    grid, fleet = connected(softmax_task(), ["ana", "bia"])
+    thief = grid.node_of("bia")
+    fleet.entitled = lambda name, node: name != "bia" or node != thief
+    for _ in range(3):
+        assert fleet.clients() == ["ana"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"node {thief} calls itself 'bia', and its key is another's: refused"
+    ]
+    own = grid.join(name="bia")
+    assert fleet.clients() == ["ana", "bia"]
+    assert fleet._nodes["bia"] == own
+
+
 def test_two_newcomers_with_one_name_are_both_refused(caplog: pytest.LogCaptureFixture) -> None:
     grid, fleet = connected(softmax_task(), ["ana", "bia", "bia"])
     for _ in range(3):

@@ -289,3 +289,30 @@ def test_heads_of_liars_are_ignored(tmp_path: Path) -> None:
     assert len(answers.replies) == 5
     assert list(fleet.take_heads()) == ["eva"]
     assert fleet.take_heads() == {}
+
+
+def test_a_site_keeps_its_state_when_supernodes_are_new_and_a_round_is_made_again(tmp_path: Path) -> None:
+    config = resolve(iris.config, {"clients": 3, "per_round": 3, "rounds": 4})
+    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+
+    def fleet() -> FlowerFleet:
+        grid = Wiretap(client_app(own_iris_task))  # another Flower run: nodes that remember nothing
+        for name in ("c0", "c1", "c2"):
+            policy = write_policy(tmp_path / name, recipe="test_flower_policy:own_iris_task")
+            grid.join(name=name, policy=str(policy))
+        return FlowerFleet(grid, timeout=5, greet=5)
+
+    class PowerCut(Exception):
+        pass
+
+    def cut_after_two(run: Run, done: Any, task: Task) -> None:
+        if run.round == 2:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        execute("conftest:iris", config, tmp_path / "run", fleet=fleet(), watch=cut_after_two, pictures=False)
+    (tmp_path / "run" / "checkpoints" / "state_002.safetensors").unlink()  # the server never came to write it
+    again = execute("conftest:iris", config, tmp_path / "run", fleet=fleet(), resume=True, pictures=False)
+    assert again["digest"] == whole["digest"]
+    kept = list((tmp_path / "c0" / "states").glob("*/state_*.safetensors"))
+    assert len(kept) == 4

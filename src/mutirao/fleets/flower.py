@@ -1,6 +1,7 @@
 """A fleet over Flower's messages: the same flow reaches real institutions, or Flower's own simulation engine.
 
-Only this file and `site/clientapp.py` import flwr. Node ids are random, so a node is known by the name it declares.
+Only this file and a few in `site` (`clientapp`, `superlink`, `supernode`) import flwr. Node ids are random, so a node
+is known by the name it declares.
 """
 
 import contextlib
@@ -31,8 +32,11 @@ from mutirao.errors import ConfigError, MutiraoError, Refused
 from mutirao.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, collect, failure_of
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import Task, find
+from mutirao.site.caller import OFF
 from mutirao.site.guard import Asker, admit, discreet, guarded
 from mutirao.site.policy import Policy, load_policy
+from mutirao.site.states import States
+from mutirao.site.worker import Order, Warm
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # flwr reads it once, when it is imported
 try:
@@ -47,6 +51,7 @@ except ImportError as error:
 log = logging.getLogger("mutirao")
 
 TaskOf = Callable[[Context], Task]
+Entitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 CLOCKS = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
@@ -71,11 +76,14 @@ class FlowerFleet:
     """The nodes of a Flower federation, by the names they declare.
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
-    and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name.
+    and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
+    one that `entitled` denies it.
     """
 
-    def __init__(self, grid: Grid, timeout: float = 600.0, greet: float = 60.0) -> None:
-        self.grid, self.timeout, self.greet = grid, timeout, greet
+    def __init__(
+        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, entitled: Entitled = lambda name, node: True
+    ) -> None:
+        self.grid, self.timeout, self.greet, self.entitled = grid, timeout, greet, entitled
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -203,8 +211,12 @@ class FlowerFleet:
         """Give each free name to the one node that claims it; refuse all others."""
         claimants: dict[ClientId, list[int]] = {}
         for node, name in sorted(self._claims.items()):
-            if name is not None and self._nodes.get(name) != node:
+            if name is None or self._nodes.get(name) == node:
+                continue
+            if self.entitled(name, node):
                 claimants.setdefault(name, []).append(node)
+            else:
+                self._warn([node], f"node {node} calls itself {name!r}, and its key is another's: refused")
         for name, nodes in claimants.items():
             if name in self._nodes:
                 self._warn(nodes, f"{name!r} is connected already: another node of that name is refused for now")
@@ -348,16 +360,19 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:200]
 
 
-def client_app(task_of: TaskOf | None = None) -> ClientApp:
-    """A Flower client that works on its own part of a task: by default of the recipe the run configuration names."""
+def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> ClientApp:
+    """A Flower client that works on its own part of a task: by default of the recipe the run configuration names.
+
+    With `warm` the work is done by the site's resident worker; what is asked and what leaves is judged here.
+    """
     app, task_of = ClientApp(), task_of or recipe_task
 
     def work(message: Message, context: Context) -> Message:
         def make() -> RecordDict | Failure:
             policy = policy_of(context)
             if policy is not None:
-                return worked_under(policy, message, context, task_of)
-            return worked(message, context, task_of(context))
+                return worked_under(policy, message, context, task_of, warm)
+            return worked(message, context, task_for(context, task_of, {}, warm))
 
         return answer(message, make)
 
@@ -383,20 +398,50 @@ def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Messag
     return Message(Error(code, made.reason), reply_to=message)
 
 
-def worked(message: Message, context: Context, task: Task) -> RecordDict | Failure:
-    """What the task's handler replies; the site's state stays in Flower's context of this node."""
+def worked(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
+    """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
+    request = request_in(message)
+    number, began = request.config.get("round"), 0
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
     alone = LocalFleet(lambda request, site: task.handler(request, site), {name: data_of(task, name)})
-    if isinstance(kept, ArrayRecord):
+    if states is not None and isinstance(number, int):
+        began, state = states.before(request.do, number)
+        alone.states |= {name: state} if state else {}
+    elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
-    answers = alone.ask({name: request_in(message)})
+    answers = alone.ask({name: request})
     if name in answers.failures:
         return answers.failures[name]
     content = reply_content(answers.replies[name])
     if name in alone.states:
-        context.state[STATE] = pack(alone.states[name])
+        if states is not None and isinstance(number, int):
+            states.keep(number if request.do == "train" else began, alone.states[name])
+        else:
+            context.state[STATE] = pack(alone.states[name])
     return content
+
+
+def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], warm: Warm | None) -> Task:
+    """The task, made in this process or held by the site's worker; `instead` are settings the site insists on."""
+    by_recipe = task_of is recipe_task
+
+    def cold() -> Task:
+        return recipe_task(context, instead) if by_recipe else task_of(context)
+
+    switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
+    if warm is None or switch in OFF:
+        return cold()
+    name, asked, node = name_of(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
+    if by_recipe:
+        return warm.task(Order(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
+    order = Order(name, named(task_of), str(context.run_id), context.node_id, asked, node)
+    return warm.task(order, cold)
+
+
+def named(task_of: TaskOf) -> str:
+    """A function of the site by its dotted path."""
+    return f"{task_of.__module__}:{task_of.__qualname__}"
 
 
 def policy_of(context: Context) -> Policy | None:
@@ -411,19 +456,23 @@ def policy_of(context: Context) -> Policy | None:
         raise Refused("policy", "the policy of this site cannot be read") from error
 
 
-def worked_under(policy: Policy, message: Message, context: Context, task_of: TaskOf) -> RecordDict | Failure:
+def worked_under(
+    policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: Warm | None = None
+) -> RecordDict | Failure:
     """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
 
     A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
     """
-    by_recipe, asked = task_of is recipe_task, context.run_config
-    recipe = str(asked.get("recipe", "quickstart")) if by_recipe else f"{task_of.__module__}:{task_of.__qualname__}"
+    asked = context.run_config
+    recipe = str(asked.get("recipe", "quickstart")) if task_of is recipe_task else named(task_of)
     name = str(context.node_config.get("name", ""))
     asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
     admit(policy, asker, asked)
     with discreet(policy, asker.facts()):
-        task = task_from(settings_in(asked, policy.settings)) if by_recipe else task_of(context)
-        content = worked(message, context, replace(task, handler=guarded(task.handler, policy, asker)))
+        task = task_for(context, task_of, policy.settings, warm)
+        first = str(asker.server.get("first", ""))
+        states = States(policy.audit.parent / "states", first) if first else None
+        content = worked(message, context, replace(task, handler=guarded(task.handler, policy, asker)), states)
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())
     return content
@@ -462,12 +511,12 @@ def data_of(task: Task, name: ClientId) -> Any:
         raise ConfigError(f"the task has no client {name!r}{configuration.nearest(name, task.population)}") from None
 
 
-def recipe_task(context: Context) -> Task:
-    """The task of the recipe that the run configuration names; a node may say where its own data lie."""
+def recipe_task(context: Context, instead: Mapping[str, Scalar] | None = None) -> Task:
+    """The task of the recipe that the run configuration names; a node may say where its own data lie, and more."""
     asked: dict[str, Any] = dict(context.run_config)
     if "data" in context.node_config:  # last of all, so that no setting of the run points a node elsewhere
         asked["set"] = " ".join([str(asked.get("set", "")), shlex.quote(f"data={context.node_config['data']}")])
-    return task_from(settings_in(asked))
+    return task_from(settings_in(asked, instead))
 
 
 @functools.lru_cache(maxsize=2)
@@ -498,6 +547,16 @@ def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] 
     )
 
 
+def entitled_here() -> Entitled:
+    """Who may have which name: on a server made by `mutirao site`, only the site whose key was admitted for it."""
+    folder = os.environ.get("MUTIRAO_SITE", "")
+    if not folder or not (Path(folder) / "sites").is_dir():
+        return lambda name, node: True
+    from mutirao.site.processes import entitled
+
+    return functools.partial(entitled, Path(folder))
+
+
 def server_app() -> ServerApp:
     """A Flower server that runs the recipe the run configuration names and writes its run folder."""
     app = ServerApp()
@@ -515,7 +574,8 @@ def server_app() -> ServerApp:
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = continued(recipe, out, configuration.flattened(table))  # refuses other settings
-        execute(recipe, config, out, fleet=FlowerFleet(grid, timeout), resume=resume, watch=Progress(config.rounds))
+        fleet = FlowerFleet(grid, timeout, entitled=entitled_here())
+        execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
     return app
 
