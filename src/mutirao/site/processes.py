@@ -52,10 +52,12 @@ class Process:
 
     def stop(self, seconds: float = 10.0) -> None:
         """Ask it to end, make it end after so many seconds, and end all that it started."""
+        family = members(self.folder)
         self.signal(signal.SIGTERM)
         if not until(lambda: not self.alive(), seconds):
             self.kill()
         sweep(self.folder)
+        until(lambda: all(birth(pid) != born for pid, born in family), seconds)  # the dying show no mark any more
 
     def kill(self) -> None:
         """SIGKILL to this process alone, as a power cut would; what it started finds out by itself."""
