@@ -56,7 +56,7 @@ def accuracy(state: State, data: Data) -> float:
     model = build(data.job).eval()
     model.load_state_dict(state)
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
-    right = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True))
+    right = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(100), y.split(100), strict=True))
     return right / len(y)
 
 

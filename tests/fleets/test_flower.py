@@ -401,6 +401,41 @@ def test_a_faulty_answer_is_that_clients_typed_failure(meddle: Meddle, kind: str
     assert failure.reason.isprintable()
 
 
+def test_a_reply_of_an_earlier_round_counts_for_nothing_when_it_comes_again() -> None:
+    def rounds(meddle: Meddle) -> list[Any]:
+        task = softmax_task()
+        grid, fleet = connected(task)
+        grid.meddlers[grid.node_of("bia")] = meddle
+        fleet.timeout = 0.3
+        assert fleet.clients() == NAMES
+        made = []
+        for round in (1, 2):
+            start = {name: array + array.dtype.type(round) for name, array in task.initial().items()}
+            asked = {name: Request("train", start, {"round": round}) for name in NAMES}
+            made.append(check(fleet.ask(asked), lambda reply: fault(task.initial(), reply)))
+        return made
+
+    kept: list[Message] = []
+
+    def again(message: Message, reply: Message) -> list[Message]:
+        kept.append(reply)
+        return [kept[0], reply] if len(kept) > 1 else [reply]
+
+    def instead(message: Message, reply: Message) -> list[Message]:
+        kept.append(reply)
+        return [kept[0]]
+
+    plain, replayed = rounds(honest), rounds(again)
+    assert not replayed[1].failures
+    for name in NAMES:
+        for key, array in plain[1].replies[name].arrays.items():
+            np.testing.assert_array_equal(replayed[1].replies[name].arrays[key], array)
+    kept.clear()
+    alone = rounds(instead)[1]
+    assert alone.failures["bia"].kind == "late"
+    assert list(alone.replies) == [n for n in NAMES if n != "bia"]
+
+
 def test_a_client_that_raises_sends_one_line_and_no_traceback() -> None:
     def handler(request: Request, site: Site) -> Reply:
         if site.id == "bia":
