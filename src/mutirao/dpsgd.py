@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from mutirao.arrays import Arrays
 from mutirao.errors import ConfigError, Refused
@@ -74,7 +73,6 @@ class PrivateTrainer:
         module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in request.arrays.items()})
         model: Any = GradSampleModule(module.train())
         weights = [p for p in module.parameters() if p.requires_grad]
-        start = [p.detach().clone() for p in weights] if mu else []
         private = DPOptimizer(
             torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
             noise_multiplier=self.privacy.noise,
@@ -82,7 +80,7 @@ class PrivateTrainer:
             expected_batch_size=trainer.batch_size if rate < 1 else len(samples),
             generator=torch.Generator().manual_seed(int(draw.integers(2**63))),
         )
-        descent = Descent(trainer, weights)
+        descent = Descent(trainer, weights, mu)
         with one_thread(), seeded(int(draw.integers(2**63))), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):
@@ -95,11 +93,6 @@ class PrivateTrainer:
                     for p in weights:  # nobody was drawn: a step of noise alone
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
                 private.pre_step()
-                for p, origin in zip(weights, start, strict=False):
-                    if p.grad is not None:
-                        p.grad.add_(p.detach() - origin, alpha=mu)
-                if trainer.clip:
-                    nn.utils.clip_grad_norm_(weights, trainer.clip)
                 descent.step()
         trained = arrays_of(module)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}

@@ -132,8 +132,7 @@ class Trainer:
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.filled(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
-        start = [p.detach().clone() for p in weights] if mu else []
-        descent = Descent(self, weights)
+        descent = Descent(self, weights, mu)
         total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
         errors: list[Tensor] = []
         with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
@@ -143,11 +142,6 @@ class Trainer:
                 outputs = model(x)
                 loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
-                for p, origin in zip(weights, start, strict=False):
-                    if p.grad is not None:
-                        p.grad.add_(p.detach() - origin, alpha=mu)
-                if self.clip:
-                    nn.utils.clip_grad_norm_(weights, self.clip)
                 descent.step()
                 total += loss.detach() * len(y)
                 sizes.append(len(y))
@@ -192,6 +186,10 @@ class Trainer:
         if not hasattr(self._own, "module"):
             with seeded(0):  # making it must not move anybody's randomness
                 self._own.module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.engine in ("auto", "threads"):
+                from mutirao.engine.winograd import hastened  # late, as above
+
+                hastened(self._own.module)
         module: nn.Module = self._own.module
         return module
 
@@ -215,12 +213,16 @@ class Trainer:
 
 
 class Descent:
-    """SGD or Adam, bit for bit as in torch.optim, whose first use would import torch's compiler, for seconds."""
+    """SGD or Adam, bit for bit as in torch.optim, whose first use would import torch's compiler, for seconds.
 
-    def __init__(self, trainer: Trainer, weights: list[nn.Parameter]) -> None:
+    FedProx's pull mu (w - w_start) is added to the gradients, and the trainer's `clip` shortens them, before a step.
+    """
+
+    def __init__(self, trainer: Trainer, weights: list[nn.Parameter], mu: float = 0.0) -> None:
         if trainer.optimizer not in ("sgd", "adam"):
             raise ValueError(f"optimizer {trainer.optimizer!r} is not one of sgd, adam")
-        self.trainer, self.weights = trainer, weights
+        self.trainer, self.weights, self.mu = trainer, weights, mu
+        self.start = [p.detach().clone() for p in weights] if mu else []
         self.moments: dict[int, list[Tensor]] = {}
         self.count = 0
 
@@ -228,6 +230,11 @@ class Descent:
     def step(self) -> None:
         """Move the weights along their gradients."""
         trainer, self.count = self.trainer, self.count + 1
+        for p, origin in zip(self.weights, self.start, strict=False):
+            if p.grad is not None:
+                p.grad.add_(p - origin, alpha=self.mu)
+        if trainer.clip:
+            nn.utils.clip_grad_norm_(self.weights, trainer.clip)
         for i, p in enumerate(self.weights):
             if p.grad is None:
                 continue

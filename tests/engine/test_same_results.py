@@ -101,6 +101,14 @@ def cnn(norm: Callable[[int], nn.Module] = lambda channels: nn.Identity()) -> nn
     return nn.Sequential(*body, nn.Linear(12, CLASSES))
 
 
+def wide() -> nn.Module:
+    """Layers that the kernels for convolutions and pools take."""
+    convolutions = nn.Conv2d(1, 16, 3, padding=2), nn.Conv2d(16, 16, 3, padding=2), nn.Conv2d(16, 32, 5, bias=False)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)), *convolutions, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, CLASSES)
+    )
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: dense(nn.ReLU()),
     "in place": lambda: dense(nn.ReLU(inplace=True)),
@@ -109,6 +117,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: dense(nn.BatchNorm1d(8), nn.ReLU()),
     "dropout": lambda: dense(nn.ReLU(), nn.Dropout(0.4)),
     "cnn": cnn,
+    "wide cnn": wide,
     "group norm": lambda: cnn(lambda channels: nn.GroupNorm(2, channels)),
     "cnn batch norm": lambda: cnn(nn.BatchNorm2d),
     "cnn dropout": lambda: cnn(lambda channels: nn.Dropout2d(0.3)),
@@ -201,11 +210,23 @@ def test_threads_are_bit_for_bit_the_plain_path_without_convolutions(model: str)
     assert digest(trained(model, "threads", UNEQUAL)[0]) == digest(trained(model, "plain", UNEQUAL)[0])
 
 
+def test_a_client_alone_gives_the_bits_it_gives_among_others() -> None:
+    """As over a network, where each client is trained by itself."""
+    trainer, clients = Trainer(wide, lr=0.1, batch_size=8), population(UNEQUAL)
+    sites = {c: Site(c, clients[c]) for c in clients}
+    requests = {c: Request("train", trainer.initial(0), {**SEEDS, "round": 1}) for c in clients}
+    for client, reply in trainer.many(requests, sites).items():
+        assert isinstance(reply, Reply)
+        assert digest(reply.arrays) == digest(
+            Trainer(wide, lr=0.1, batch_size=8)(requests[client], sites[client]).arrays
+        )
+
+
 @pytest.mark.parametrize(
     ("engine", "model"),
     [
         *(("stacked", model) for model in ("deep", "batch norm", "dropout", "attention")),
-        *(("threads", model) for model in ("cnn batch norm", "cnn dropout")),
+        *(("threads", model) for model in ("cnn batch norm", "cnn dropout", "wide cnn")),
         *(("auto", model) for model in ("mlp", "cnn", "lstm")),
     ],
 )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mutirao.arrays import Array, Arrays
+from mutirao.cores import cores
 from mutirao.engine.jobs import storage_of
 from mutirao.engine.rows import noted_losses
 from mutirao.engine.threads import in_threads, is_heavy
-from mutirao.engine.workers import cores
 from mutirao.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.samples import Samples
 from mutirao.training import entropies, is_classes, metrics_of, one_thread, probe_samples, wanted

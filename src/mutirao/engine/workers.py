@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from mutirao.cores import cores
+
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
 
 Item = TypeVar("Item")
@@ -23,11 +25,6 @@ def hold_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
