@@ -7,7 +7,7 @@ import pytest
 
 from mutirao.aggregation import FedAvg
 from mutirao.config import Part, build, resolve
-from mutirao.devices import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, Timed
+from mutirao.devices import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, Timed, none
 from mutirao.errors import ConfigError
 from mutirao.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
@@ -32,6 +32,14 @@ def test_the_published_ranges_are_kept() -> None:
     tiers, counts = np.unique(TiFLDevices(speed=1.0)(NAMES, draw()).speed, return_counts=True)
     assert tiers.tolist() == [0.1, 0.5, 1.0, 2.0, 4.0]
     assert counts.tolist() == [1000] * 5
+
+
+def test_without_a_model_devices_cost_nothing() -> None:
+    run = Run({"w": np.zeros(25)})
+    fleet = Timed(LocalFleet(twenty, {"ana": None, "bia": None}), none, run, epochs=3)
+    done = step(run, fleet, select=everyone, aggregate=FedAvg())
+    fleet.record(done)
+    assert (done.row["sim_seconds"], done.row["sim_joules"], done.row["failed"]) == (0.0, 0.0, 0)
 
 
 def model(deadline: float = 0.0, dropout: float = 0.0) -> object:

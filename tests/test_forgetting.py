@@ -133,7 +133,7 @@ def test_nothing_is_left_half_written_if_it_stops_while_it_begins(
         raise OSError("no space left")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Folder, "_checkpoint", fail)
+        broken.setattr(Folder, "checkpoint", fail)
         with pytest.raises(OSError, match="no space"):
             forget(source, client, tmp_path / "out")
     assert not (tmp_path / "out").exists()

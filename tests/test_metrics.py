@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from mutirao.metrics import gini, mean_average_precision, mrr, ndcg, rmse, rounds_to
+from mutirao.metrics import gini, lower_is_better, mean_average_precision, mrr, ndcg, rmse, rounds_to
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,6 +119,11 @@ def test_gini_is_the_mean_absolute_difference(counts: list[int]) -> None:
     x = np.array(counts, float)
     expected = np.abs(x[:, None] - x).sum() / (2 * len(x) ** 2 * x.mean()) if x.sum() else 0.0
     assert gini(counts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_lower_is_better_for_losses_and_errors_however_they_are_told() -> None:
+    assert all(map(lower_is_better, ("loss", "rmse", "train_loss", "loss_worst", "rmse,cold")))
+    assert not any(map(lower_is_better, ("accuracy", "ndcg@5", "balanced_accuracy")))
 
 
 def test_rounds_to_and_rmse() -> None:

@@ -8,8 +8,9 @@ import pytest
 from matplotlib.image import imread
 
 from mutirao.errors import ConfigError
+from mutirao.looks import BRIGHT, MUTED
 from mutirao.partition import by_key, describe, dirichlet, iid
-from mutirao.plots import BRIGHT, MOST_BARS, MUTED, draw_bands, draw_curves, draw_partition, draw_weights
+from mutirao.plots import MOST_BARS, draw_bands, draw_curves, draw_partition, draw_weights
 
 ROWS = [{"round": r, "accuracy": 1 - 1 / r, "loss": 1 / r, "train_loss": 2 / r} for r in range(1, 31)]
 

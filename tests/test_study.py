@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.comparison import compare, latex, lower_is_better, markdown, reached_in
+from mutirao.comparison import compare, latex, markdown, reached_in
 from mutirao.config import parse_assignment
 from mutirao.errors import ConfigError
 from mutirao.study import carry_out, load
@@ -123,8 +123,6 @@ def test_rounds_to_a_threshold_with_runs_that_never_get_there() -> None:
     falling = [(10, 0.95), (20, 0.91), (30, 0.9)]  # judged every tenth round, and lower is better
     assert reached_in([falling], 0.91, lower=True) == "20 (1 of 1)"
     assert reached_in([falling], 0.8, lower=True) == "> 30 (0 of 1)"
-    assert lower_is_better("rmse")
-    assert not lower_is_better("accuracy")
 
 
 def test_a_cell_made_before_a_setting_existed_is_still_that_cell(finished: Path) -> None:

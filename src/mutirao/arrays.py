@@ -11,6 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
+NUMBERS = "biufc"  # the kinds of NumPy types that may travel: no objects, no text, no structures
 SMALL = 10_000  # numbers; BLAS works on longer arrays with several threads
 
 

@@ -14,8 +14,6 @@ from mutirao.recsys.commands import catalogue
 from mutirao.site.commands import site
 from mutirao.slides.commands import slides
 
-RECIPES = "quickstart, cifar10, or a dotted path such as my_task:recipe"
-
 
 class Commands(click.Group):
     """A group whose problems end in one clear line and the problem's exit code."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from mutirao.errors import ConfigError
 from mutirao.files import write_whole
-from mutirao.metrics import rounds_to
+from mutirao.metrics import lower_is_better, rounds_to
 from mutirao.randomness import rng
 from mutirao.stats import Comparison, Interval, bootstrap, holm, interval, paired
 from mutirao.study import Study, results
@@ -84,11 +84,6 @@ def line_of(study: Study, runs: dict[str, Any], method: str, metric: str) -> Lin
         p_holm=math.nan,
         values=tuple(values),
     )
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether smaller values of a metric are better."""
-    return metric.split("_")[0] in ("loss", "rmse", "mae", "error")
 
 
 def reached_in(curves: Sequence[Sequence[tuple[int, float]]], threshold: float, lower: bool = False) -> str:

@@ -46,12 +46,27 @@ Model = Callable[[Sequence[ClientId], np.random.Generator], Devices]
 
 
 def none(names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-    """No model: time and energy are not simulated."""
-    raise NotImplementedError
+    """Devices that cost no time and no energy; a recipe with these does not record any."""
+    at_once, nothing = np.full(len(names), np.inf), np.zeros(len(names))
+    return Devices(at_once, at_once, at_once, nothing, nothing, nothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What simulated devices have in common, whatever their speeds are."""
+
+    jitter: float = 0.1
+    deadline: float = 0.0
+    dropout: float = 0.0
+    watts: float = 3.0
+    radio_watts: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
-class FedCSDevices:
+class FedCSDevices(Simulated):
     """Phones in a cell, as in FedCS: 10 to 100 samples a second, links of 1.4 Mbit/s on average and 8.6 at most.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
@@ -62,14 +77,6 @@ class FedCSDevices:
     fastest: float = 100.0
     mbits: float = 1.4
     most_mbits: float = 8.6
-    jitter: float = 0.1
-    deadline: float = 0.0
-    dropout: float = 0.0
-    watts: float = 3.0
-    radio_watts: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
         n = len(names)
@@ -79,7 +86,7 @@ class FedCSDevices:
 
 
 @dataclass(frozen=True)
-class TiFLDevices:
+class TiFLDevices(Simulated):
     """Five equal groups of clients with 4, 2, 1, 1/2 and 1/10 of a core, as in TiFL's experiments on CIFAR-10.
 
     Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. What a core and a link can do is ours.
@@ -87,14 +94,6 @@ class TiFLDevices:
 
     speed: float = 50.0  # samples a second of one core
     mbits: float = 20.0
-    jitter: float = 0.1
-    deadline: float = 0.0
-    dropout: float = 0.0
-    watts: float = 3.0
-    radio_watts: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
         n = len(names)
@@ -130,7 +129,7 @@ class DeviceTable:
 NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable}
 
 
-def check(model: FedCSDevices | TiFLDevices | DeviceTable) -> None:
+def check(model: Simulated | DeviceTable) -> None:
     """Refuse negative figures, and speeds of nought."""
     for f in fields(model):
         value = getattr(model, f.name)

@@ -12,10 +12,10 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
+from mutirao.looks import BRIGHT, INK, PALE, palette, save, tidy
+from mutirao.metrics import lower_is_better
 from mutirao.pictures import file_in
-from mutirao.plots import BRIGHT, INK, PALE, _palette, _save, _tidy
 from mutirao.report.record import Columns, Floats, Record, json_of
-from mutirao.report.words import lower_is_better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 COLUMN = 3.4  # inches: one column of two; 7.0 is the whole width
 STYLES = ("solid", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)))
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
 Cell = tuple[str, Record]  # the method and the run
 
 
@@ -42,7 +41,7 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
     """Small type, a light grid, a legend if there is anything to tell apart, and text that stays text."""
     from matplotlib import rc_context
 
-    _tidy(axes, grid=grid)
+    tidy(axes, grid=grid)
     axes.tick_params(labelsize=7)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(8)
@@ -50,7 +49,7 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
         axes.legend(frameon=False, fontsize=6.5, labelcolor=INK, handlelength=2.2)
     path = file_in(out, f"{name}.pdf")
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
-        _save(figure, path)
+        save(figure, path)
     return [path]
 
 
@@ -210,7 +209,7 @@ def labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     classes = table.names[1:]
     counts = np.nan_to_num(np.array([table.numbers(c) for c in classes]))
     figure, axes = canvas(width, 0.75)
-    colours, under = _palette(len(classes)), np.zeros(len(table))
+    colours, under = palette(len(classes)), np.zeros(len(table))
     for i, name in enumerate(classes):
         axes.bar(
             np.arange(len(table)),

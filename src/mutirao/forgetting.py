@@ -84,7 +84,7 @@ def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -
     if not rows:
         find(recipe).prepare(config)  # says so if there is no such client
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
-    before, last_sites = newest(source)
+    before, last_sites = source.newest()
     start = last_without(source, client, first)
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -93,7 +93,7 @@ def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -
         "run": str(folder),
         "head": source.audit.head,
         "first_contribution": first,
-        "rounds_kept": start.run.round if start else 0,
+        "rounds_kept": start[0].round if start else 0,
         "rounds_before": before.round,
         "before": metrics_of(before.history[-1]) if before.history else {},
         "digest_before": digest(before.arrays),
@@ -103,34 +103,17 @@ def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -
         if start is None:
             run, sites = Run(find(recipe).prepare(config).initial(), seed=config.seed), {}
         else:
-            run, sites = start.run, {k: v for k, v in start.sites.items() if json.loads(k)[0] != client}
+            run, sites = start[0], {k: v for k, v in start[1].items() if json.loads(k)[0] != client}
             run.roster = without(run.roster, client)
         keep_account(run, sites, before, last_sites, client)
         write_past(new, source, run, client, fingerprint(dump(recipe, config)), record)
-        new._checkpoint(run, sites, digest(run.arrays), durable=True)
+        new.checkpoint(run, sites, digest(run.arrays), durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
     part.replace(out)
     return record
 
 
-class Start:
-    """A checkpoint to begin from."""
-
-    def __init__(self, run: Run, sites: Arrays) -> None:
-        self.run, self.sites = run, sites
-
-
-def newest(source: Folder) -> tuple[Run, Arrays]:
-    """The run as it ended, and its sites' states."""
-    for number in source.committed():
-        try:
-            return source.load(number)[:2]
-        except Damaged:
-            continue
-    raise Damaged(f"{source.path} holds no whole checkpoint")
-
-
-def last_without(source: Folder, client: ClientId, first: int | None) -> Start | None:
+def last_without(source: Folder, client: ClientId, first: int | None) -> tuple[Run, Arrays] | None:
     """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
 
     A client that is probed tells something before it ever contributes. None: no such checkpoint is left, or the
@@ -144,7 +127,7 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> Start |
         except Damaged:
             continue
         if number and not known_of(run.roster, client):
-            return Start(run, sites)
+            return run, sites
     return None
 
 

@@ -136,6 +136,15 @@ def rounds_to(values: Sequence[float], threshold: float) -> int | None:
     return next((t for t, value in enumerate(values, 1) if value >= threshold), None)
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether smaller values of the metric of that name are better.
+
+    >>> lower_is_better("train_loss"), lower_is_better("accuracy")
+    (True, False)
+    """
+    return metric.removeprefix("train_").replace(",", "_").split("_")[0] in ("loss", "rmse", "mae", "error")
+
+
 def _columns(
     scores: npt.ArrayLike, labels: npt.ArrayLike, queries: npt.ArrayLike
 ) -> tuple[Floats, Floats, npt.NDArray[np.intp]]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.looks import BRIGHT, INK, MUTED, PALE, every, save, tidy
 from mutirao.participation import Participation, Story, lorenz, mean_best
-from mutirao.plots import BRIGHT, INK, MOST_BANDS, MUTED, PALE, _save, _step, _tidy
+from mutirao.plots import MOST_BANDS
 
 MOST_ROWS = 400  # clients in the heat map; of more, every so manieth is shown
 
@@ -18,7 +19,7 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     from matplotlib.figure import Figure
 
     clients, rounds = found.matrix.shape
-    shown = np.arange(0, clients, _step(clients, MOST_ROWS))
+    shown = np.arange(0, clients, every(clients, MOST_ROWS))
     figure = Figure(figsize=(9.6, 4.6), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
     heat, bars, curve = (figure.add_subplot(g) for g in (grid[:, 0], grid[0, 1], grid[1, 1]))
@@ -28,7 +29,7 @@ def draw_participation(found: Participation, path: Path | str) -> None:
         found.matrix[shown], aspect="auto", interpolation="nearest", cmap=colours, extent=extent, vmin=0, vmax=1
     )
     few = "" if len(shown) == clients else f" ({len(shown)} of {clients:,} shown)"
-    step = _step(len(shown), 12)
+    step = every(len(shown), 12)
     heat.set_yticks(np.arange(len(shown))[::step], [str(shown[i]) for i in range(0, len(shown), step)])
     heat.set(title="who was selected when", xlabel="round", ylabel="client" + few)
     values, counts = np.unique(found.times, return_counts=True)
@@ -41,9 +42,9 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     curve.plot(x, y, color=BRIGHT[0], linewidth=1.8)
     curve.set(title=f"Lorenz curve, Gini {found.gini:.3f}", xlabel="share of clients", ylabel="share of selections")
     for axes, lines in ((heat, False), (bars, True), (curve, True)):
-        _tidy(axes, grid="both")
+        tidy(axes, grid="both")
         axes.grid(lines)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_best(methods: Mapping[str, Sequence[Story]], metric: str, targets: Sequence[float], path: Path | str) -> None:
@@ -65,9 +66,9 @@ def draw_best(methods: Mapping[str, Sequence[Story]], metric: str, targets: Sequ
             axes.fill_between(rounds, each.min(0), each.max(0), color=colour, alpha=0.12, linewidth=0)
         axes.plot(rounds, mean, color=colour, linewidth=1.8, label=f"{name}")
     axes.set(xlabel="round", ylabel=f"best {metric} so far")
-    _tidy(axes, grid="both")
+    tidy(axes, grid="both")
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower right")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_shares(methods: Mapping[str, Sequence[Story]], path: Path | str) -> None:
@@ -90,9 +91,9 @@ def draw_shares(methods: Mapping[str, Sequence[Story]], path: Path | str) -> Non
     whole_numbers(many.yaxis)
     curves.set(title="Lorenz curves", xlabel="share of clients", ylabel="share of selections")
     for axes in (many, curves):
-        _tidy(axes, grid="both")
+        tidy(axes, grid="both")
     curves.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def whole_numbers(*sides: Any) -> None:

@@ -6,7 +6,7 @@ Figures are made as objects of their own, never through pyplot, so nothing globa
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,12 @@ import numpy.typing as npt
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
 from mutirao.files import write_whole
+from mutirao.looks import BRIGHT, INK, every, palette, save, tidy
 from mutirao.partition import PartitionSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FORMATS = ("png", "svg", "pdf")
-# Paul Tol's "bright" and "muted" schemes: distinct for the colour-blind, too.
-BRIGHT = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
-MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
-INK, PALE = "#333333", "#E4E4E4"
 
 MOST_BARS = 120  # more clients than this are shown by a sample: thinner bars could not be told apart
 MOST_BANDS = 6  # more methods than this are drawn without bands, which would cover each other
@@ -42,8 +37,8 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     from matplotlib.patches import Patch
 
     total, classes = summary.counts.shape
-    shown = np.arange(0, total, _step(total, MOST_BARS))
-    counts, colours = summary.counts[shown], _palette(classes)
+    shown = np.arange(0, total, every(total, MOST_BARS))
+    counts, colours = summary.counts[shown], palette(classes)
     each = float(np.clip(8.0 / len(shown), 0.06, 0.34))  # inches a bar
     figure = Figure(figsize=(8.2, 1.5 + max(0.8, each * len(shown))), layout="constrained", facecolor="white")
     axes = figure.subplots()
@@ -54,7 +49,7 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
         axes.broken_barh(bars, (place - 0.5 + gap / 2, 1 - gap), facecolors=[colours[c] for c in has])
     axes.set_ylim(len(shown) - 0.5 + gap, -0.5 - gap)  # the first client on top
     axes.set_xlim(0, max(1.0, float(counts.sum(1).max())) * 1.01)
-    step = _step(len(shown), most=25 if each > 0.2 else 16)
+    step = every(len(shown), most=25 if each > 0.2 else 16)
     axes.set_yticks(np.arange(len(shown))[::step], [f"{k}" for k in shown[::step]])
     few = "" if len(shown) == total else f" ({len(shown)} of {total:,} shown)"
     axes.set_ylabel("client" + few)
@@ -62,7 +57,7 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     axes.set_title(
         f"{total:,} client{'s' * (total != 1)}, {summary.sizes.sum():,} samples, label skew {summary.heterogeneity:.2f}"
     )
-    _tidy(axes, grid="x")
+    tidy(axes, grid="x")
     axes.tick_params(axis="y", length=0)
     if classes <= MOST_NAMED:
         legend = figure.legend(
@@ -78,7 +73,7 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
         legend.get_title().set_color(INK)
     else:
         _scale(figure, axes, summary.classes)
-    _save(figure, path)
+    save(figure, path)
     lines = [["client", *map(str, summary.classes)], *([k, *row] for k, row in enumerate(summary.counts.tolist()))]
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -124,14 +119,14 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path:
         axes.margins(x=0.02)
         if not any(len(curves[name][0]) for name in names):
             axes.text(0.5, 0.5, "never finite", transform=axes.transAxes, ha="center", color=INK)
-        _tidy(axes, grid="both")
+        tidy(axes, grid="both")
         if len(names) > 1:
             axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     for axes in panels[len(families) :]:
         axes.remove()
     if title:
         figure.suptitle(title, fontsize=13, color=INK)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_bands(
@@ -162,9 +157,9 @@ def draw_bands(
     axes.set_ylabel(metric)
     if title:
         axes.set_title(title)
-    _tidy(axes, grid="both")
+    tidy(axes, grid="both")
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
@@ -186,8 +181,8 @@ def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     bar.outline.set_visible(False)
     axes.set_xlabel("round")
     axes.set_ylabel("weight of a client")
-    _tidy(axes, grid="both")
-    _save(figure, path)
+    tidy(axes, grid="both")
+    save(figure, path)
 
 
 def draw_loglog(
@@ -209,9 +204,9 @@ def draw_loglog(
         axes.set_title(title)
         axes.set_xlabel(labels[title][0])
         axes.set_ylabel(labels[title][1])
-        _tidy(axes, grid="both")
+        tidy(axes, grid="both")
         axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -225,58 +220,14 @@ def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[npt.NDArray[np
     return table[:, 0], table[:, 1]
 
 
-def _palette(classes: int) -> list[Any]:
-    """A colour a class; beyond ten, in the order of the classes along a colour map."""
-    if classes <= len(BRIGHT):
-        return list(BRIGHT[:classes])
-    if classes <= len(MUTED):
-        return list(MUTED[:classes])
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](v) for v in np.linspace(0, 1, classes)]
-
-
-def _step(count: int, most: int) -> int:
-    """Every how many bars are labelled: 1, 2, 5, 10, 20 and so on, so that at most `most` are."""
-    step = 1
-    while count > most * step:
-        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
-    return step
-
-
 def _scale(figure: "Figure", axes: "Axes", classes: Sequence[Any]) -> None:
     """A bar of colours with some of the classes named."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     bar = figure.colorbar(ScalarMappable(Normalize(0, len(classes) - 1), "viridis"), ax=axes, aspect=40, pad=0.02)
-    ticks = list(range(0, len(classes), _step(len(classes), 12)))
+    ticks = list(range(0, len(classes), every(len(classes), 12)))
     bar.set_ticks(ticks, labels=[str(classes[t]) for t in ticks])
     bar.set_label("class", color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=9, length=0)
-
-
-def _tidy(axes: "Axes", grid: str) -> None:
-    """Light grid behind the data, no box around it, one colour for all text."""
-    axes.set_axisbelow(True)
-    axes.grid(True, axis=grid, color=PALE, linewidth=0.8)  # type: ignore[arg-type]  # a literal in all calls
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(PALE)
-    axes.tick_params(colors=INK, labelsize=9, length=3, color=PALE)
-    axes.title.set(color=INK, fontsize=11)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=INK, fontsize=10)
-
-
-def _save(figure: "Figure", path: Path | str) -> None:
-    """Write the figure in the format its name ends in; readers see the old file or the new one, never a part."""
-    path = Path(path)
-    kind = path.suffix.lower().lstrip(".")
-    if kind not in FORMATS:
-        raise ConfigError(f"cannot draw to {path}: right would be a name that ends in .{', .'.join(FORMATS)}")
-    content = BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # when it was drawn is nobody's business
-    figure.savefig(content, format=kind, dpi=150, metadata=dates.get(kind))
-    write_whole(path, content.getvalue(), durable=False)

@@ -19,7 +19,7 @@ from mutirao.recipes import Task, find
 from mutirao.report import write_report
 from mutirao.rounds import Round, Run
 from mutirao.store import Folder, best_row, metrics_of, versions
-from mutirao.trackers import Gentle
+from mutirao.trackers import Gentle, Tracker
 
 log = logging.getLogger("mutirao")
 
@@ -68,7 +68,8 @@ def execute(
         seen = FleetWithout(fleet, names) if names and not local else fleet
         if hasattr(fleet, "trail"):
             fleet.trail = folder.audit  # its head goes with every request, and sites keep it
-        sink = Gentle(build("track", config.track).open(out, name, dict(flattened(tomllib.loads(text))), run.round))
+        tracker: Tracker = build("track", config.track)
+        sink = Gentle(tracker.open(out, name, dict(flattened(tomllib.loads(text))), run.round))
         stopped: BudgetSpent | None = None
         try:
             for round in recipe.flow(seen, config, task, run):

@@ -178,8 +178,22 @@ class AoI(AsMix):
         return Mix(self.count, "age")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AsMixOfUtilities(AsMix):
+    """One whose clients tell a utility: how often they are asked, and on how many samples they find it out."""
+
+    refresh: Refresh = "selected"
+    share: float = 0.1
+    samples: int = PROBE_SAMPLES
+    classes: int | None = None
+
+    def mix_of(self, count: int | float, scores: str) -> Mix:
+        """The mix of these scores, with the settings above."""
+        return Mix(count, scores, self.refresh, self.share, self.samples, self.classes)
+
+
 @dataclass(frozen=True)
-class Entropy(AsMix):
+class Entropy(AsMixOfUtilities):
     """The clients on whose samples the global model is least sure: the highest mean entropy of its predictions.
 
     u_i = mean over at most `samples` of client i of -sum_c p_c ln p_c, with the model of the round in which i was last
@@ -187,18 +201,14 @@ class Entropy(AsMix):
     """
 
     count: int | float
-    refresh: Refresh = "selected"
-    share: float = 0.1
-    samples: int = PROBE_SAMPLES
-    classes: int | None = None
 
     @property
     def mix(self) -> Mix:
-        return Mix(self.count, "entropy", self.refresh, self.share, self.samples, self.classes)
+        return self.mix_of(self.count, "entropy")
 
 
 @dataclass(frozen=True)
-class AoIU(AsMix):
+class AoIU(AsMixOfUtilities):
     """Age and utility together: the highest alpha age_i + (1 - alpha) utility_i, both scaled to 0..1; ties by lot.
 
     age_i is the number of rounds since i was selected, utility_i the entropy above. alpha = 1 is `AoI`, alpha = 0 is
@@ -216,18 +226,13 @@ class AoIU(AsMix):
     alpha: float = 0.5
     age: Literal["age", "since_reply", "since_improvement"] = "age"
     utility: Literal["entropy", "loss", "rms_loss", "gradient_norm", "update_norm"] = "entropy"
-    refresh: Refresh = "selected"
-    share: float = 0.1
-    samples: int = PROBE_SAMPLES
-    classes: int | None = None
 
     @property
     def mix(self) -> Mix:
         check_choice("alpha", 0 <= self.alpha <= 1, self.alpha, "between 0 and 1")
         check_choice("age", self.age in AGES, self.age, f"one of {', '.join(AGES)}")
         check_choice("utility", self.utility in UTILITIES, self.utility, f"one of {', '.join(UTILITIES)}")
-        scores = f"{self.alpha!r} {self.age} + {1 - self.alpha!r} {self.utility}"
-        return Mix(self.count, scores, self.refresh, self.share, self.samples, self.classes)
+        return self.mix_of(self.count, f"{self.alpha!r} {self.age} + {1 - self.alpha!r} {self.utility}")
 
 
 @dataclass(frozen=True)

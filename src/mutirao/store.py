@@ -56,7 +56,7 @@ class Folder:
         write_whole(self.path / "config.toml", config)
         model = digest(run.arrays)
         self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
-        self._checkpoint(run, {}, model, durable=True)
+        self.checkpoint(run, {}, model, durable=True)
 
     def resume(self, config: str) -> tuple[Run, Arrays] | None:
         """The run and the sites' states as of the last whole round, or None if none was ever committed."""
@@ -118,7 +118,7 @@ class Folder:
             dropped=old,
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
         )
-        self._checkpoint(run, sites or {}, model, durable)
+        self.checkpoint(run, sites or {}, model, durable)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
@@ -166,7 +166,8 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def _checkpoint(self, run: Run, sites: Arrays, model: str, durable: bool) -> None:
+    def checkpoint(self, run: Run, sites: Arrays, model: str, durable: bool) -> None:
+        """Write all that is needed to go on after the run's round; `model` is the digest of its arrays."""
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
         parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": sites}
         arrays = {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
@@ -203,6 +204,15 @@ class Folder:
         self.clients.first(facts["clients"])
         roster = Roster.from_arrays(parts["roster"])
         return Run(arrays, facts["seed"], number, roster, history, parts["memory"]), parts["sites"], facts
+
+    def newest(self) -> tuple[Run, Arrays]:
+        """The run and the sites' states as of the last whole round; nothing is changed on disk."""
+        for number in self.committed():
+            try:
+                return self.load(number)[:2]
+            except Damaged as error:
+                log.warning("%s; going back to an earlier round", error)
+        raise Damaged(f"{self.path} holds no whole checkpoint")
 
     def _size(self, number: int) -> int:
         return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
@@ -293,15 +303,9 @@ def save_run(run: Run, path: Path) -> None:
         folder.audit.append("saved", round=run.round, model=digest(run.arrays), versions=versions())
         folder.history.go_on_after(0)
         folder.history.append(run.history)
-        folder._checkpoint(run, {}, digest(run.arrays), durable=True)
+        folder.checkpoint(run, {}, digest(run.arrays), durable=True)
 
 
 def load_run(path: Path) -> Run:
     """The run of a folder as of its last whole round; nothing is changed on disk."""
-    folder = Folder(path)
-    for number in folder.committed():
-        try:
-            return folder.load(number)[0]
-        except Damaged as error:
-            log.warning("%s; going back to an earlier round", error)
-    raise Damaged(f"{path} holds no whole checkpoint")
+    return Folder(path).newest()[0]

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from mutirao.replay import Replay
 
 
-MODES = ("auto", "lines", "jsonl", "quiet")
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Progress:
     """Follows a run; call it after each round.
 
-    `auto` is one line that moves on a terminal and plain lines, a second apart, elsewhere; `jsonl` prints every round
-    as JSON on standard output; `quiet` nothing.
+    `auto` is one line that moves on a terminal and `lines` elsewhere: plain lines, a second apart; `jsonl` prints every
+    round as JSON on standard output; `quiet` nothing.
     """
 
     def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:

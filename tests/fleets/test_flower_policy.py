@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from flwr.app import ConfigRecord, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from test_flower import NAMES, LoopGrid, identity, softmax_task
+from loopgrid import NAMES, LoopGrid, identity, softmax_task
 
 from conftest import iris
 from mutirao.aggregation import FedAvg

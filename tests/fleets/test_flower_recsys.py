@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
-from test_flower import LoopGrid, identity
+from loopgrid import LoopGrid, identity
 
 from mutirao.arrays import digest
 from mutirao.config import resolve
-from mutirao.fleets.flower import STATE, FlowerFleet, client_app, unpack
+from mutirao.fleets.flower import FlowerFleet, client_app
+from mutirao.fleets.flower.client import STATE
+from mutirao.fleets.flower.messages import unpack
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import find
 from mutirao.rounds import Run

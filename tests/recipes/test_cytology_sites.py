@@ -13,10 +13,11 @@ from PIL import Image
 from mutirao.config import resolve
 from mutirao.recipes import find
 from mutirao.running import execute
+from mutirao.site.admission import admit
 from mutirao.site.content import sources
 from mutirao.site.founding import found_server, found_site, take_key
 from mutirao.site.layout import Server, free_port
-from mutirao.site.processes import Process, admit, start_superlink, start_supernode, stop_all
+from mutirao.site.processes import Process, start_superlink, start_supernode, stop_all
 from mutirao.site.rehearse import permissive
 from mutirao.site.submitting import follow, submit
 

@@ -28,13 +28,23 @@ from flwr.app import Array as Parcel
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from mutirao.arrays import NUMBERS
 from mutirao.audit import Audit, check_chain
 from mutirao.errors import ConfigError, Damaged, MutiraoError, Refused
 from mutirao.files import load_arrays, save_arrays
 from mutirao.fleet import Failure, Reply
-from mutirao.fleets import flower
+from mutirao.fleets.flower.messages import (
+    MalformedError,
+    head_in,
+    name_in,
+    reply_content,
+    reply_in,
+    request_in,
+)
+from mutirao.fleets.flower.tasks import settings_in
 from mutirao.site import worker
 from mutirao.site.clientapp import words_in
+from mutirao.site.frames import FRAME, MAGIC, ProtocolError, receive, send
 from mutirao.site.policy import Policy, load_policy, policy_template
 from mutirao.trails import cross_check, export, read_trail
 
@@ -119,14 +129,14 @@ class Recorder:
 
 def a_frame(draw: Draw, facts: Any) -> bytes:
     recorder = Recorder()
-    worker.send(recorder, facts, {"model": some_arrays(draw), "state": some_arrays(draw)})  # type: ignore[arg-type]
+    send(recorder, facts, {"model": some_arrays(draw), "state": some_arrays(draw)})  # type: ignore[arg-type]
     frame = bytes(recorder.sent)
     if draw.random() < 0.5:
         return damaged(draw, frame)
-    _, size, body = worker.FRAME.unpack(frame[: worker.FRAME.size])
-    head = json.loads(frame[worker.FRAME.size : worker.FRAME.size + size])
+    _, size, body = FRAME.unpack(frame[: FRAME.size])
+    head = json.loads(frame[FRAME.size : FRAME.size + size])
     text = json.dumps(twisted(draw, head)).encode()
-    return worker.FRAME.pack(worker.MAGIC, len(text), body) + text + frame[worker.FRAME.size + size :]
+    return FRAME.pack(MAGIC, len(text), body) + text + frame[FRAME.size + size :]
 
 
 ORDER = {"name": "c0", "run_config": {"recipe": "quickstart", "clients": 3}, "node_config": {"name": "c0"}}
@@ -140,9 +150,9 @@ def frames(draw: Draw) -> None:
         content = a_frame(draw, {"ask": "do", "do": "train", "config": {"round": 1}, "order": ORDER})
         threading.Thread(target=pour, args=(ours, content), daemon=True).start()
         try:
-            _, groups = worker.receive(theirs)
-            assert all(a.dtype.kind in worker.NUMBERS for g in groups.values() for a in g.values())
-        except (worker.ProtocolError, EOFError):
+            _, groups = receive(theirs)
+            assert all(a.dtype.kind in NUMBERS for g in groups.values() for a in g.values())
+        except (ProtocolError, EOFError):
             pass
 
 
@@ -176,7 +186,7 @@ class Living:
 
     def sound(self, facts: dict[str, Any]) -> bytes:
         recorder = Recorder()
-        worker.send(recorder, facts)  # type: ignore[arg-type]
+        send(recorder, facts)  # type: ignore[arg-type]
         return bytes(recorder.sent)
 
     def say(self, content: bytes, patience: float = 0.05) -> bytes:
@@ -263,7 +273,7 @@ def messages(draw: Draw) -> None:
     """Replies, names, heads and requests in Flower's messages."""
     TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = 1, 7, 1  # whose process this would be
     names = ["arrays", "extras", "metrics", "count", "audit", "name", "config", "request"]
-    content = flower.reply_content(Reply({"w": np.zeros((2, 3))}, metrics={"loss": 0.5}, n=3))
+    content = reply_content(Reply({"w": np.zeros((2, 3))}, metrics={"loss": 0.5}, n=3))
     for name in draw.sample(names, draw.randrange(1, 5)):
         content[name] = a_record(draw)
     if draw.random() < 0.2:
@@ -275,21 +285,21 @@ def messages(draw: Draw) -> None:
         answer = Message(
             Error(draw.choice([0, 1, 204, 8001, 10**9]), draw.choice(["", "x" * 9999, "a\nb\x1b"])), reply_to=question
         )
-    outcome = flower.reply_in(answer, answer.metadata.src_node_id)
+    outcome = reply_in(answer, answer.metadata.src_node_id)
     assert isinstance(outcome, Reply | Failure)
     if isinstance(outcome, Failure):
         assert "\n" not in outcome.reason
         assert len(outcome.reason) < 500
     else:
         arrays = [*outcome.arrays.values(), *outcome.extras.values()]
-        assert all(a.dtype.kind in flower.NUMBERS for a in arrays)
-    name = flower.name_in(answer, answer.metadata.src_node_id)
+        assert all(a.dtype.kind in NUMBERS for a in arrays)
+    name = name_in(answer, answer.metadata.src_node_id)
     assert isinstance(name, Failure) or name.isprintable()
-    head = flower.head_in(answer, "audit")
+    head = head_in(answer, "audit")
     assert not head or set(head) == {"seq", "first", "head"}
     # at a site `answer` makes one line of what is wrong
-    with contextlib.suppress(flower.MalformedError, KeyError, AttributeError, ValueError):
-        flower.request_in(answer)
+    with contextlib.suppress(MalformedError, KeyError, AttributeError, ValueError):
+        request_in(answer)
 
 
 def trails(draw: Draw) -> None:
@@ -339,7 +349,7 @@ def policies(draw: Draw) -> None:
         with contextlib.suppress(Refused, ConfigError):
             Policy(recipes={"quickstart": "x"}).admit(str(asked.get("recipe", "quickstart")), asked)
         with contextlib.suppress(MutiraoError):
-            flower.settings_in(asked)
+            settings_in(asked)
 
 
 def checkpoints(draw: Draw) -> None:
@@ -358,7 +368,7 @@ Targets = dict[str, Callable[[Draw], None]]
 
 def targets() -> Targets:
     """All of them, by name."""
-    flower.settings_in({})  # imports torch, which takes long the first time
+    settings_in({})  # imports torch, which takes long the first time
     parts = (frames, Living(), heralds, messages, trails, policies, checkpoints)
     return dict(zip(NAMES, parts, strict=True))
 

@@ -18,13 +18,13 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.site import processes
+from mutirao.site.admission import admit, entitled, is_admitted, node_of
 from mutirao.site.doctor import examine
 from mutirao.site.founding import found_server, found_site, take_key
 from mutirao.site.keys import write_authority
 from mutirao.site.layout import Node, Server, free_port, load
 from mutirao.site.processes import (
     Process,
-    admit,
     connected,
     members,
     running,
@@ -206,14 +206,14 @@ def test_the_doctor_of_a_server_sees_its_sites_and_a_site_can_be_shut_out(server
     admit(server.folder, kept)
     findings = {f.check: f.state for f in [*examine(server.folder), *examine(recife.folder)]}
     assert (findings["sites"], findings["port"], findings["admitted"], findings["clock"]) == ("ok",) * 4
-    node = processes.node_of(server, recife.public_key)
+    node = node_of(server, recife.public_key)
     assert node is not None
-    assert processes.entitled(server.folder, "recife", node)  # as its key says, and nothing else
-    assert not processes.entitled(server.folder, "natal", node)
-    assert not processes.entitled(server.folder, "recife", node + 1)
+    assert entitled(server.folder, "recife", node)  # as its key says, and nothing else
+    assert not entitled(server.folder, "natal", node)
+    assert not entitled(server.folder, "recife", node + 1)
     assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 0
-    assert not processes.entitled(server.folder, "recife", node)
-    assert not processes.is_admitted(server, recife.public_key)
+    assert not entitled(server.folder, "recife", node)
+    assert not is_admitted(server, recife.public_key)
     assert not kept.exists()
     assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 2
 

@@ -1,11 +1,9 @@
-"""The site's resident worker: same results, whoever does the work and whoever dies; nothing but arrays and JSON."""
+"""The site's resident worker: same results, whoever does the work and whoever dies."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
 import at_work
@@ -24,10 +19,11 @@ from mutirao.arrays import Arrays
 from mutirao.audit import check_chain
 from mutirao.errors import Refused
 from mutirao.fleet import Reply, Request, Site
-from mutirao.site import caller, worker
+from mutirao.site import caller
 from mutirao.site.guard import Asker, guarded
+from mutirao.site.orders import Order
 from mutirao.site.policy import Asked, Leaving, Policy
-from mutirao.site.worker import Order, ProtocolError, Warm, receive, send
+from mutirao.site.warm import Warm
 
 MODEL: Arrays = {"w": np.arange(4, dtype=np.float32), "b": np.zeros((2, 4))}
 ORDER = Order("c1", "at_work:task_of", run="5", node=9)
@@ -139,22 +135,6 @@ def test_another_environment_needs_another_worker(warm: Warm, monkeypatch: pytes
     assert until(lambda: not caller.birth(before))  # it is not needed any more
 
 
-def test_the_stamp_tells_of_code_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_code").mkdir()
-    source, data = tmp_path / "own_code" / "__init__.py", tmp_path / "data"
-    source.write_text("a = 1")
-    data.mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    order = Order("c1", "own_code:task_of", node_config={"data": str(data)})
-    stamps = [worker.stamp(order)]
-    assert worker.stamp(order) == stamps[0]
-    source.write_text("a = 12")
-    stamps.append(worker.stamp(order))
-    (data / "x.csv").write_text("1")
-    stamps.append(worker.stamp(order))
-    assert len(set(stamps)) == 3
-
-
 def test_a_worker_ends_with_its_supernode_and_in_the_middle_of_work_nobody_waits_for(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as parent:
         warm = Warm(parent.pid)
@@ -189,7 +169,7 @@ def test_a_folder_that_others_can_open_is_not_used(
 
 def test_a_worker_that_does_not_answer_is_done_without(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = int(ask(warm)[0].metrics["pid"])
-    monkeypatch.setattr(worker, "GREET", 0.3)
+    monkeypatch.setattr("mutirao.site.warm.GREET", 0.3)
     os.kill(pid, signal.SIGSTOP)
     try:
         assert int(ask(warm)[0].metrics["pid"]) == os.getpid()
@@ -201,53 +181,6 @@ def test_a_client_process_imports_no_torch() -> None:
     code = "import sys, mutirao.site.clientapp as c; c.prepare(); print('torch' in sys.modules, 'scipy' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]
-
-
-KINDS = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<c16", "|u1", ">f8"])
-TABLE = st.dictionaries(
-    st.text(max_size=8),
-    KINDS.flatmap(lambda kind: arrays(np.dtype(kind), array_shapes(min_dims=0, min_side=0))),
-    max_size=4,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["model", "state"]), TABLE), st.dictionaries(st.text(), st.floats() | st.text()))
-def test_a_frame_brings_what_was_sent(groups: dict[str, Any], facts: dict[str, Any]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender = threading.Thread(target=send, args=(ours, facts, groups))
-        sender.start()
-        told, came = receive(theirs)
-        sender.join()
-    np.testing.assert_equal(told, facts)
-    assert {g: set(a) for g, a in came.items()} == {g: set(a) for g, a in groups.items() if a}
-    for group, table in came.items():
-        for name, array in table.items():
-            sent = groups[group][name]
-            assert (array.dtype, array.shape) == (sent.dtype, sent.shape)
-            np.testing.assert_array_equal(array, sent)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        '{"facts": {}, "arrays": [["m", "w", "|O", [1]]]}',
-        '{"facts": {}, "arrays": [["m", "w", "<f8", [-1]]]}',
-        '{"facts": {}, "arrays": [["m", "w", "<f8", [99999999999999]]]}',
-        '{"facts": {}, "arrays": [["m", "w", "<f8", [3]]]}',
-        '{"facts": [], "arrays": []}',
-        "[" * 100000,
-        "\xff",
-    ],
-)
-def test_a_frame_that_lies_is_refused_before_memory_is_taken(head: str) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        text = head.encode("latin-1")
-        ours.sendall(worker.FRAME.pack(worker.MAGIC, len(text), 8) + text[:200000])
-        with pytest.raises(ProtocolError):
-            receive(theirs)
 
 
 if __name__ == "__main__":  # the client that is killed

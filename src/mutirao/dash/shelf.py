@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mutirao.metrics import lower_is_better
 from mutirao.report.record import clean, json_of, number, text_of
 from mutirao.report.state import State, holder, state_of
-from mutirao.report.words import lower_is_better
 from mutirao.store import COUNTERS
 
 DEEPEST = 8

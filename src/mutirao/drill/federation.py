@@ -13,13 +13,13 @@ from typing import Any
 from mutirao.drill.trials import Impossible, Trial
 from mutirao.errors import MutiraoError
 from mutirao.fleet import Scalar
+from mutirao.site.admission import admit
 from mutirao.site.founding import found_server, found_site, take_key
 from mutirao.site.keeping import command_of, holder, keep_going
 from mutirao.site.layout import Node, Server, free_port
 from mutirao.site.policy import load_policy
 from mutirao.site.processes import (
     Process,
-    admit,
     connected,
     members,
     running,

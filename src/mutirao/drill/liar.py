@@ -46,7 +46,7 @@ def main() -> None:
     mode, words = sys.argv[1], sys.argv[3:]
     prepare()
     place: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    flower: Any = importlib.import_module("mutirao.fleets.flower")
+    ours: Any = importlib.import_module("mutirao.fleets.flower.client")
     push = place.push_message
 
     def push_twice(client: Any, message: Any, context: Any) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
             note(f"sent again: {type(error).__name__}")
 
     if mode == "garbage":
-        flower.reply_content = lambda reply: garbage(time.time_ns() // 10**9)
+        ours.reply_content = lambda reply: garbage(time.time_ns() // 10**9)
     else:
         place.push_message = push_twice
     answer_one_message(words, caller.parent_in(words))

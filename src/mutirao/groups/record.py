@@ -120,7 +120,7 @@ def draw_plane(run: Run, path: Path) -> None:
     """Draw the clients in the plane of the first two principal components of their signatures, coloured by group."""
     from matplotlib.figure import Figure
 
-    from mutirao.plots import INK, _palette, _save, _tidy
+    from mutirao.looks import INK, palette, save, tidy
 
     state = State.from_memory(run.memory)
     if state is None:
@@ -134,7 +134,7 @@ def draw_plane(run: Run, path: Path) -> None:
     share = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0]
     figure = Figure(figsize=(6.6, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    colours = _palette(max(1, groups.count))
+    colours = palette(max(1, groups.count))
     for i, name in enumerate(groups.names):
         mine = groups.labels == i
         label = f"{name}: {int(mine.sum())}" if groups.count <= 12 else None
@@ -147,12 +147,12 @@ def draw_plane(run: Run, path: Path) -> None:
     axes.set_ylabel(f"second component ({share[1]:.0%})")
     many = "group" if groups.count == 1 else "groups"
     axes.set_title(f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}")
-    _tidy(axes, grid="both")
+    tidy(axes, grid="both")
     if groups.count <= 12:
         axes.legend(
             frameon=False, fontsize=9, labelcolor=INK, title="clients", loc="center left", bbox_to_anchor=(1, 0.5)
         )
-    _save(figure, path)
+    save(figure, path)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client", "x", "y"])
@@ -164,7 +164,7 @@ def draw_scan(run: Run, path: Path) -> None:
     """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
     from matplotlib.figure import Figure
 
-    from mutirao.plots import BRIGHT, INK, _save, _tidy
+    from mutirao.looks import BRIGHT, INK, save, tidy
 
     state = State.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):
@@ -187,13 +187,13 @@ def draw_scan(run: Run, path: Path) -> None:
         right.stairs([r.noise for r in rows], [*ends, last], color=BRIGHT[1], linestyle="--", baseline=None)
         right.set_ylim(0, 1.02)
         right.set_ylabel("share of clients in none", color=BRIGHT[1])
-        _tidy(axes, grid="both")
-        _tidy(right, grid="y")
+        tidy(axes, grid="both")
+        tidy(right, grid="y")
         right.grid(False)
     if found.holds:
         panels[-1].axvspan(found.low, found.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
         panels[-1].annotate("chosen", (found.eps, 0.25), ha="center", color=INK, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 FILES: dict[str, Callable[[Run, Path], None]] = {

@@ -9,7 +9,6 @@ weights; inputs that look different show only in the layers before it.
 
 import math
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,7 +20,6 @@ from mutirao.randomness import rng
 
 Vector = npt.NDArray[np.float64]
 DELTA = 1e-5
-Signature = Callable[[Arrays, Arrays, str], Vector]  # (test model, trained, name of the last layer) -> vector
 
 
 @dataclass(frozen=True)

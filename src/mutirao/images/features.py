@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from mutirao.config import one_line
+from mutirao.cores import cores
 from mutirao.files import write_whole
 from mutirao.images.bodies import SIZE, Body, body, fingerprint
 from mutirao.randomness import rng
@@ -101,9 +102,8 @@ class Extractor:
             raise ValueError("there are no pictures to look at")
         if self.depth != "pixels":
             _ = self.folder  # made here, once, not in every thread
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         rows = []
-        with one_thread(), ThreadPoolExecutor(cores, "mutirao-features") as pool:
+        with one_thread(), ThreadPoolExecutor(cores(), "mutirao-features") as pool:
             for i, row in enumerate(pool.map(self.of_file, files), 1):
                 rows.append(row)
                 if progress is not None:

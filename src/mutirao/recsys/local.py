@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.cores import cores
 from mutirao.recsys.kernel import MIX, compiled
 
 USER = 40  # ratings that take as long as what a user takes however few it has
@@ -156,11 +157,6 @@ def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float =
     work(*arrays, *numbers, *ends[:2])  # this thread does its part
     for other in others:
         other.result()
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from mutirao.report.words import lower_is_better
+from mutirao.metrics import lower_is_better
 from mutirao.rounds import Run
 from mutirao.store import metrics_of
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.metrics import lower_is_better
 from mutirao.report.charts import ROUND, Spec, spec
 from mutirao.report.page import Page
 from mutirao.report.record import Columns, Record, clean, json_of
 from mutirao.report.state import state_of
-from mutirao.report.words import count, figure, lower_is_better
+from mutirao.report.words import count, figure
 
 HEAD = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference", "p", "p Holm", "r", "delta", "verdict")
 

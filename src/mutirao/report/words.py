@@ -5,16 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mutirao.metrics import gini
+from mutirao.metrics import gini, lower_is_better
 from mutirao.report.record import Record
 from mutirao.report.state import State
-
-LOWER = ("loss", "rmse", "mae", "error")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether smaller values of a metric are better."""
-    return metric.removeprefix("train_").replace(",", "_").split("_")[0] in LOWER
 
 
 def figure(value: float) -> str:

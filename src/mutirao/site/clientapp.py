@@ -67,7 +67,7 @@ def answer_one_message(words: list[str], parent: int) -> None:
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     from mutirao.fleets.flower import client_app
-    from mutirao.site.worker import Warm
+    from mutirao.site.warm import Warm
 
     parser = argparse.ArgumentParser(COMMAND)
     parser.add_argument("--runtime-api-address", default=SUPERNODE_DEFAULT_CLIENT_ADDRESS)
@@ -103,7 +103,8 @@ def later(name: str) -> Any:
 
 def start_herald(parent: int, words: list[str]) -> None:
     """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
-    from mutirao.site.worker import code_stamp, only_one, resident
+    from mutirao.site.orders import code_stamp
+    from mutirao.site.warm import only_one, resident
 
     task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
     try:
@@ -118,7 +119,8 @@ def start_herald(parent: int, words: list[str]) -> None:
 
 def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
     """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
-    from mutirao.site.worker import IDLE, code_stamp
+    from mutirao.site.orders import code_stamp
+    from mutirao.site.warm import IDLE
 
     prepare()
     born, last = caller.birth(parent), time.monotonic()

@@ -114,9 +114,9 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
     import tempfile
 
     from mutirao.errors import ConfigError
+    from mutirao.site.admission import admit as let_in
     from mutirao.site.founding import take_key
     from mutirao.site.keys import client_in, fingerprint
-    from mutirao.site.processes import admit as let_in
 
     if key.name not in ("-", "<stdin>"):
         kept = take_key(folder, Path(key.name), name, client)
@@ -139,7 +139,7 @@ def dismiss(folder: Path, name: str) -> None:
 
     Example: mutirao site dismiss /srv/mutirao recife
     """
-    from mutirao.site.processes import dismiss as shut_out
+    from mutirao.site.admission import dismiss as shut_out
 
     shut_out(folder, name)
     click.echo(f"dismissed: {name}; to train again without what it gave: mutirao forget")
@@ -170,8 +170,8 @@ def up(folder: Path, foreground: bool) -> None:
     Example: mutirao site up /srv/mutirao
     """
     from mutirao.errors import MutiraoError
+    from mutirao.site.admission import admit as let_in
     from mutirao.site.layout import Server, load
-    from mutirao.site.processes import admit as let_in
     from mutirao.site.processes import connected, in_place_of_this, start, until, waits
 
     place = load(folder)

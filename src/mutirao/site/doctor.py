@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.site import keys
+from mutirao.site.admission import is_admitted
 from mutirao.site.layout import FILE, Node, Server, load, split_address
 from mutirao.site.policy import load_policy
-from mutirao.site.processes import is_admitted, port_trouble, running
+from mutirao.site.processes import port_trouble, running
 from mutirao.site.superlink import about, versions
 
 State = Literal["ok", "warn", "fail", "skip"]

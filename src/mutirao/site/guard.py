@@ -2,9 +2,8 @@
 
 The seam: a handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
 process with the site's installed code; a refusal is raised as `Refused`, which every fleet turns into a failure of
-kind `refused` that names the rule. `fleets/flower.py` puts it around the handler of a node that has a policy; a
-resident worker, or whatever else a site is run by, does the same with the same two calls: `Policy.admit` before a task
-is made, `guarded` around its handler.
+kind `refused` that names the rule. `fleets/flower/client.py` calls `admit` before a task is made and puts `guarded`
+around its handler, if the node has a policy; whatever else a site is run by does the same with the same two calls.
 """
 
 import contextlib

@@ -23,10 +23,9 @@ from mutirao.config import lines, quoted
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.files import write_whole
 from mutirao.site.clientapp import own_command
-from mutirao.site.keys import client_in, public_key_pem
 from mutirao.site.layout import FILE, Node, Server, free_port, load, node_in, server_in
 from mutirao.site.policy import load_policy
-from mutirao.site.superlink import about, register, unregister
+from mutirao.site.superlink import about
 from mutirao.site.supernode import NOT_YET
 
 MARK = "MUTIRAO_SITE"
@@ -196,57 +195,6 @@ def answers(server: Server) -> bool:
         return bool(about(server.here, server.ca, seconds=3.0, direct=True))
     except (OSError, ValueError):
         return False
-
-
-def admit(folder: Path, public_key: Path) -> None:
-    """Tell the running SuperLink to let in whoever holds the private key to this; again does no harm."""
-    server = server_in(folder)
-    if is_admitted(server, public_key):
-        return
-    try:
-        register(server.here, server.ca, public_key_pem(public_key))
-    except OSError as error:
-        raise MutiraoError(f"{public_key} was not admitted: {error}") from error
-
-
-def is_admitted(server: Server, public_key: Path) -> bool:
-    """Whether the running SuperLink knows this key."""
-    return node_of(server, public_key) is not None
-
-
-def node_of(server: Server, public_key: Path) -> int | None:
-    """Flower's number of the site that has this key; None if it was not admitted."""
-    try:
-        found = about(server.here, server.ca, public_key_pem(public_key), direct=True).get("node")
-    except (OSError, ValueError) as error:
-        raise MutiraoError(
-            f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
-        ) from error
-    return int(found) if found is not None else None
-
-
-def entitled(folder: Path, client: str, node: int) -> bool:
-    """Whether the site that was admitted as this client is the one that Flower has given this number."""
-    server = server_in(folder)
-    held = [key for key in server.sites.glob("*.pub") if client_in(key) == client]
-    try:
-        return any(node_of(server, key) == node for key in held)
-    except MutiraoError:  # the SuperLink is away for a moment; whoever asks will ask again
-        return False
-
-
-def dismiss(folder: Path, name: str) -> None:
-    """Shut a site out: its key is good no more, and is kept as `NAME.pub.dismissed`."""
-    server = server_in(folder)
-    key = server.sites / f"{name}.pub"
-    if not key.exists():
-        raise ConfigError(f"{key} is not there; the sites are in {server.sites}")
-    if (node := node_of(server, key)) is not None:
-        try:
-            unregister(server.here, server.ca, node)
-        except OSError as error:
-            raise MutiraoError(f"{name} was not dismissed: {error}") from error
-    key.replace(key.with_name(f"{name}.pub.dismissed"))
 
 
 def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:

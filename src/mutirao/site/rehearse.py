@@ -12,13 +12,13 @@ from typing import Any
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.files import write_whole
 from mutirao.fleet import Scalar
+from mutirao.site.admission import admit
 from mutirao.site.compose import compose_text
 from mutirao.site.founding import found_server, found_site, take_key
 from mutirao.site.keys import write_authority
 from mutirao.site.layout import Node, Server, free_port
 from mutirao.site.processes import (
     Process,
-    admit,
     connected,
     members,
     start_superlink,

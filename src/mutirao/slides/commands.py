@@ -1,14 +1,20 @@
 """`mutirao slides`: cut slides into tiles, choose among them, look at them, screen them; make slides, export models."""
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mutirao.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mutirao.slides.ranking import Choice
+
+MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: as the slide says
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -16,28 +22,45 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which tiles are kept."""
-    for option in (
+    """The options that say which tiles are kept; the command gets them as one `choice`."""
+
+    @functools.wraps(command)
+    def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
+        from mutirao.slides.ranking import Choice
+
+        command(choice=Choice(min_variance, min_entropy, quantile, top), **rest)
+
+    return with_options(
+        with_choice,
         click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best."),
         click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best."),
         click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer."),
         click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less."),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 def scaling(command: Callable[..., None]) -> Callable[..., None]:
-    """The options for slides that do not say how large their pixels are."""
-    for option in (
+    """The options for slides that do not say how large their pixels are; the command gets them as one `mpp_of`."""
+
+    @functools.wraps(command)
+    def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
+        command(mpp_of=told_mpp(mpp, mpp_table), **rest)
+
+    return with_options(
+        with_scale,
         click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say."),
         click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say."),
-    ):
-        command = option(command)
-    return command
+    )
 
 
-def mpp_of(mpp: float | None, table: Path | None) -> Callable[[Path], float | None]:
+def with_options(
+    command: Callable[..., None], *options: Callable[[Callable[..., None]], Callable[..., None]]
+) -> Callable[..., None]:
+    """The command with these options; the last one stands first in its help."""
+    return functools.reduce(lambda made, option: option(made), options, command)
+
+
+def told_mpp(mpp: float | None, table: Path | None) -> MppOf:
     """How large a slide's pixels are, as far as the user said."""
     from mutirao.slides.reading import mpp_table
 
@@ -76,12 +99,8 @@ def tile(
     overlap: int,
     image: str,
     workers: int,
-    mpp: float | None,
-    mpp_table: Path | None,
-    min_variance: float,
-    min_entropy: float,
-    quantile: float,
-    top: int,
+    mpp_of: MppOf,
+    choice: "Choice",
     as_json: bool,
 ) -> None:
     """Cut slides into tiles, drop the glass, rank the rest; slides that are done already are left alone.
@@ -94,14 +113,13 @@ def tile(
       mutirao slides tile slides/ --out tiles
       mutirao slides tile smear.svs --magnification 40 --top 500
     """
-    from mutirao.slides.ranking import Choice
     from mutirao.slides.reading import slides_in
     from mutirao.slides.tiling import Cut, tile_all
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
         raise ConfigError("give either --mpp-out or a --magnification above 0")
     wanted = 10 / magnification if magnification else mpp_out or 0.5
-    cut, choice = Cut(size, wanted, overlap, image=image), Choice(min_variance, min_entropy, quantile, top)
+    cut = Cut(size, wanted, overlap, image=image)
     found: list[dict[str, Any]] = []
 
     def watch(path: Path, facts: dict[str, Any] | str, known: bool) -> None:
@@ -116,7 +134,7 @@ def tile(
             )
 
     slides_ = slides_in(tuple(p.expanduser() for p in paths))
-    problems = tile_all(slides_, out, cut, choice, mpp_of(mpp, mpp_table), watch, workers)
+    problems = tile_all(slides_, out, cut, choice, mpp_of, watch, workers)
     if as_json:
         click.echo(json.dumps({"slides": found, "problems": problems}, indent=2))
     else:
@@ -137,9 +155,7 @@ def done_slides(folder: Path) -> list[Path]:
 @choosing
 @click.option("--prune", is_flag=True, help="Also delete the files of tiles that are not kept.")
 @AS_JSON
-def select(
-    folder: Path, min_variance: float, min_entropy: float, quantile: float, top: int, prune: bool, as_json: bool
-) -> None:
+def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """Choose anew among tiles that are cut: rewrites `kept`, `score` and `why` in tiles.csv.
 
     \b
@@ -147,10 +163,9 @@ def select(
       mutirao slides select tiles --quantile 0.5
       mutirao slides select tiles --top 200 --prune
     """
-    from mutirao.slides.ranking import Choice
     from mutirao.slides.tiling import chosen, read_table, write_table
 
-    choice, rows = Choice(min_variance, min_entropy, quantile, top), {}
+    rows = {}
     for place in done_slides(folder.expanduser()):
         tiles = chosen(read_table(place / "tiles.csv"), choice)
         write_table(tiles, place / "tiles.csv")
@@ -173,7 +188,7 @@ def select(
 @click.option("--tiles", "folder", type=FOLDER, required=True, help="The folder of this slide that `tile` wrote.")
 @click.option("--out", type=FILE, help="The picture [default: preview.jpg in that folder].")
 @scaling
-def preview(slide: Path, folder: Path, out: Path | None, mpp: float | None, mpp_table: Path | None) -> None:
+def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
     """Draw the tiles on the slide seen from afar: green those kept, orange those dropped by rank or measure.
 
     Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
@@ -183,7 +198,7 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp: float | None, mpp_
     from mutirao.slides.tiling import preview as draw
 
     tiles, path = read_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
-    opened = open_slide(path, mpp_of(mpp, mpp_table)(path))
+    opened = open_slide(path, mpp_of(path))
     try:
         target = out or folder.expanduser() / "preview.jpg"
         draw(*from_afar(opened), tiles, target)
@@ -207,12 +222,8 @@ def screen(
     out: Path | None,
     size: int | None,
     mpp_out: float | None,
-    mpp: float | None,
-    mpp_table: Path | None,
-    min_variance: float,
-    min_entropy: float,
-    quantile: float,
-    top: int,
+    mpp_of: MppOf,
+    choice: "Choice",
     as_json: bool,
 ) -> None:
     """Score the tiles of a slide by a model: heat map, most suspicious tiles, slide score, a page. Research only.
@@ -220,13 +231,11 @@ def screen(
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
     from mutirao.slides.models import NOTICE, load
-    from mutirao.slides.ranking import Choice
     from mutirao.slides.screening import cut_for, write_screening
     from mutirao.slides.screening import screen as look
 
     model, path = load(model_path.expanduser()), slide.expanduser()
-    choice = Choice(min_variance, min_entropy, quantile, top)
-    found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(mpp, mpp_table)(path))
+    found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
     if as_json:

@@ -7,7 +7,6 @@ named and does not stop the others.
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from mutirao.cores import cores
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.files import write_whole
 from mutirao.slides.masking import Masked, masked
@@ -101,11 +101,6 @@ def encoded(pixels: Pixels, cut: Cut) -> bytes:
     else:
         picture.save(out, "JPEG", quality=cut.quality)
     return out.getvalue()
-
-
-def cores() -> int:
-    """How many threads are worth having."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:

@@ -1,0 +1,36 @@
+"""A small file of every form a line may have, and the readers to read it by."""
+
+import pytest
+
+from mutirao.ranking.compiled import has_numba, scan_numba
+from mutirao.ranking.letor import RankingData
+from mutirao.ranking.vectorised import scan_numpy
+
+needs_numba = pytest.param("numba", marks=pytest.mark.skipif(not has_numba(), reason="numba is not installed"))
+
+READERS = {"numpy": scan_numpy} | ({"numba": scan_numba} if has_numba() else {})
+
+either = pytest.mark.parametrize("reader", ["numpy", needs_numba])
+
+EXAMPLE = b"""2 qid:10 1:0.5 2:-3 3:1e2 # doc one
+0 qid:10 1:.25 3:7.
+# a comment alone
+
+1\tqid:7  2:+4E-1 1:0#close
+
+  3 qid:10 3:1   \r
+"""
+
+
+def put(folder, content, name="some.txt"):
+    file = folder / name
+    file.write_bytes(content)
+    return file
+
+
+def same(one: RankingData, two: RankingData) -> bool:
+    """Bit by bit: signs of zeros count."""
+    return all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in ((getattr(one, f), getattr(two, f)) for f in ("x", "grades", "queries", "query_ids"))
+    )
