@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAvg
 from mutirao.arrays import Arrays
-from mutirao.filters import NormFilter, fault
+from mutirao.filters import NormFilter, fault, faults
 from mutirao.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 from mutirao.rounds import Run, step
@@ -47,6 +47,7 @@ def test_rows_in_rising_order_are_taken(rows: np.ndarray) -> None:
         (sent(ints(0, 4)), "shape"),
         (sent(np.array([0.0, 1.0])), "dtype"),
         (sent([0, 1]), "dtype"),
+        (sent(None, CURRENT["items"]), "dtype"),
         (sent(np.array([[0, 1]], np.int32)), "dtype"),
         (sent(ints(0, 1), np.zeros((3, 3), np.float32)), "shape"),
         (sent(ints(0, 1), np.zeros((2, 2), np.float32)), "shape"),
@@ -61,6 +62,15 @@ def test_other_rows_are_refused(reply: Reply, kind: str) -> None:
     found = fault(CURRENT, reply)
     assert found is not None
     assert found.kind == kind
+
+
+@given(st.lists(st.lists(st.integers(-2, 5), min_size=1, max_size=4), max_size=6))
+def test_of_many_clients_those_whose_rows_are_out_of_order_are_named(lists: list[list[int]]) -> None:
+    replies = {f"client {i}": sent(ints(*rows)) for i, rows in enumerate(lists)}
+    wrong = {f"client {i}" for i, rows in enumerate(lists) if rows != sorted(set(rows) & set(range(4)))}
+    found = faults(CURRENT, replies)
+    assert found.keys() == wrong
+    assert {f.kind for f in found.values()} <= {"shape"}
 
 
 @given(st.sets(st.integers(0, 3), min_size=1))
@@ -96,7 +106,19 @@ def test_slices_that_lie_below_each_other_are_not_copied() -> None:
     parts = [whole[:3], whole[3:7], whole[7:]]
     assert np.shares_memory(one_table(parts), whole)
     np.testing.assert_array_equal(one_table(parts), whole)
-    for others in (parts[::-1], parts[:2], parts[1:], [whole[:3].copy(), whole[3:]], [whole[::2], whole[1::2]]):
+    fixed = whole.view()
+    fixed.flags.writeable = False
+    for others in (
+        parts[::-1],
+        parts[:2],
+        parts[1:],
+        [*parts, whole[:1]],
+        [*parts, whole[:0]],
+        [whole[:3].copy(), whole[3:]],
+        [whole[::2], whole[1::2]],
+        [whole[:, :2], whole[:, :2]],
+        [fixed[:4], fixed[4:]],
+    ):
         table = one_table(others)
         assert not np.shares_memory(table, whole)
         np.testing.assert_array_equal(table, np.concatenate(others))

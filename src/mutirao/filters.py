@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mutirao.arrays import Arrays, flat, is_finite, nbytes
 from mutirao.fleet import Answers, ClientId, Failure, Reply
-from mutirao.rows import ROWS, fault_of_rows
+from mutirao.rows import ROWS, fault_of_rows, faults_of_order
 
 Filter = Callable[[Arrays, Mapping[ClientId, Reply]], tuple[dict[ClientId, Reply], dict[ClientId, str]]]
 
@@ -23,12 +23,26 @@ WHOLE = (int, np.integer)
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
 
 
+def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Failure]:
+    """What is wrong with replies to a training request: names, types, shapes, sizes, finiteness, count, rows."""
+    found = {c: wrong for c, r in replies.items() if (wrong := _fault(current, r)) is not None}
+    for name, mine in current.items():
+        key = name + ROWS
+        rows = {c: r.arrays[key] for c, r in replies.items() if key in r.arrays and c not in found}
+        found |= faults_of_order(name, rows, mine)
+    return found
+
+
 def fault(current: Arrays, reply: Reply) -> Failure | None:
-    """What is wrong with a reply to a training request, or None: names, types, shapes, sizes, finiteness, count."""
+    """What is wrong with one reply to a training request, or None."""
+    return faults(current, {"": reply}).get("")
+
+
+def _fault(current: Arrays, reply: Reply) -> Failure | None:
     if not reply.arrays:
         return Failure("empty", "sent no arrays")
     for name in reply.arrays:
-        if name.removesuffix(ROWS) not in current:
+        if name not in current and name.removesuffix(ROWS) not in current:
             return Failure("unknown_key", f"sent {name[:80]!r}, which the model does not have")
     for name, mine in current.items():
         theirs = reply.arrays.get(name)
@@ -37,14 +51,14 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
         if not isinstance(theirs, ARRAY):  # NumPy makes a scalar of an array without axes
             return Failure("dtype", f"{name!r} is of type {type(theirs).__name__}, not an array")
         shape = mine.shape
-        if (rows := reply.arrays.get(name + ROWS)) is not None:  # only these rows travelled
+        if name + ROWS in reply.arrays:  # only these rows travelled
+            rows = reply.arrays[name + ROWS]
             if (wrong := fault_of_rows(name, rows, mine)) is not None:
                 return wrong
             shape = (len(rows), *mine.shape[1:])
-        if theirs.nbytes > mine.nbytes and theirs.shape != shape:
-            return Failure("too_large", f"{name!r} has shape {theirs.shape}, expected {shape}")
         if theirs.shape != shape:
-            return Failure("shape", f"{name!r} has shape {theirs.shape}, expected {shape}")
+            kind = "too_large" if theirs.nbytes > mine.nbytes else "shape"
+            return Failure(kind, f"{name!r} has shape {theirs.shape}, expected {shape}")
         if theirs.dtype != mine.dtype:
             return Failure("dtype", f"{name!r} is {theirs.dtype}, expected {mine.dtype}")
     if not is_finite(reply.arrays):
@@ -54,15 +68,21 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
 
 def fault_of_extras(reply: Reply) -> Failure | None:
     """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
-    for name, extra in reply.extras.items():
-        if not isinstance(extra, ARRAY) or extra.dtype.kind == "O":
-            return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
-    if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
-        return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
+    if reply.extras:
+        for name, extra in reply.extras.items():
+            if not isinstance(extra, ARRAY) or extra.dtype.kind == "O":
+                return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
+        if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
+            return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
+        if not is_finite(reply.extras):
+            return Failure("not_finite", "sent NaN or infinity in its extras")
+    return fault_of_figures(reply)
+
+
+def fault_of_figures(reply: Reply) -> Failure | None:
+    """What is wrong with the metrics or the count of samples."""
     if len(reply.metrics) > MOST_METRICS:
         return Failure("too_large", f"sent {len(reply.metrics)} metrics, at most {MOST_METRICS} are taken")
-    if not is_finite(reply.extras):
-        return Failure("not_finite", "sent NaN or infinity in its extras")
     for name, value in reply.metrics.items():
         if not METRIC_NAME.fullmatch(name):
             return Failure("unknown_key", f"sent a metric named {name[:80]!r}")
@@ -84,10 +104,16 @@ def _finite(value: float) -> bool:
 
 def check(answers: Answers, fault_in: Callable[[Reply], Failure | None]) -> Answers:
     """Move every reply in which `fault_in` finds a fault to the failures."""
-    faults = {c: f for c, r in answers.replies.items() if (f := fault_in(r)) is not None}
+    return without(answers, {c: f for c, r in answers.replies.items() if (f := fault_in(r)) is not None})
+
+
+def without(answers: Answers, faults: Mapping[ClientId, Failure]) -> Answers:
+    """Move the replies in which faults were found to the failures."""
+    if not faults:
+        return answers
     return Answers(
         {c: r for c, r in answers.replies.items() if c not in faults},
-        dict(sorted((answers.failures | faults).items())),
+        dict(sorted({**answers.failures, **faults}.items())),
         answers.carried,
     )
 

@@ -94,9 +94,10 @@ def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | 
     heard: dict[ClientId, Reply | Failure] = {}
     names = set(asked)
     for client, outcome in events:
-        if client not in names:
-            continue
-        heard[client] = Failure("twice", "answered more than once") if client in heard else outcome
+        if client in heard:
+            heard[client] = Failure("twice", "answered more than once")
+        elif client in names:
+            heard[client] = outcome
     for client in names - heard.keys():
         heard[client] = Failure("late", "no answer in time")
     ordered = sorted(heard.items())

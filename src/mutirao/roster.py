@@ -126,10 +126,10 @@ class Roster:
 
     def mark(self, round: int, selected: Iterable[ClientId], replied: Mapping[ClientId, int]) -> None:
         """Count a round for those selected and, with their sample counts, those who replied."""
-        chosen = [self._index[c] for c in selected]
+        chosen = np.array([self._index[c] for c in selected], np.intp)
         self.selected[chosen] += 1
         self.last_selected[chosen] = round
-        answered = [self._index[c] for c in replied]
+        answered = np.array([self._index[c] for c in replied], np.intp)
         self.replied[answered] += 1
         self.last_replied[answered] = round
         self.n[answered] = list(replied.values())

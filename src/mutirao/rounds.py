@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from mutirao.arrays import Arrays, flat, is_finite, nbytes
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
-from mutirao.filters import Filter, check, fault, fault_of_extras
+from mutirao.filters import Filter, check, fault_of_extras, faults, without
 from mutirao.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar
 from mutirao.randomness import rng
 from mutirao.roster import Roster
@@ -127,8 +126,9 @@ def step(
                 probes = {k: v + probes.get(k, 0) for k, v in cost.items()}
         chosen = chosen_by(select, run.roster, number, run.rng(f"select{again}"))
         need = replies_needed(patience, len(chosen))
-        requests = {c: Request("train", run.arrays, config) for c in chosen}
-        answers = check(fleet.ask(requests), partial(fault, run.arrays)) if requests else Answers({}, {})
+        requests = dict.fromkeys(chosen, Request("train", run.arrays, config))
+        answers = fleet.ask(requests) if requests else Answers({}, {})
+        answers = without(answers, faults(run.arrays, answers.replies))
         as_sent = getattr(aggregate, "takes_rows", False) and not filters
         replies = answers.replies if as_sent else whole_replies(run.arrays, answers.replies)
         replies, rejected = screened(filters, run.arrays, replies)
@@ -267,7 +267,7 @@ def rows_of(
     run: Run, attempt: int, chosen: Sequence[ClientId], answers: Answers, rejected: Mapping[ClientId, str]
 ) -> list[Row]:
     """One line for each client selected; who is lost is also said in the log."""
-    number = run.round + 1
+    number, replies, last = run.round + 1, answers.replies, run.roster.last_selected
     for c, why in (answers.failures | dict(rejected)).items():
         log.warning("round %d: %s %s", number, c, why)
     return [
@@ -275,10 +275,10 @@ def rows_of(
             "round": number,
             "client": c,
             "try": attempt,
-            "replied": int(c in answers.replies),
-            "n": answers.replies[c].n if c in answers.replies else 0,
+            "replied": int(c in replies),
+            "n": replies[c].n if c in replies else 0,
             "weight": 0.0,
-            "age": number - int(run.roster.last_selected[run.roster.row(c)]),
+            "age": number - int(last[run.roster.row(c)]),
             "failure": str(answers.failures.get(c, "")),
             "rejected": rejected.get(c, ""),
         }
@@ -349,7 +349,12 @@ def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:
 
 def bytes_of_replies(answers: Answers) -> int:
     """Bytes sent up in arrays, extras and metrics."""
-    return sum(nbytes(r.arrays) + nbytes(r.extras) + 8 * (len(r.metrics) + 1) for r in answers.replies.values())
+    total = 0
+    for reply in answers.replies.values():
+        total += 8 * (len(reply.metrics) + 1)
+        for value in (*reply.arrays.values(), *reply.extras.values()):
+            total += value.nbytes
+    return total
 
 
 def reasons(rows: Sequence[Row]) -> str:

@@ -4,7 +4,9 @@ A reply that changed a few rows of a long table (embeddings) sends those rows an
 sets `takes_rows` gets replies as they came; for every other one, `whole` puts the rows into the current model.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,15 +17,27 @@ ROWS = "@rows"
 
 
 def fault_of_rows(name: str, rows: object, mine: Array) -> Failure | None:
-    """What is wrong with the row numbers sent for `name`, of which the model holds `mine`; None if nothing is."""
+    """What is wrong with the row numbers sent for `name`, of which the model holds `mine`, but for their order."""
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "i" or rows.ndim != 1:
         return Failure("dtype", f"{name + ROWS!r} is not a vector of whole numbers")
     if mine.ndim == 0 or not 0 < len(rows) <= len(mine):
         return Failure("shape", f"{name + ROWS!r} names {len(rows)} rows of {mine.shape}")
-    rising = np.count_nonzero(rows[1:] > rows[:-1])  # quicker than all(), and there is one for every client
-    if rows[0] < 0 or rows[-1] >= len(mine) or rising < len(rows) - 1:
-        return Failure("shape", f"{name + ROWS!r} is not in rising order from 0 to {len(mine) - 1}")
     return None
+
+
+def faults_of_order(name: str, rows: Mapping[ClientId, Array], mine: Array) -> dict[ClientId, Failure]:
+    """Whose row numbers are not in rising order within `mine`; all that passed `fault_of_rows`, looked at in one go."""
+    if not rows:
+        return {}
+    joined = np.concatenate(list(rows.values()))
+    begins = [0, *accumulate(map(len, rows.values()))][:-1]
+    before = np.empty_like(joined)
+    before[1:] = joined[:-1]
+    before[begins] = -1  # every client's begin anew
+    bad = np.flatnonzero((joined <= before) | (joined >= len(mine)))
+    whose, names = np.searchsorted(begins, bad, "right") - 1, list(rows)
+    wrong = Failure("shape", f"{name + ROWS!r} is not in rising order from 0 to {len(mine) - 1}")
+    return {names[i]: wrong for i in whose.tolist()}
 
 
 def whole(current: Arrays, arrays: Arrays) -> Arrays:
@@ -48,13 +62,21 @@ def whole_replies(current: Arrays, replies: dict[ClientId, Reply]) -> dict[Clien
 def one_table(slices: Sequence[Array]) -> Array:
     """The slices below each other; those of a round mostly lie so already, cut from one array, and are not copied."""
     base = slices[0].base
-    if isinstance(base, np.ndarray) and base.flags.c_contiguous and base.dtype == slices[0].dtype:
-        at = base.__array_interface__["data"][0]
-        for piece in slices:
-            if piece.base is not base or piece.__array_interface__["data"][0] != at:
-                break
-            at += piece.nbytes
-        else:
-            if at == base.__array_interface__["data"][0] + base.nbytes:
-                return base.reshape(-1, slices[0].shape[1])
+    if isinstance(base, np.ndarray) and base.dtype == slices[0].dtype:
+        try:
+            begin = at = address(base)
+            for piece in slices:
+                if piece.base is not base or address(piece) != at:
+                    break
+                at += piece.nbytes
+            else:
+                if at == begin + base.nbytes:
+                    return base.reshape(-1, *slices[0].shape[1:])
+        except (TypeError, ValueError):  # one is empty, read-only or has gaps: no address is told
+            pass
     return np.concatenate(slices)
+
+
+def address(array: Array) -> int:
+    """Where an array begins in memory; ctypes tells it five times as quickly as NumPy."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer

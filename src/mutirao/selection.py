@@ -420,7 +420,7 @@ def how_many(count: int | float, present: int) -> int:
 
 def named(roster: Roster, rows: npt.NDArray[np.intp]) -> list[ClientId]:
     """The clients of these rows, sorted by name."""
-    return [roster.ids[i] for i in np.sort(rows)]
+    return [roster.ids[i] for i in np.sort(rows).tolist()]
 
 
 def question(utilities: set[str], samples: int) -> dict[str, Scalar]:

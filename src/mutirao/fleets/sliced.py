@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from mutirao.arrays import Array, Arrays, nbytes
-from mutirao.filters import check, fault_of_extras
+from mutirao.arrays import Array, nbytes
+from mutirao.filters import fault_of_figures, without
 from mutirao.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
 from mutirao.rounds import bytes_of_replies
-from mutirao.rows import ROWS, fault_of_rows
+from mutirao.rows import ROWS, fault_of_rows, faults_of_order
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,13 @@ class SlicedFleet:
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask each client for its rows, then send it the request with these alone."""
-        question = {id(r.config): Request("rows", {}, r.config) for r in requests.values()}  # mostly one for all
+        if not requests:
+            return Answers({}, {}, (0, 0))
+        configs = {id(r.config): r.config for r in requests.values()}  # mostly one for all
+        question = {key: Request("rows", {}, config) for key, config in configs.items()}
         wishes = self.fleet.ask({c: question[id(r.config)] for c, r in requests.items()})
-        whole = next((r.arrays for r in requests.values()), {})
-        wishes = check(wishes, lambda reply: self._fault(whole, reply))
+        whole = next(iter(requests.values())).arrays[self.table]
+        wishes = without(wishes, self._faults(whole, wishes.replies))
         cut = self._cut(requests, {c: r.extras[self.table] for c, r in wishes.replies.items()})
         answers = self.fleet.ask(cut)
         down = sum(nbytes(r.arrays) for r in cut.values())
@@ -40,11 +44,16 @@ class SlicedFleet:
         failures = dict(sorted((wishes.failures | answers.failures).items()))
         return Answers(answers.replies, failures, (down, up))
 
-    def _fault(self, model: Arrays, reply: Reply) -> Failure | None:
+    def _faults(self, whole: Array, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Failure]:
+        found = {c: wrong for c, r in replies.items() if (wrong := self._fault(whole, r)) is not None}
+        rows = {c: r.extras[self.table] for c, r in replies.items() if c not in found}
+        return found | faults_of_order(self.table, rows, whole)
+
+    def _fault(self, whole: Array, reply: Reply) -> Failure | None:
         rows = reply.extras.get(self.table)
         if rows is None or len(reply.extras) > 1:
             return Failure("missing_key", f"did not say which rows of {self.table!r} it wants")
-        return fault_of_rows(self.table, rows, model[self.table]) or fault_of_extras(reply)
+        return fault_of_rows(self.table, rows, whole) or fault_of_figures(reply)
 
     def _cut(self, requests: Mapping[ClientId, Request], rows: Mapping[ClientId, Array]) -> dict[ClientId, Request]:
         cut: dict[ClientId, Request] = {}
@@ -52,7 +61,7 @@ class SlicedFleet:
         for key, model in models.items():  # all clients of a round get one model: its rows are taken in one go
             clients = [c for c in rows if id(requests[c].arrays) == key]
             taken = model[self.table].take(np.concatenate([rows[c] for c in clients]), axis=0)
-            ends = np.cumsum([len(rows[c]) for c in clients]).tolist()
+            ends = list(accumulate(len(rows[c]) for c in clients))
             for client, begin, end in zip(clients, [0, *ends], ends, strict=False):
                 request = requests[client]
                 own = {**model, self.table: taken[begin:end], self.table + ROWS: rows[client]}

@@ -49,18 +49,18 @@ class ByItem:
         sent = [touched(x, replies[c].arrays, name) for c in weights]
         rows = np.concatenate([r for r, _ in sent])
         if self.over == "touched":
-            counts = np.bincount(rows, minlength=len(x))
-            share = (self.lr / (counts + self.shrinkage + (counts == 0))).astype(np.float32)[rows]
+            share = (self.lr / (np.bincount(rows)[rows] + self.shrinkage)).astype(np.float32)
         else:
             share = np.repeat(self.lr * np.array(list(weights.values())), [len(r) for r, _ in sent]).astype(np.float32)
-        return np.asarray(x + sum_of_changes(x, rows, one_table([v for _, v in sent]), share))
+        changes = sum_of_changes(x, rows, one_table([v for _, v in sent]), share)
+        return np.add(x, changes, out=changes)
 
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
     """For each row of x the sum of share (value - x) over what came for it, in the order it came."""
     gather_changes = compiled("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
     if gather_changes is not None:
-        sums = np.zeros_like(x)
+        sums = np.zeros(x.shape, x.dtype)
         gather_changes(x, rows, values, share, sums)
         return sums
     # Column k of `adder` adds what came k-th to its row.

@@ -113,14 +113,14 @@ class FedRecon:
         seed, round = int(config["seed"]), int(config["round"])
         if not isinstance(taste, Taste):
             raise ValueError(f"holds {type(taste).__name__}, not ratings")
-        count = len(taste)
+        count = len(taste.items)
         if count < 2:
             raise ValueError(f"has {count} ratings; two are needed, one to rebuild from and one to learn from")
         if 0 < self.samples < count:
             count = max(2, self.samples)
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), count, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
-        if self.implicit:
+        if self.loss != "squared":
             return self.with_others(taste, rng(seed, round, "others", client), self.share_of(count))
         if do == "rows":
             return Local(taste.items, taste.values)  # no need to draw a support yet
@@ -185,8 +185,7 @@ class FedRecon:
                 metrics["rmse"] = losses[user] ** 0.5
             if asked:
                 metrics |= self._figures(batch, user, asked)
-            if "squared_errors" in asked:
-                extras = self._errors(batch, user)
+                extras = self._errors(batch, user) if "squared_errors" in asked else {}
             arrays = {ITEMS: batch.trained[begin:end], ITEM_ROWS: rows[begin:end]} if do == "train" else {}
             replies.append(Reply(arrays, extras, metrics, end - begin))
         return replies
@@ -197,7 +196,8 @@ class FedRecon:
             weights = batch.weights[batch.query]
             squares = weights * (batch.y[batch.query] - batch.predictions) ** 2
             sums = np.add.reduceat(squares.astype(np.float64), batch.begins[:-1])
-            return list(map(float, sums / np.add.reduceat(weights, batch.begins[:-1])))
+            means: list[float] = (sums / np.add.reduceat(weights, batch.begins[:-1])).tolist()
+            return means
         losses = []
         for user, pairs in enumerate(batch.pairs):
             known = batch.support[batch.offsets[user] : batch.offsets[user + 1]]
@@ -242,16 +242,16 @@ class FedRecon:
 
 def gathered(
     requests: Sequence[Request], works: Sequence[Local]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]]]:
-    """A table with the vectors of all items worked on, and the row of each: the item matrix, or the slices sent."""
-    rows, first = np.concatenate([w.rows for w in works]), requests[0].arrays
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]] | None]:
+    """A table with the vectors of all items worked on, below each other: the slices sent, or else the item matrix.
+
+    And where the vector of each rating stands in it; None: where the item stands in the matrix.
+    """
+    first = requests[0].arrays
     if ITEM_ROWS not in first and all(r.arrays is first for r in requests):
-        return first[ITEMS], rows
-    if all(ITEM_ROWS in r.arrays for r in requests):
-        sent = np.concatenate([r.arrays[ITEM_ROWS] for r in requests])
-        if len(sent) == len(rows) and np.count_nonzero(sent == rows) == len(rows):
-            return one_table([r.arrays[ITEMS] for r in requests]), np.arange(len(rows))
-    return np.concatenate([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)]), np.arange(len(rows))
+        return first[ITEMS], None
+    table = one_table([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
+    return table, np.arange(len(table))
 
 
 def pick(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -259,7 +259,7 @@ def pick(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]
     sent = arrays.get(ITEM_ROWS)
     if sent is None:
         return arrays[ITEMS].take(rows, axis=0)
-    if not np.array_equal(sent, rows):
+    if len(arrays[ITEMS]) != len(rows) or (sent is not rows and not np.array_equal(sent, rows)):
         raise ValueError("was not sent the rows it asked for")
     return arrays[ITEMS]
 

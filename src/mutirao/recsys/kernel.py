@@ -70,13 +70,13 @@ def work(
             n = 0
             for k in range(begin, end):
                 if support[k]:
-                    x, scale = table[at[k]], np.sqrt(weights[k])
+                    r, scale = at[k], np.sqrt(weights[k])
                     for j in range(first, d):
-                        columns[j, n] = scale * x[j]
+                        columns[j, n] = scale * table[r, j]
                     targets[n] = scale * y[k]
                     if biases:
                         columns[0, n] = scale
-                        targets[n] -= scale * x[0]
+                        targets[n] -= scale * table[r, 0]
                     n += 1
             for i in range(0, even, 2):
                 for j in range(i, even, 2):
@@ -119,14 +119,14 @@ def work(
         for _ in range(passes):
             for k in range(begin, end):
                 if support[k]:
-                    x = table[at[k]]
-                    p = v[0] + x[0] if biases else np.float32(0)
+                    r = at[k]
+                    p = v[0] + table[r, 0] if biases else np.float32(0)
                     for j in range(first, d):
-                        p += v[j] * x[j]
+                        p += v[j] * table[r, j]
                     pull = np.float32(rebuild_lr * weights[k] * (y[k] - p))
                     keep = np.float32(1 - rebuild_lr * ridge)
                     for j in range(first, d):
-                        v[j] = keep * v[j] + pull * x[j]
+                        v[j] = keep * v[j] + pull * table[r, j]
                     if biases:
                         v[0] = np.float32(1 - rebuild_lr * ridge_bias) * v[0] + pull
         for j in range(d):
@@ -137,24 +137,23 @@ def work(
             if support[k]:
                 continue
             q += 1
-            x = table[at[k]]
-            p = v[0] + x[0] if biases else np.float32(0)
+            r = at[k]
+            p = v[0] + table[r, 0] if biases else np.float32(0)
             for j in range(first, d):
-                p += v[j] * x[j]
+                p += v[j] * table[r, j]
             predictions[q] = p
             for epoch in range(epochs):
-                new = trained[q]
                 if epoch == 0:
                     for j in range(d):
-                        new[j] = x[j]
+                        trained[q, j] = table[r, j]
                 pull = np.float32(lr * weights[k] * (y[k] - p))
                 p = np.float32(0)
                 for j in range(first, d):
-                    new[j] = keep * new[j] + back * x[j] + pull * v[j]
-                    p += v[j] * new[j]
+                    trained[q, j] = keep * trained[q, j] + back * table[r, j] + pull * v[j]
+                    p += v[j] * trained[q, j]
                 if biases:
-                    new[0] = keep * new[0] + back * x[0] + pull
-                    p += v[0] + new[0]
+                    trained[q, 0] = keep * trained[q, 0] + back * table[r, 0] + pull
+                    p += v[0] + trained[q, 0]
 
 
 def split(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:

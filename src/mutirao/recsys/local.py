@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from mutirao.recsys.kernel import MIX, compiled
 
 USER = 40  # ratings that take as long as what a user takes however few it has
 AT_ONCE = 16  # users for whom a second thread is worth its start
+PARTS = 3  # of the work a thread: who begins late, or is slow, does fewer
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -82,7 +83,7 @@ def batch_of(
 
     Targets are counted from `centre`.
     """
-    offsets = np.concatenate([[0], np.cumsum([len(w.rows) for w in works])])
+    offsets = np.array([0, *accumulate(len(w.rows) for w in works)])
     rows, y = np.concatenate([w.rows for w in works]), np.concatenate([w.y for w in works])
     if works[0].support is not None:
         support = np.concatenate([w.support for w in works if w.support is not None])
@@ -95,7 +96,7 @@ def batch_of(
         rows=rows,
         table=table,
         at=rows if at is None else at,
-        y=(y - np.float32(centre)).astype(np.float32),
+        y=(y - np.float32(centre)).astype(np.float32, copy=False),
         weights=np.concatenate([w.weights for w in works if w.weights is not None]) if weighted else np.ones_like(y),
         support=support,
         pairs=[w.pairs for w in works],
@@ -150,13 +151,19 @@ def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float =
         work(*arrays, *numbers, 0, len(batch))
         return
     cost = batch.offsets + USER * np.arange(len(batch) + 1)  # users differ in ratings: deal the work evenly
-    ends = np.searchsorted(cost, np.linspace(0, cost[-1], workers + 1)).tolist()
-    ends[0], ends[-1] = 0, len(batch)
-    shared: tuple[Any, ...] = (*arrays, *numbers)
-    others = [pool(workers - 1, os.getpid()).submit(work, *shared, *part) for part in pairwise(ends[1:])]
-    work(*arrays, *numbers, *ends[:2])  # this thread does its part
+    parts = PARTS * workers
+    ends = [0, *np.searchsorted(cost, [cost[-1] * k // parts for k in range(1, parts)]).tolist(), len(batch)]
+    left = iter(list(pairwise(ends)))  # every thread takes the next part until there is none
+
+    def take_parts() -> None:
+        for part in left:
+            work(*arrays, *numbers, *part)
+
+    others = [pool(workers - 1, os.getpid()).submit(take_parts) for _ in range(workers - 1)]
+    take_parts()
     for other in others:
-        other.result()
+        if not other.cancel():  # one that has not begun, on a busy machine, is not waited for
+            other.result()
 
 
 @functools.lru_cache(maxsize=4)

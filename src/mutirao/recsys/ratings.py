@@ -176,7 +176,8 @@ class Users(Mapping[str, Taste]):
         return iter(self.ratings.users)
 
     def __getitem__(self, name: str) -> Taste:
-        if name not in self._tastes:
+        taste = self._tastes.get(name)
+        if taste is None:
             begin, end = self._places[name]
-            self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
-        return self._tastes[name]
+            taste = self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
+        return taste
