@@ -36,7 +36,9 @@ def is_heavy(trainer: "Trainer") -> bool:
 def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
     template = trainer.blank()
-    hold_memory()
+    if "memory" not in trainer._recorded:
+        hold_memory()
+        trainer._recorded["memory"] = "held"
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):

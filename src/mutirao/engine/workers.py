@@ -18,11 +18,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@functools.cache
 def hold_memory() -> None:
-    """Keep freed memory for the next step: glibc would hand large blocks back and fetch them anew, page by page."""
+    """Keep what is freed from now on for the next step: glibc would hand large blocks back and fetch them anew.
+
+    What was freed before, such as copies made while data were read, is given back.
+    """
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to do
         libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
         libc.mallopt(MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
