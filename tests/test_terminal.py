@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conftest import iris, iris_task
@@ -107,6 +107,9 @@ def test_a_terminal_of_forty_columns_is_never_overrun(tmp_path: Path) -> None:
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 40
 
 
+@example([1.0, 0.0, 1.0], 2)
+@example([0.0, 5e-324], 2)
+@example([-1e308, 1e308], 2)
 @given(st.lists(st.floats(allow_nan=True), max_size=200), st.integers(1, 40))
 def test_a_sparkline_is_never_wider_than_asked_and_ends_with_the_last_value(values: list[float], width: int) -> None:
     line = sparkline(values, width)

@@ -100,8 +100,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     step = max(1.0, len(known) / width)
     some = [known[min(len(known) - 1, int((i + 1) * step) - 1)] for i in range(min(width, len(known)))]
-    low, high = min(some) / 2, max(some) / 2  # halves, because the difference of two huge numbers may be infinite
-    return "".join(BLOCKS[int((v / 2 - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)
+    share = 0.5 if max(known) - min(known) == float("inf") else 1.0  # two huge numbers may be too far apart
+    low, high = share * min(known), share * max(known)
+    return "".join(BLOCKS[int((share * v - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)
 
 
 def can_say(text: str) -> bool:
