@@ -7,6 +7,7 @@ operations.
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,13 +126,13 @@ class Mix:
         return named(roster, here[top(values, how_many(self.count, len(here)), rng)])
 
 
-class AsMix:
+class AsMix(ABC):
     """A selector that is a `mix` under a name of its own."""
 
     @property
+    @abstractmethod
     def mix(self) -> Mix:
         """What it amounts to."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         self.mix  # noqa: B018  # wrong settings are refused here
