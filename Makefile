@@ -26,7 +26,7 @@ bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="
 	$(PIP) torch==2.13.0
 	touch $@
 
-.venv/core: .venv/torch pyproject.toml $(wildcard src/mutirao/engine/*.[ch])
+.venv/core: .venv/torch pyproject.toml $(wildcard src/mutirao/training/engine/*.[ch])
 	$(PIP) --editable .
 	touch $@
 

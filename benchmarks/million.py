@@ -12,11 +12,11 @@ import numpy as np
 from torch import nn
 
 from mutirao.aggregation import FedAvg
+from mutirao.core.rounds import Run, train
 from mutirao.fleets.local import LocalFleet
-from mutirao.rounds import Run, train
-from mutirao.samples import VirtualClients
 from mutirao.selection import Uniform
-from mutirao.training import Trainer
+from mutirao.training.samples import VirtualClients
+from mutirao.training.trainer import Trainer
 
 SAMPLES, FEATURES, CLASSES = 20, 16, 4
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.files import write_whole
-from mutirao.participation import Story, dominance, mean_best, reached, stories
-from mutirao.participation_plots import draw_best, draw_shares
-from mutirao.policies import last_known, markdown
+from mutirao.core.files import write_whole
+from mutirao.drawing.participation import draw_best, draw_shares
+from mutirao.studies.participation import Story, dominance, mean_best, reached, stories
+from mutirao.studies.policies import last_known, markdown
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/aoiu.md", ROOT / "docs/images"

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.files import Table, typed_row, write_whole
-from mutirao.plots import draw_bands
-from mutirao.policies import markdown
+from mutirao.core.files import write_whole
+from mutirao.drawing.plots import draw_bands
+from mutirao.runs.tables import Table, typed_row
 from mutirao.stats import interval
+from mutirao.studies.policies import markdown
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/recsys.md", ROOT / "docs/images"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 
-from mutirao.arrays import Arrays
 from mutirao.config import Common, Part, setting
-from mutirao.fleet import Reply, Request, Site
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.randomness import rng
-from mutirao.recipes import Recipe, Task
+from mutirao.recipes.task import Recipe, Task
 
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 

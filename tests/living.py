@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.config import Common, setting
-from mutirao.fleet import Reply, Request, Site
-from mutirao.recipes import Recipe, Task
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.recipes.task import Recipe, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def make_run(place: Path, out: str, **settings: Any) -> None:
     """A finished run with its report, made here: a process of its own would only cost time."""
     from mutirao.config import resolve
     from mutirao.report import write_report
-    from mutirao.running import execute
+    from mutirao.runs.execute import execute
 
     spec = importlib.util.spec_from_file_location("slow", place / "slow.py")
     assert spec is not None

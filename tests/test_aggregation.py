@@ -25,9 +25,9 @@ from mutirao.aggregation import (
     Krum,
     MultiKrum,
 )
-from mutirao.arrays import Arrays, digest
-from mutirao.fleet import Reply
-from mutirao.rounds import Merged
+from mutirao.core.arrays import Arrays, digest
+from mutirao.core.fleet import Reply
+from mutirao.core.rounds import Merged
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")

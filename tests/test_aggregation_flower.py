@@ -32,8 +32,8 @@ from mutirao.aggregation import (
     Krum,
     MultiKrum,
 )
-from mutirao.arrays import Arrays
-from mutirao.fleet import Reply
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply
 
 ROUNDS, CLIENTS = 7, 9
 SHAPES = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "head.weight": (10, 36), "head.bias": (10,), "scale": (1,)}

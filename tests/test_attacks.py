@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mutirao.arrays import flat
 from mutirao.attacks import NAMES, Attacked, LabelFlip, Swarm, liars_among, verdicts
+from mutirao.core.arrays import flat
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.filters import Robust
-from mutirao.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
-from mutirao.samples import Samples
+from mutirao.training.samples import Samples
 
 CURRENT = {
     "0.weight": np.zeros((20, 10), np.float32),

@@ -8,12 +8,12 @@ from itertools import product
 import pytest
 
 from mutirao import aggregation, selection
-from mutirao.arrays import is_finite
 from mutirao.config import build, resolve
+from mutirao.core.arrays import is_finite
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import NAMES, Task, find
-from mutirao.rounds import Run
+from mutirao.recipes.task import NAMES, Task, find
 
 SMALL = {
     "quickstart": {"clients": 8, "per_round": 4, "epochs": 1},

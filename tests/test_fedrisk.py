@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mutirao.aggregation import NAMES, FedRisk
-from mutirao.arrays import Arrays, digest
 from mutirao.config import Part, build, complete
+from mutirao.core.arrays import Arrays, digest
+from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.fleet import Reply
 from mutirao.risk import geo_risk, ideal_risk
 
 DRAW = np.random.default_rng(0)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao import filters
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Answers, Failure, Reply
 from mutirao.filters import NormFilter, check, fault, fault_of_extras
-from mutirao.fleet import Answers, Failure, Reply
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")

@@ -12,17 +12,17 @@ from conftest import iris
 from mutirao import privacy as kinds
 from mutirao.accounting import added, epsilon
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, FedMedian
-from mutirao.arrays import Arrays, digest, flat
 from mutirao.cli import main
 from mutirao.config import resolve
+from mutirao.core.arrays import Arrays, digest, flat
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Run, train
 from mutirao.errors import BudgetSpent, ConfigError
-from mutirao.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clipped
-from mutirao.recipes import find
-from mutirao.roster import Roster
-from mutirao.rounds import Run, train
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 from mutirao.selection import Uniform, everyone
 
 START: Arrays = {"w": np.zeros((40, 50)), "b": np.ones(5, np.float32), "seen": np.array(7)}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from mutirao.config import Part, build, complete
+from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
-from mutirao.roster import Roster
 from mutirao.selection import (
     NAMES,
     AoI,

@@ -7,30 +7,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mutirao.arrays import Arrays
     from mutirao.config import Common, Part, setting
+    from mutirao.core.arrays import Arrays
+    from mutirao.core.fleet import Answers, Failure, Fleet, Handler, Reply, Request, Site
+    from mutirao.core.rounds import Aggregator, Merged, Round, Run, Selector, step, train
     from mutirao.errors import MutiraoError
-    from mutirao.fleet import Answers, Failure, Fleet, Handler, Reply, Request, Site
     from mutirao.fleets.local import LocalFleet
-    from mutirao.recipes import Recipe, Task, federate
-    from mutirao.rounds import Aggregator, Merged, Round, Run, Selector, step, train
-    from mutirao.running import execute
-    from mutirao.samples import Samples, virtual_clients
-    from mutirao.training import Trainer
+    from mutirao.recipes.task import Recipe, Task, federate
+    from mutirao.runs.execute import execute
+    from mutirao.training.samples import Samples, virtual_clients
+    from mutirao.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "arrays": ["Arrays"],
+    "core.arrays": ["Arrays"],
     "config": ["Common", "Part", "setting"],
     "errors": ["MutiraoError"],
-    "fleet": ["Answers", "Failure", "Fleet", "Handler", "Reply", "Request", "Site"],
+    "core.fleet": ["Answers", "Failure", "Fleet", "Handler", "Reply", "Request", "Site"],
     "fleets.local": ["LocalFleet"],
-    "recipes": ["Recipe", "Task", "federate"],
-    "rounds": ["Aggregator", "Merged", "Round", "Run", "Selector", "step", "train"],
-    "running": ["execute"],
-    "samples": ["Samples", "virtual_clients"],
-    "training": ["Trainer"],
+    "recipes.task": ["Recipe", "Task", "federate"],
+    "core.rounds": ["Aggregator", "Merged", "Round", "Run", "Selector", "step", "train"],
+    "runs.execute": ["execute"],
+    "training.samples": ["Samples", "virtual_clients"],
+    "training.trainer": ["Trainer"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

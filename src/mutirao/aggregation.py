@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.rounds import Merged
 from mutirao.fedrisk import FedRisk
-from mutirao.fleet import ClientId, Reply
-from mutirao.rounds import Merged
 
 Floats = npt.NDArray[np.float64]
 Replies = Mapping[ClientId, Reply]

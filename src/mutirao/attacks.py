@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.arrays import Arrays, flat, settle
-from mutirao.fleet import Answers, ClientId, Failure, Fleet, Handler, Reply, Request, Site
+from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Handler, Reply, Request, Site
 from mutirao.randomness import rng
 
 Lies = dict[ClientId, Reply]
@@ -66,7 +66,7 @@ class LabelFlip:
 
     def poison(self, data: Any) -> Any:
         """The data with the labels of its own classes in reverse order."""
-        from mutirao.samples import Samples  # late: torch
+        from mutirao.training.samples import Samples  # late: torch
 
         if hasattr(data, "train"):
             return replace(data, train=self.poison(data.train))

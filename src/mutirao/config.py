@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError
-from mutirao.fleet import Scalar
 
 C = TypeVar("C", bound="Common")
 
@@ -25,9 +25,9 @@ KINDS = {
     "select": "mutirao.selection",
     "aggregate": "mutirao.aggregation",
     "partition": "mutirao.partition",
-    "available": "mutirao.availability",
-    "devices": "mutirao.devices",
-    "track": "mutirao.trackers",
+    "available": "mutirao.fleets.churn",
+    "devices": "mutirao.fleets.timed",
+    "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",
 }
 # What the code that calls a part hands over; users cannot set these.

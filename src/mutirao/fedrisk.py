@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from mutirao.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.rounds import Merged
 from mutirao.errors import MutiraoError
-from mutirao.fleet import ClientId, Reply
 from mutirao.risk import batch_risks
-from mutirao.rounds import Merged
 
 Replies = Mapping[ClientId, Reply]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Arrays, flat, is_finite, nbytes
-from mutirao.fleet import Answers, ClientId, Failure, Reply
-from mutirao.rows import ROWS, fault_of_rows, faults_of_order
+from mutirao.core.arrays import Arrays, flat, is_finite, nbytes
+from mutirao.core.fleet import Answers, ClientId, Failure, Reply
+from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
 
 Filter = Callable[[Arrays, Mapping[ClientId, Reply]], tuple[dict[ClientId, Reply], dict[ClientId, str]]]
 

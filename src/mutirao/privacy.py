@@ -18,12 +18,12 @@ import numpy as np
 
 from mutirao.accounting import Accountant, Releases, added, epsilon
 from mutirao.aggregation import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedOpt, FedProx, FedYogi
-from mutirao.arrays import Arrays, settle
+from mutirao.core.arrays import Arrays, settle
+from mutirao.core.fleet import ClientId, Failure, Handler, Reply, Request, Site, failure_of
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Aggregator, Merged, Round, Run, Selector
 from mutirao.errors import BudgetSpent, ConfigError, Refused
-from mutirao.fleet import ClientId, Failure, Handler, Reply, Request, Site, failure_of
 from mutirao.randomness import rng
-from mutirao.roster import Roster
-from mutirao.rounds import Aggregator, Merged, Round, Run, Selector
 from mutirao.selection import RoundRobin, Uniform, everyone, how_many, named
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
@@ -214,7 +214,7 @@ class DPSGD(AtClient):
 
     def at_client(self, handler: Handler) -> Handler:
         """The trainer's model, loss and optimiser, with private gradients."""
-        from mutirao.dpsgd import PrivateTrainer  # late: it needs torch
+        from mutirao.training.private import PrivateTrainer  # late: it needs torch
 
         return PrivateTrainer.of(handler, self)
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import load_name, nearest
+from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
-from mutirao.roster import Roster
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.fleet import ClientId, Scalar
-from mutirao.roster import Roster
+from mutirao.core.fleet import ClientId, Scalar
+from mutirao.core.roster import Roster
 from mutirao.scores import AGES, BY_SERVER, UTILITIES, WITH_TRAINING, Floats, mixed, parse, scaled, score_of, top
 
 Refresh = Literal["selected", "all", "share"]

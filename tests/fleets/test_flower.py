@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
-from loopgrid import LoopGrid, connected, digits, identity, softmax_task
 from torch import nn
 
+from loopgrid import LoopGrid, connected, digits, identity, softmax_task
 from mutirao.aggregation import FedAvg
-from mutirao.arrays import digest
+from mutirao.core.arrays import digest
+from mutirao.core.rounds import Run, train
+from mutirao.deploy.flower import client
 from mutirao.errors import ConfigError
-from mutirao.fleets.flower import client
 from mutirao.fleets.flower.messages import unpack
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import Task
-from mutirao.rounds import Run, train
-from mutirao.samples import Samples
+from mutirao.recipes.task import Task
 from mutirao.selection import Uniform
-from mutirao.training import Trainer
+from mutirao.training.samples import Samples
+from mutirao.training.trainer import Trainer
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

@@ -8,12 +8,12 @@ import pytest
 from flwr.app import Array as Parcel
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
-from loopgrid import Meddle, connected, failure_of_bia, identity, softmax_task
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import Reply, Request, Site
+from loopgrid import Meddle, connected, failure_of_bia, identity, softmax_task
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.fleets.flower.messages import pack
-from mutirao.recipes import Task
+from mutirao.recipes.task import Task
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from loopgrid import NAMES, LoopGrid, Meddle, connected, honest, identity, softmax_task
 
 from conftest import iris
+from loopgrid import NAMES, LoopGrid, Meddle, connected, honest, identity, softmax_task
 from mutirao.config import resolve
+from mutirao.core.fleet import Request
+from mutirao.deploy.flower import FlowerFleet, client_app, server_app
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.filters import check, fault
-from mutirao.fleet import Request
-from mutirao.fleets.flower import FlowerFleet, client_app, server, server_app
+from mutirao.fleets.flower import fleet as server
 from mutirao.fleets.flower.messages import pack
-from mutirao.running import execute
+from mutirao.runs.execute import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

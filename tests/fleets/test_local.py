@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import Reply, Request, Site
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 
 PEOPLE = {"ana": 1, "bia": 2, "caio": 3}

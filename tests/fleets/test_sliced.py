@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.fleet import Answers, Reply, Request, Site
+from mutirao.core.fleet import Answers, Reply, Request, Site
+from mutirao.core.rows import ROWS
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.sliced import SlicedFleet
-from mutirao.rows import ROWS
 
 MODEL = {"items": np.arange(20, dtype=np.float32).reshape(10, 2), "bias": np.zeros(3, np.float32)}
 

@@ -11,15 +11,15 @@ import pytest
 
 from mutirao.attacks import Swarm
 from mutirao.config import resolve
+from mutirao.core.fleet import Answers, Failure, Reply, Request, Site
+from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, TooFewReplies
-from mutirao.files import Table
-from mutirao.fleet import Answers, Failure, Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import State, part_of
-from mutirao.recipes import Task, find
-from mutirao.rounds import Round, Run
-from mutirao.running import execute
+from mutirao.recipes.task import Task, find
+from mutirao.runs.execute import execute
+from mutirao.runs.tables import Table
 
 RECIPE = find("groups")
 SMALL = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mutirao.config import resolve
-from mutirao.recipes import find
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from mutirao.fleet import Request, Site
+from mutirao.core.fleet import Request, Site
 from mutirao.groups.member import Holdout, Member, class_map, held, last_layer, renamed
 from mutirao.groups.signature import Bias
-from mutirao.samples import Samples
-from mutirao.training import Trainer
+from mutirao.training.samples import Samples
+from mutirao.training.trainer import Trainer
 
 
 def net(outputs: int) -> nn.Module:

@@ -13,10 +13,10 @@ from PIL import Image
 from sklearn import metrics as sk
 
 from mutirao.cli import main
+from mutirao.datasets.folders import Pictures, agree, check, read, refuse_shared
 from mutirao.errors import ConfigError
 from mutirao.images import diagnosis
 from mutirao.images.features import Extractor, UnreadableError, picture, views_of
-from mutirao.images.folders import Pictures, agree, check, read, refuse_shared
 from mutirao.images.splits import apart, by_laboratory, by_slide, deal, even
 
 

@@ -240,7 +240,7 @@ def test_a_missing_fold_or_file_is_named(tmp_path):
 
 
 def test_check_says_what_is_there_and_keeps_nothing(tmp_path):
-    from mutirao.data import check
+    from mutirao.datasets import check
 
     make_folds(tmp_path)
     found = check("letor", tmp_path)

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from mutirao.arrays import digest
 from mutirao.config import resolve
+from mutirao.core.arrays import digest
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import cifar10 as module
-from mutirao.recipes import find
-from mutirao.rounds import Run
+from mutirao.recipes.task import cifar10 as module
+from mutirao.recipes.task import find
 
 RECIPE = find("cifar10")
 

@@ -11,12 +11,12 @@ from PIL import Image
 
 from mutirao.cli import main
 from mutirao.config import resolve
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.files import Table
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import find
-from mutirao.rounds import Run
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.tables import Table
 from mutirao.slides.generate import LABORATORIES, Smear, write_slide
 
 QUICK = {"rounds": 2, "views": 2, "weights": "random", "slide": r"^(\d+)-"}

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from mutirao.config import resolve
-from mutirao.recipes import find
-from mutirao.running import execute
-from mutirao.site.admission import admit
-from mutirao.site.content import sources
-from mutirao.site.founding import found_server, found_site, take_key
-from mutirao.site.layout import Server, free_port
-from mutirao.site.processes import Process, start_superlink, start_supernode, stop_all
-from mutirao.site.rehearse import permissive
-from mutirao.site.submitting import follow, submit
+from mutirao.deploy.admission import admit
+from mutirao.deploy.content import sources
+from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.layout import Server, free_port
+from mutirao.deploy.processes import Process, start_superlink, start_supernode, stop_all
+from mutirao.deploy.rehearse import permissive
+from mutirao.deploy.submitting import follow, submit
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 SETTINGS = {"rounds": 2, "views": 1, "slide": "", "weights": "random"}
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from mutirao.config import build, resolve
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.groups import combine
 from mutirao.groups.combine import weights_by_sample
-from mutirao.recipes import find
-from mutirao.rounds import Run
-from mutirao.running import execute
-from mutirao.samples import Samples
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
 SMALL = {"clients": 20, "rounds": 2, "epochs": 2, "warm_epochs": 8, "per_round": 1.0, "judge_samples": 40}

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from mutirao.config import resolve
-from mutirao.recipes import find
 from mutirao.recipes.quickstart import Config
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 
 def test_over_ninety_percent_with_pictures_and_a_report(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from mutirao.config import resolve
+from mutirao.core.rounds import Run
 from mutirao.errors import Diverged
-from mutirao.files import Table
 from mutirao.fleets.local import LocalFleet
 from mutirao.ranking.models import PAD, lambdarank, listnet, lists_of
-from mutirao.recipes import find
 from mutirao.recipes.ranking import Config
-from mutirao.rounds import Run
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.tables import Table
 
 SMALL = {"queries": 60, "clients": 10, "per_round": 5, "rounds": 8, "lr": 0.03}
 

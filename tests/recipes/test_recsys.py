@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.arrays import digest
 from mutirao.config import parse_assignment, resolve
+from mutirao.core.arrays import digest
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.files import Table
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import find
+from mutirao.recipes.task import find
 from mutirao.recsys.pretrain import Factorisation, pretrain
-from mutirao.rounds import Run
-from mutirao.running import execute
+from mutirao.runs.execute import execute
+from mutirao.runs.tables import Table
 
 RECIPE = find("recsys")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from mutirao.config import resolve
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.metrics import gini
-from mutirao.participation import Story
-from mutirao.recipes import find
 from mutirao.recipes.selection import Config, own_tests
-from mutirao.rounds import Run
-from mutirao.running import execute
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.studies.participation import Story
 
 
 def test_digits_are_learnt_with_pictures_and_everybody_counts(tmp_path: Path) -> None:

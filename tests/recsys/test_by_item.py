@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mutirao.aggregation import FedAvg
-from mutirao.arrays import Arrays
-from mutirao.fleet import Reply
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply
+from mutirao.core.rows import ROWS, whole_replies
 from mutirao.recsys import aggregation as module
 from mutirao.recsys.aggregation import ByItem
-from mutirao.rows import ROWS, whole_replies
 
 CURRENT: Arrays = {"items": np.random.default_rng(9).normal(size=(8, 3)).astype(np.float32)}
 

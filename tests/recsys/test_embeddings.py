@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mutirao.core.files import save_arrays
 from mutirao.errors import ConfigError, Damaged
-from mutirao.files import save_arrays
 from mutirao.recsys.embeddings import Catalogue, Embeddings, load, read_catalogue, save, transfer
 
 

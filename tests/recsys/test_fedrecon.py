@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 from sklearn.linear_model import Ridge
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import Failure, Reply, Request, Site
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.core.rows import ROWS
 from mutirao.fleets.local import LocalFleet
 from mutirao.recsys import local
 from mutirao.recsys.bpr import rebuilt, trained
@@ -19,7 +20,6 @@ from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.kernel import compiled
 from mutirao.recsys.local import Local, Rules, batch_of, drawn, mixed
 from mutirao.recsys.ratings import Taste
-from mutirao.rows import ROWS
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")

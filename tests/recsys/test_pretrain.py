@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.decomposition import TruncatedSVD
 
+from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
-from mutirao.fleet import Request, Site
 from mutirao.recsys import pretrain as module
 from mutirao.recsys.generate import planted
 from mutirao.recsys.pretrain import (

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
-from mutirao.recipes import find
+from mutirao.recipes.task import find
 from mutirao.recsys.embeddings import Catalogue, Embeddings, save
 from mutirao.recsys.serve import Recommender, embeddings_of_run
-from mutirao.running import execute
+from mutirao.runs.execute import execute
 
 N, D = 300, 7
 

@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import iris
-from mutirao import recipes
 from mutirao.cli import main
 from mutirao.config import resolve
+from mutirao.core.fleet import Answers, Failure
 from mutirao.errors import ConfigError, TooFewReplies
-from mutirao.fleet import Answers, Failure
 from mutirao.fleets.local import LocalFleet
+from mutirao.recipes import task as recipes
 from mutirao.report import charts as charts_of
 from mutirao.report import render, write_report
 from mutirao.report.record import Columns, Record, clean
 from mutirao.report.state import State, state_of
 from mutirao.report.words import sentences
-from mutirao.running import execute
-from mutirao.store import Folder
+from mutirao.runs.execute import execute
+from mutirao.runs.folder import Folder
 
 
 class Lossy(LocalFleet):
@@ -263,8 +263,8 @@ aggregate = { name = "fedavgm", momentum = 0.5 }
 
 
 def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mutirao.comparison import compare, write_tables
-    from mutirao.study import load, plan_of, run_cell
+    from mutirao.studies.comparison import compare, write_tables
+    from mutirao.studies.study import load, plan_of, run_cell
 
     monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
     (tmp_path / "study.toml").write_text(STUDY)

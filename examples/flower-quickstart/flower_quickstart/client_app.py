@@ -1,5 +1,5 @@
 """A client: works on its own part of the recipe's task."""
 
-from mutirao.fleets.flower import client_app
+from mutirao.deploy.flower import client_app
 
 app = client_app()

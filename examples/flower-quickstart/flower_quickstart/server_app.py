@@ -1,5 +1,5 @@
 """The server: runs the recipe that the run configuration names."""
 
-from mutirao.fleets.flower import server_app
+from mutirao.deploy.flower import server_app
 
 app = server_app()

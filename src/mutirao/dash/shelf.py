@@ -13,7 +13,7 @@ from typing import Any
 from mutirao.metrics import lower_is_better
 from mutirao.report.record import clean, json_of, number, text_of
 from mutirao.report.state import State, holder, state_of
-from mutirao.store import COUNTERS
+from mutirao.runs.folder import COUNTERS
 
 DEEPEST = 8
 SKIP = {"checkpoints", "node_modules", "__pycache__"}

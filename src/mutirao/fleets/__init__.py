@@ -1,1 +1,1 @@
-"""Fleets: `local` in this process, `flower` over Flower's messages."""
+"""Who carries requests: in this process, over Flower, and the wrappers around either."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import Answers, ClientId, Failure, Handler, Reply, Request, Site, collect, failure_of
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Answers, ClientId, Failure, Handler, Reply, Request, Site, collect, failure_of
 
 log = logging.getLogger("mutirao")
 

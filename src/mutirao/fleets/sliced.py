@@ -6,11 +6,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from mutirao.arrays import Array, nbytes
+from mutirao.core.arrays import Array, nbytes
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
+from mutirao.core.rounds import bytes_of_replies
+from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
 from mutirao.filters import fault_of_figures, without
-from mutirao.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
-from mutirao.rounds import bytes_of_replies
-from mutirao.rows import ROWS, fault_of_rows, faults_of_order
 
 
 @dataclass(frozen=True)

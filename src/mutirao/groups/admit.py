@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.fleet import ClientId
+from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Labels, Points, prepared
 from mutirao.groups.form import MOST, Groups, name_of
 

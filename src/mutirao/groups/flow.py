@@ -13,15 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.arrays import Arrays, is_finite, nbytes
-from mutirao.errors import ConfigError, Diverged, TooFewReplies
-from mutirao.filters import Filter, check, fault, fault_of_extras
-from mutirao.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar
-from mutirao.groups.admit import Admission, admit, one_a_key
-from mutirao.groups.form import WAITS, NoiseRule, form, quality
-from mutirao.groups.state import State, as_part, part_of
-from mutirao.roster import Roster
-from mutirao.rounds import (
+from mutirao.core.arrays import Arrays, is_finite, nbytes
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import (
     Aggregator,
     Merged,
     Patience,
@@ -39,7 +34,12 @@ from mutirao.rounds import (
     screened,
     told,
 )
-from mutirao.rows import whole_replies
+from mutirao.core.rows import whole_replies
+from mutirao.errors import ConfigError, Diverged, TooFewReplies
+from mutirao.filters import Filter, check, fault, fault_of_extras
+from mutirao.groups.admit import Admission, admit, one_a_key
+from mutirao.groups.form import WAITS, NoiseRule, form, quality
+from mutirao.groups.state import State, as_part, part_of
 
 log = logging.getLogger("mutirao")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.fleet import ClientId
+from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Division, Labels, Points, prepared
 from mutirao.groups.clusterers import Auto, clustered
 from mutirao.randomness import rng

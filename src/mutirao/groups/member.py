@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.rounds import Run
 from mutirao.groups.signature import generator, noised
 from mutirao.groups.state import State, part_of
-from mutirao.rounds import Run
-from mutirao.samples import Samples
-from mutirao.training import Trainer, one_thread
+from mutirao.training.samples import Samples
+from mutirao.training.trainer import Trainer, one_thread
 
 TAKEN = "model."  # under which a site keeps the model it was handed
 CHUNK = 512  # samples judged at once

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.fleet import ClientId
 from mutirao.groups.member import Holdout
 from mutirao.partition import iid
 from mutirao.randomness import rng
-from mutirao.samples import Samples
+from mutirao.training.samples import Samples
 
 Indices = npt.NDArray[np.intp]
 Array = npt.NDArray[Any]

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.files import write_whole
-from mutirao.fleet import ClientId
+from mutirao.core.files import write_whole
+from mutirao.core.fleet import ClientId
+from mutirao.core.rounds import Run
 from mutirao.groups.auto import Points, Range, divide, knee, min_samples_for, prepared, scan
 from mutirao.groups.clusterers import NAMES
 from mutirao.groups.form import MOST, Groups, quality
 from mutirao.groups.state import State
 from mutirao.randomness import rng
-from mutirao.rounds import Run
 
 COMPARED = 200  # clients among whom other clusterers are tried
 
@@ -120,7 +120,7 @@ def draw_plane(run: Run, path: Path) -> None:
     """Draw the clients in the plane of the first two principal components of their signatures, coloured by group."""
     from matplotlib.figure import Figure
 
-    from mutirao.looks import INK, palette, save, tidy
+    from mutirao.drawing.looks import INK, palette, save, tidy
 
     state = State.from_memory(run.memory)
     if state is None:
@@ -164,7 +164,7 @@ def draw_scan(run: Run, path: Path) -> None:
     """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
     from matplotlib.figure import Figure
 
-    from mutirao.looks import BRIGHT, INK, save, tidy
+    from mutirao.drawing.looks import BRIGHT, INK, save, tidy
 
     state = State.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):

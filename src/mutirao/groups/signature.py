@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
 from mutirao.randomness import rng
 
 Vector = npt.NDArray[np.float64]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import ClientId
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Division
 from mutirao.groups.form import Groups
 

@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 
 from mutirao.config import one_line
-from mutirao.cores import cores
-from mutirao.files import write_whole
+from mutirao.core.files import write_whole
 from mutirao.images.bodies import SIZE, Body, body, fingerprint
 from mutirao.randomness import rng
-from mutirao.training import one_thread
+from mutirao.training.cores import cores
+from mutirao.training.trainer import one_thread
 
 Pixels = npt.NDArray[np.uint8]
 Depth = Literal["features", "maps", "pixels"]

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
+from mutirao.core.rounds import Run
+from mutirao.datasets.folders import Pictures, agree
 from mutirao.errors import ConfigError
 from mutirao.filters import check, fault_of_extras
-from mutirao.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
 from mutirao.images.features import Extractor
-from mutirao.images.folders import Pictures, agree
 from mutirao.images.splits import apart
 from mutirao.randomness import number
-from mutirao.rounds import Run
-from mutirao.samples import Samples
-from mutirao.training import Trainer
+from mutirao.training.samples import Samples
+from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 

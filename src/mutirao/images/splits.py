@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partition
+from mutirao.datasets.folders import Pictures, Rows, agree, read, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.images.folders import Pictures, Rows, agree, read, refuse_shared
 
 log = logging.getLogger("mutirao")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.files import write_whole
+from mutirao.core.files import write_whole
 from mutirao.images.diagnosis import auc_interval, confusion, judge
 
 Floats = npt.NDArray[np.float64]

@@ -14,11 +14,11 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.cores import cores
 from mutirao.errors import ConfigError
 from mutirao.ranking.compiled import has_numba, scan_numba
 from mutirao.ranking.parsing import Block, Floats, Ints, Reader, read_block, sparse_text, too_sparse, widened
 from mutirao.ranking.vectorised import scan_numpy
+from mutirao.training.cores import cores
 
 BLOCK = 4 << 20
 MOST_LINE = 64 << 20

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.samples import Index
+from mutirao.training.samples import Index
 
 PAD = -1.0  # the grade of a place in a list that holds no document
 

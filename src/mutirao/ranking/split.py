@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partition
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 
 Indices = npt.NDArray[np.intp]

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import Common, Part, build, setting
-from mutirao.images import cifar10
+from mutirao.datasets import cifar10
+from mutirao.drawing.plots import draw_partition
 from mutirao.images.networks import NETWORKS
 from mutirao.partition import describe
-from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
-from mutirao.recipes import Recipe, Task
-from mutirao.samples import Samples, pooled, virtual_clients
-from mutirao.training import Trainer
+from mutirao.recipes.task import Recipe, Task
+from mutirao.training.samples import Samples, pooled, virtual_clients
+from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of the real set: enough to learn from, soon done
 

@@ -12,22 +12,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mutirao.arrays import Arrays
 from mutirao.config import Common, Part, setting
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Fleet
+from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
-from mutirao.fleet import Fleet
 from mutirao.images.bodies import BODIES
 from mutirao.images.diagnosis import abnormal_classes, judge
 from mutirao.images.features import Extractor
-from mutirao.images.folders import Pictures
 from mutirao.images.heads import DEPTHS, Trainable, trained_part
 from mutirao.images.hospitals import Hospital, Wards, agree_on_classes, distributed, together
-from mutirao.images.sources import Sources, sources
 from mutirao.images.verdicts import write_confusion, write_verdict
 from mutirao.randomness import rng
-from mutirao.recipes import Recipe, Task, federate
-from mutirao.rounds import Patience, Round, Run, gather
-from mutirao.training import Trainer, one_thread
+from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.slides.sources import Sources, sources
+from mutirao.training.trainer import Trainer, one_thread
 
 log = logging.getLogger("mutirao")
 

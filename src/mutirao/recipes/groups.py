@@ -10,21 +10,21 @@ from torch import nn
 
 from mutirao.attacks import Attacked, liars_among, verdicts
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.fleet import ClientId, Fleet
+from mutirao.core.rounds import Patience, Round, Run, check_needs
+from mutirao.datasets import cifar10, digits
+from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
-from mutirao.fleet import ClientId, Fleet
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.member import Member, last_layer
 from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
 from mutirao.groups.record import FILES, findings
-from mutirao.images import cifar10, digits
 from mutirao.images.networks import NETWORKS
 from mutirao.partition import describe
-from mutirao.plots import draw_partition
 from mutirao.randomness import rng
-from mutirao.recipes import Recipe, Task, simulated
-from mutirao.rounds import Patience, Round, Run, check_needs
-from mutirao.training import Trainer
+from mutirao.recipes.task import Recipe, Task, simulated
+from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 

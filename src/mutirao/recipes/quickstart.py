@@ -6,14 +6,14 @@ from pathlib import Path
 from torch import nn
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.datasets import digits
+from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
-from mutirao.images import digits
 from mutirao.partition import describe
-from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
-from mutirao.recipes import Recipe, Task
-from mutirao.samples import Samples, pooled, virtual_clients
-from mutirao.training import Trainer
+from mutirao.recipes.task import Recipe, Task
+from mutirao.training.samples import Samples, pooled, virtual_clients
+from mutirao.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from mutirao.arrays import Arrays
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.arrays import Arrays
+from mutirao.drawing.plots import draw_partition
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
-from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
 from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.letor import RankingData, folds
 from mutirao.ranking.models import LOSSES, Scorer, classifier, expected_grade, lists_of
 from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
-from mutirao.recipes import Recipe, Task
-from mutirao.samples import pooled, virtual_clients
-from mutirao.training import Trainer, one_thread
+from mutirao.recipes.task import Recipe, Task
+from mutirao.training.samples import pooled, virtual_clients
+from mutirao.training.trainer import Trainer, one_thread
 
 CUTS = (1, 5, 10)
 CHUNK = 65_536  # documents judged at once

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.fleet import Fleet
+from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.fleet import Fleet
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.randomness import rng
-from mutirao.recipes import Recipe, Task, federate
+from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import planted
 from mutirao.recsys.judging import Judge
@@ -20,7 +21,6 @@ from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users, joined
 from mutirao.recsys.reading import read
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
-from mutirao.rounds import Round, Run
 
 GENERATED = (600, 400)  # users and items
 

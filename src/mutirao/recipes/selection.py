@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from mutirao.arrays import Arrays
 from mutirao.config import Common, Part, build, setting
-from mutirao.engine.judging import batch_by_batch
-from mutirao.images import cifar10, digits
+from mutirao.core.arrays import Arrays
+from mutirao.datasets import cifar10, digits
+from mutirao.drawing.plots import draw_partition
 from mutirao.images.networks import NETWORKS
 from mutirao.partition import describe
-from mutirao.plots import draw_partition
 from mutirao.randomness import number, rng
-from mutirao.recipes import Recipe, Task
-from mutirao.samples import Samples, pooled, virtual_clients
-from mutirao.training import Trainer
+from mutirao.recipes.task import Recipe, Task
+from mutirao.training.engine.judging import batch_by_batch
+from mutirao.training.samples import Samples, pooled, virtual_clients
+from mutirao.training.trainer import Trainer
 
 Index = npt.NDArray[np.intp]
 

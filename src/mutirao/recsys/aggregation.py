@@ -11,11 +11,11 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mutirao import aggregation
-from mutirao.arrays import Array, Arrays
-from mutirao.fleet import ClientId, Reply
+from mutirao.core.arrays import Array, Arrays
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.rounds import Merged
+from mutirao.core.rows import ROWS, one_table
 from mutirao.recsys.kernel import compiled
-from mutirao.rounds import Merged
-from mutirao.rows import ROWS, one_table
 
 
 @dataclass(frozen=True)

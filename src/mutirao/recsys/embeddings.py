@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
+from mutirao.core.files import load_arrays, save_arrays
 from mutirao.errors import ConfigError, Damaged
-from mutirao.files import load_arrays, save_arrays
 
 log = logging.getLogger("mutirao")
 

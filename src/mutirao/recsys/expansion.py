@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.files import write_whole
 from mutirao.metrics import gini
 from mutirao.randomness import rng
 from mutirao.recsys.embeddings import Catalogue
@@ -174,7 +174,7 @@ def _slope(values: Floats, first: int, last: int) -> float:
 
 def draw_laws(sets: Mapping[str, Laws], path: Path) -> None:
     """Draw the laws of several sets over each other, ranks as shares and values in means: sizes do not matter."""
-    from mutirao.plots import draw_loglog
+    from mutirao.drawing.plots import draw_loglog
 
     panels: dict[str, dict[str, tuple[Floats, Floats]]] = {"activity of users": {}, "popularity of items": {}}
     for name, laws in sets.items():

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Arrays
-from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.rows import ROWS, one_table
 from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
 from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
 from mutirao.recsys.ratings import Taste
-from mutirao.rows import ROWS, one_table
 
 ITEMS = "items"
 ITEM_ROWS = ITEMS + ROWS

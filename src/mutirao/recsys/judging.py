@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.fedrecon import ITEMS, FedRecon

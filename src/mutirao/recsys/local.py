@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.cores import cores
 from mutirao.recsys.kernel import MIX, compiled
+from mutirao.training.cores import cores
 
 USER = 40  # ratings that take as long as what a user takes however few it has
 AT_ONCE = 16  # users for whom a second thread is worth its start

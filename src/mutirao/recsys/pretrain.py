@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
-from mutirao.fleet import Reply, Request, Site
 from mutirao.randomness import number, rng
 from mutirao.recsys.embeddings import SPREAD, Embeddings
 from mutirao.recsys.kernel import compiled

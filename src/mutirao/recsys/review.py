@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.files import write_whole
 from mutirao.recsys.embeddings import Catalogue
 from mutirao.recsys.matching import Matches, Pair
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.files import load_arrays
 from mutirao.errors import ConfigError
-from mutirao.files import load_arrays
 from mutirao.randomness import rng
 from mutirao.recsys.embeddings import Embeddings, has_biases, load
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
@@ -105,8 +105,8 @@ class Recommender:
 def embeddings_of_run(folder: Path, model: str = "best") -> Embeddings:
     """The item vectors of a run of the recsys recipe, at its best round or its last, with all that serving needs."""
     from mutirao.recipes import recsys
-    from mutirao.running import continued
-    from mutirao.store import Folder
+    from mutirao.runs.execute import continued
+    from mutirao.runs.folder import Folder
 
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from mutirao.arrays import Arrays
+from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.embeddings import Catalogue, Embeddings, has_biases, load, transfer

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mutirao.files import write_whole
+from mutirao.core.files import write_whole
 
 
 def write_report(folder: Path) -> Path:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mutirao.metrics import gini, lower_is_better
-from mutirao.participation import lorenz as lorenz_of
 from mutirao.report.record import KNOWN, Columns, Floats, Record, clean, json_of
 from mutirao.report.words import figure, size
+from mutirao.studies.participation import lorenz as lorenz_of
 
 Spec = dict[str, Any]
 MOST_ROWS, MOST_COLUMNS = 100, 200  # of a heat map: more are counted together

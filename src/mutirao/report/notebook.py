@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from mutirao.core.rounds import Run
 from mutirao.metrics import lower_is_better
-from mutirao.rounds import Run
-from mutirao.store import metrics_of
+from mutirao.runs.folder import metrics_of
 
 WIDE, TALL = 220, 70
 MOST = 6

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.audit import read_events
 from mutirao.errors import ConfigError
-from mutirao.store import COUNTERS
+from mutirao.runs.audit import read_events
+from mutirao.runs.folder import COUNTERS
 
 Floats = npt.NDArray[np.float64]
 # Columns of clients.csv that every run has; what is left are the method's own figures.

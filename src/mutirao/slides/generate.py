@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mutirao.cores import cores
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.slides.pyramid import TILE, Pyramid
 from mutirao.slides.reading import Pixels
+from mutirao.training.cores import cores
 
 FACTOR = 4  # between two levels
 Floats = npt.NDArray[np.float64]

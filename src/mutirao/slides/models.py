@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mutirao.config import one_line, read, resolve
+from mutirao.core.files import load_arrays, save_arrays, write_whole
 from mutirao.errors import ConfigError, Damaged
-from mutirao.files import load_arrays, save_arrays, write_whole
 from mutirao.images.bodies import BODIES, SIZE, body
 from mutirao.images.diagnosis import abnormal_classes
 from mutirao.images.heads import Trainable, Whole, trained_part
 from mutirao.slides.reading import Pixels
-from mutirao.training import one_thread
+from mutirao.training.trainer import one_thread
 
 KIND = "mutirao cytology model"
 NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."
@@ -58,8 +58,8 @@ class Model:
 
 def from_run(folder: Path, which: str = "best") -> Model:
     """The model of a run of the cytology recipe: its `best` round, or its `last`."""
+    from mutirao.core.rounds import Run
     from mutirao.recipes.cytology import Config
-    from mutirao.rounds import Run
 
     table = read(folder / "config.toml")
     if table.pop("recipe", "") != "cytology":

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from mutirao.cores import cores
+from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.files import write_whole
 from mutirao.slides.masking import masked
 from mutirao.slides.models import NOTICE, Model
 from mutirao.slides.ranking import Choice
 from mutirao.slides.reading import Pixels, open_slide
 from mutirao.slides.tiling import PREVIEW, Cut, Tile, chosen, from_afar, grid, measured
-from mutirao.training import one_thread
+from mutirao.training.cores import cores
+from mutirao.training.trainer import one_thread
 
 SHOWN = 24  # tiles on the contact sheet
 TOP = 10  # tiles whose mean makes the slide's score

@@ -15,12 +15,12 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from mutirao.cores import cores
+from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.files import write_whole
 from mutirao.slides.masking import Masked, masked
 from mutirao.slides.ranking import Choice, measures
 from mutirao.slides.reading import Pixels, Slide, SlideError, open_slide
+from mutirao.training.cores import cores
 
 COLUMNS = ("tile", "x", "y", "level", "side", "cover", "variance", "entropy", "score", "kept", "why")
 PREVIEW = 1600  # pixels of the longer side

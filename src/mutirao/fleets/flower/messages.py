@@ -14,9 +14,9 @@ from flwr.app import Array as Parcel
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from mutirao.arrays import NUMBERS, Array, Arrays
-from mutirao.audit import Audit
-from mutirao.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
+from mutirao.core.arrays import NUMBERS, Array, Arrays
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
+from mutirao.runs.audit import Audit
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 

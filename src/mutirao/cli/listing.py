@@ -1,0 +1,39 @@
+"""What there is to choose from: recipes, their settings, and the parts that fit any of them."""
+
+import dataclasses
+import importlib
+import inspect
+
+from mutirao.config import KINDS, Part, parameters
+from mutirao.recipes.task import NAMES, find
+
+
+def recipes() -> dict[str, str]:
+    """Name and one line of each recipe."""
+    return {name: about for name, (_, about) in NAMES.items()}
+
+
+def parts() -> dict[str, dict[str, str]]:
+    """The parts of each kind with their settings and defaults."""
+    out: dict[str, dict[str, str]] = {}
+    for kind, module in KINDS.items():
+        rows = {}
+        for name, make in importlib.import_module(module).NAMES.items():
+            options = [f"{k}={p.default}" for k, p in parameters(make).items() if p.default is not p.empty]
+            about = (inspect.getdoc(getattr(make, "func", make)) or "").split("\n")[0]
+            rows[name] = about + (f"  [{', '.join(options)}]" if options else "")
+        out[kind] = rows
+    return out
+
+
+def settings(recipe: str) -> dict[str, str]:
+    """Each setting of a recipe with its default and a line of help."""
+    rows = {}
+    for f in dataclasses.fields(find(recipe).config):
+        default = f.default
+        if isinstance(default, Part):
+            own = ", ".join(f"{f.name}.{k}={v}" for k, v in default.settings.items())
+            default = default.name + (f" ({own})" if own else "")
+        choices = f.metadata.get("choices")
+        rows[f.name] = f"{f.metadata['doc']}{' (' + ', '.join(choices) + ')' if choices else ''}  [{default}]"
+    return rows

@@ -1,0 +1,394 @@
+"""The command line: a thin shell over the library; heavy things are imported only by the command that needs them."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from mutirao.cli.catalogue import catalogue
+from mutirao.cli.drill import drill
+from mutirao.cli.site import site
+from mutirao.cli.slides import slides
+from mutirao.errors import ConfigError, MutiraoError
+
+
+class Commands(click.Group):
+    """A group whose problems end in one clear line and the problem's exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a MutiraoError is for the user, not for a debugger."""
+        try:
+            return super().invoke(ctx)
+        except MutiraoError as error:
+            fail(str(error), error.code)
+        except KeyboardInterrupt:
+            fail("stopped; what was done is kept, go on with --resume", 130)
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Say what is wrong on one line and end."""
+    click.echo(f"error: {text}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="mutirao")
+@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+def main(verbose: bool) -> None:
+    """Train one good model from data that cannot be moved and does not look alike.
+
+    Example: mutirao run quickstart --set rounds=10
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    sys.path.insert(0, str(Path.cwd()))  # a user's own recipe or part lies where they work
+
+
+@main.command("list")
+@click.argument("recipe", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def list_command(recipe: str | None, as_json: bool) -> None:
+    """List the recipes, or the settings of one.
+
+    Example: mutirao list quickstart
+    """
+    from mutirao.cli.listing import parts, recipes, settings
+
+    tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings(recipe)}
+    if as_json:
+        click.echo(json.dumps(tables, indent=2))
+        return
+    for title, rows in tables.items():
+        click.secho(f"\n{title}", bold=True)
+        width = max(len(name) for name in rows)
+        for name, text in rows.items():
+            click.echo(f"  {name:<{width}}  {text}")
+    if recipe is None:
+        click.echo("\nmutirao list RECIPE shows its settings; mutirao run RECIPE runs it.")
+
+
+@main.command()
+@click.argument("recipe", metavar="RECIPE|CONFIG.toml")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting; may be given many times.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Run folder [default: runs/RECIPE].")
+@click.option("--fleet", type=click.Choice(["local", "flower"]), default="local", show_default=True)
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the summary, as JSON.")
+@click.option("--progress", type=click.Choice(["auto", "lines", "jsonl", "quiet"]), default="auto", show_default=True)
+def run(
+    recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume: bool, as_json: bool, progress: str
+) -> None:
+    """Run a recipe, or repeat a run from its config.toml.
+
+    \b
+    Examples:
+      mutirao run quickstart
+      mutirao run quickstart --set aggregate=fedadam --set aggregate.lr=0.05 --out runs/adam
+      mutirao run runs/adam/config.toml --out runs/again
+      mutirao run quickstart --out runs/adam --resume
+    """
+    from mutirao.cli.terminal import Progress, conclude, json_line
+    from mutirao.config import parse_assignment, read, resolve
+    from mutirao.recipes.task import find
+    from mutirao.runs.execute import continued, execute
+
+    assignments = [parse_assignment(text) for text in sets]
+    table: dict[str, Any] = {}
+    name = recipe
+    if recipe.endswith(".toml"):
+        table = read(Path(recipe))
+        name = str(table.pop("recipe", ""))
+        if not name:
+            raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
+    folder = out or default_out(name, resume)
+    if resume and (folder / "config.toml").exists():
+        name, config = continued(name, folder, assignments)
+    else:
+        config = resolve(find(name).config, table, assignments)
+
+    watch = Progress(config.rounds, quiet=as_json, mode=progress)
+    with watch:
+        if fleet == "flower":
+            from mutirao.deploy.flower import simulate
+
+            summary = simulate(name, config, folder, resume=resume, watch=watch)
+        else:
+            summary = execute(name, config, folder, resume=resume, watch=watch)
+    if progress == "jsonl":
+        click.echo(json_line({"event": "finished", **summary}))
+    elif as_json:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        conclude(summary, folder)
+
+
+def default_out(name: str, resume: bool) -> Path:
+    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
+    stem = name.replace(":", "-").replace("/", "-")
+    candidate, number = Path("runs") / stem, 1
+    while candidate.exists():
+        latest, number = candidate, number + 1
+        candidate = Path("runs") / f"{stem}-{number}"
+    return latest if resume and number > 1 else candidate
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="STUDY.toml")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder [default: runs/study-NAME].")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="A setting for all cells, such as data=PATH.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the table, as JSON.")
+def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_json: bool) -> None:
+    """Run a grid of methods x folds x seeds and compare them; finished cells are kept.
+
+    Example: mutirao study studies/quickstart.toml
+    """
+    from mutirao.cli.terminal import Cells, show_table
+    from mutirao.config import parse_assignment
+    from mutirao.report import write_report
+    from mutirao.studies.comparison import compare, draw_bands, write_tables
+    from mutirao.studies.study import carry_out, load
+
+    grid = load(file, [parse_assignment(text) for text in sets])
+    folder = out or Path("runs") / f"study-{file.stem}"
+    with Cells(len(grid.cells), quiet=as_json) as watch:
+        problems = carry_out(grid, folder, workers, watch)
+    for problem in problems:
+        click.echo(f"not finished: {problem}", err=True)
+    lines = compare(grid, folder)
+    write_tables(grid, lines, folder)
+    pictures = draw_bands(grid, folder)
+    write_report(folder)
+    if as_json:
+        click.echo((folder / "table.json").read_text(encoding="utf-8"))
+    else:
+        show_table(lines, folder, pictures)
+    sys.exit(1 if problems else 0)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER|AUDIT.jsonl")
+@click.option("--site", "sites", multiple=True, type=click.Path(path_type=Path), help="A site's own trail to compare.")
+@click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write all events to this file.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
+    """Check a run folder against its audit trail and those of the sites; say exactly what was altered.
+
+    \b
+    Examples:
+      mutirao verify runs/quickstart
+      mutirao verify runs/quickstart --site recife/audit.jsonl --site natal/audit.jsonl --csv events.csv
+    """
+    from mutirao.runs.verify import verify_all
+
+    good, problems = verify_all(folder, sites, table)
+    if as_json:
+        click.echo(json.dumps({"good": good, "problems": problems}, indent=2))
+    else:
+        for line in good:
+            click.echo(f"ok       {line}")
+        for line in problems:
+            click.echo(f"ALTERED  {line}")
+        click.echo(f"{folder}: {'as it was written' if not problems else f'{len(problems)} problems'}")
+    sys.exit(1 if problems else 0)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--client", required=True, help="Who withdraws.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the new run.")
+@click.option("--prepare", is_flag=True, help="Only write the folder; a server that reaches the sites resumes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as JSON.")
+def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -> None:
+    """Train again without a client, from the last round it had no part in; the same command goes on after a stop.
+
+    Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
+    """
+    from mutirao.cli.terminal import Progress, conclude_forgetting
+    from mutirao.runs.forgetting import forget as without
+    from mutirao.runs.forgetting import rounds_of
+
+    with Progress(rounds_of(folder), quiet=as_json) as progress:
+        record = without(folder, client, out, watch=progress, prepare_only=prepare)
+    if prepare and not as_json:
+        click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
+    elif as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        conclude_forgetting(record, out)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    """Write report.html anew from what the folder of a run or study holds.
+
+    Example: mutirao report runs/quickstart
+    """
+    from mutirao.report import write_report
+
+    click.echo(f"written: {write_report(folder)}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--table", type=click.Choice(["history", "clients"]), default="history", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="A .parquet or .csv file [default: TABLE.parquet].")
+def export(folder: Path, table: str, out: Path | None) -> None:
+    """Write a table of a run, or of all runs below a folder, as Parquet or CSV.
+
+    Example: mutirao export runs/quickstart --out history.parquet
+    """
+    from mutirao.runs.exports import export as write
+
+    file = out or Path(f"{table}.parquet")
+    click.echo(f"written: {file}, {write(folder, file, table)} rows")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="runs")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
+@click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
+def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
+    """Watch a folder of runs and studies on a live page; it ends with Ctrl-C.
+
+    Example: mutirao dash runs
+    """
+    from mutirao.dash.serving import serve
+
+    def say(address: str) -> None:
+        click.echo(f"{folder} is shown at {address}")
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)
+        if browse or (browse is None and sys.stdout.isatty()):
+            click.launch(address)
+
+    serve(folder, host, port, say)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("kind", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="A file or a folder [default: the same folder].")
+@click.option("--metric", default="", help="Draw this metric [default: all, or accuracy].")
+@click.option("--target", "targets", type=float, multiple=True, help="A value to reach; may be given many times.")
+@click.option("--width", type=float, help="Inches, of a figure for a paper [default: 3.4, one column].")
+def plot(
+    folder: Path, kind: str | None, out: Path | None, metric: str, targets: tuple[float, ...], width: float | None
+) -> None:
+    """Draw pictures, with tables, of a run or a study; without KIND, list the kinds.
+
+    \b
+    Examples:
+      mutirao plot runs/selection participation
+      mutirao plot runs/study-selection selection --target 0.8 --target 0.9
+      mutirao plot runs/study-quickstart bands --out fig.pdf --width 7
+    """
+    from mutirao.drawing.pictures import KINDS, draw
+
+    if kind is None:
+        for name, (about, _) in KINDS.items():
+            click.echo(f"{name:<14} {about}")
+        return
+    for file in draw(folder, kind, out, metric=metric, targets=targets, width=width or 0.0):
+        click.echo(f"written: {file}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="The other policy, such as select=aoi.")
+@click.option("--own", is_flag=True, help="Let the policy live with its own choices, not with those of the run.")
+@click.option("--json", "as_json", is_flag=True, help="Whom it selects in every round, for machines.")
+def replay(folder: Path, sets: tuple[str, ...], own: bool, as_json: bool) -> None:
+    """Show whom another policy would have selected in a finished run, without training.
+
+    Example: mutirao replay runs/selection --set select=aoiu --set select.alpha=0.9
+    """
+    from mutirao.cli.terminal import show_replay
+    from mutirao.config import parse_assignment
+    from mutirao.runs.replay import replay_folder
+
+    part, found = replay_folder(folder, [parse_assignment(text) for text in sets], own)
+    if as_json:
+        content = {"select": {"name": part.name, **part.settings}, "actual": found.actual, "other": found.other}
+        click.echo(json.dumps(content | {"overlap": found.overlap}, indent=2))
+    else:
+        show_replay(part, found)
+
+
+@main.group()
+def data() -> None:
+    """Data sets: what is known, and whether a copy on disk is whole.
+
+    Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
+    """
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def data_list(as_json: bool) -> None:
+    """List the data sets that recipes can read.
+
+    Example: mutirao data list
+    """
+    from mutirao.datasets import DATA_SETS
+
+    if as_json:
+        click.echo(json.dumps({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, indent=2))
+        return
+    for name, known in DATA_SETS.items():
+        click.secho(name, bold=True)
+        click.echo(f"  {known.about}\n  layout: {known.layout}")
+
+
+@data.command("check")
+@click.argument("name")
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def data_check(name: str, path: Path | None, as_json: bool) -> None:
+    """Read a data set as its recipe would and say what was found.
+
+    Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
+    """
+    from mutirao.datasets import check
+
+    findings = check(name, path.expanduser() if path else None)
+    click.echo(json.dumps(findings, indent=2) if as_json else "\n".join(findings))
+
+
+@data.command("prepare")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new or empty folder.")
+@click.option("--clients", type=click.IntRange(min=1), default=3, show_default=True, help="How many hospitals.")
+@click.option("--partition", default="even", show_default=True, help="even, dirichlet, by_slide, by_laboratory, ...")
+@click.option("--alpha", type=float, help="Of partition=dirichlet: the smaller, the more skewed.")
+@click.option("--slide", default=r"^(\d+)-", show_default=True, help="Pattern or table that tells a picture's slide.")
+@click.option("--test", "share", default=0.2, show_default=True, help="Share for the test, if there is no Test/.")
+@click.option("--seed", default=0, show_default=True)
+def data_prepare(
+    source: Path, out: Path, clients: int, partition: str, alpha: float | None, slide: str, share: float, seed: int
+) -> None:
+    """Deal pictures to hospitals: client_1/ .. client_k/ and global_test/, from Training/ and Test/ or class folders.
+
+    Example: mutirao data prepare herlev --out federation --clients 3
+    """
+    from mutirao.config import Part, build, complete
+    from mutirao.images.splits import prepare
+    from mutirao.randomness import rng
+
+    if not 0.02 <= share <= 0.5:
+        raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
+    part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))
+    deal = build("partition", part)
+    sizes = prepare(source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide)
+    for name, count in sizes.items():
+        click.echo(f"{out / name}: {count:,} pictures")
+
+
+main.add_command(catalogue)
+main.add_command(slides)
+main.add_command(site)
+main.add_command(drill)

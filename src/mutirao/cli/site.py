@@ -1,0 +1,380 @@
+"""`mutirao site`: found a server or a site, look after its processes, and what a site does with its policy."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+if TYPE_CHECKING:
+    from mutirao.deploy.doctor import Finding
+
+FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+SET = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the recipe.")
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
+
+
+@click.group()
+def site() -> None:
+    """A hospital joins: keys and certificates, processes, a doctor, and its own policy over what leaves.
+
+    \b
+    Examples:
+      mutirao site rehearse rehearsal --sites 3
+      mutirao site init server /srv/mutirao --host fed.example.org
+      mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
+      mutirao site doctor /srv/mutirao
+    """
+
+
+@site.group()
+def init() -> None:
+    """Make the folder of a server or of a site; keys that are there are never replaced.
+
+    Example: mutirao site init server /srv/mutirao --host fed.example.org
+    """
+
+
+@init.command("server")
+@FOLDER
+@click.option("--host", "hosts", multiple=True, help="A name or address by which sites reach it; may be given often.")
+@click.option("--port", type=click.IntRange(1, 65535), default=9092, show_default=True)
+@click.option("--listen", default="0.0.0.0", show_default=True, help="The address to listen on.")
+@click.option("--name", default="server", show_default=True)
+def init_server(folder: Path, hosts: tuple[str, ...], port: int, listen: str, name: str) -> None:
+    """Make a server: a certificate authority, a certificate for its names, the configuration of its SuperLink.
+
+    Example: mutirao site init server /srv/mutirao --host fed.example.org --host 10.1.2.3
+    """
+    from mutirao.deploy.founding import found_server
+    from mutirao.deploy.keys import certificate_fingerprint
+
+    server = found_server(folder, hosts, port, name, listen)
+    address = f"{server.hosts[0] if server.hosts else 'ADDRESS'}:{port}"
+    click.echo(f"""made: {server.folder}
+names in the certificate: {", ".join(server.hosts) or "none but this machine itself: sites need --host"}
+keep secret, in a backup:  ca.key server.key (ca.key may live elsewhere: it is needed only to renew)
+sites receive from you:    ca.crt and the address {address}
+                           fingerprint of ca.crt, to compare by telephone:
+                           {certificate_fingerprint(server.ca)}
+sites send to you:         NAME.pub, one file, which you take with: mutirao site admit {folder} NAME.pub
+next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
+
+
+@init.command("site")
+@FOLDER
+@click.option("--name", required=True, help="Who you are.")
+@click.option("--client", default="", help="The client that you are in recipes, such as client_1 [default: the name].")
+@click.option("--superlink", required=True, metavar="HOST:PORT", help="The server's address.")
+@click.option("--ca", type=click.File("rb"), help="The server's ca.crt; - reads it from the input. May come later.")
+@click.option("--data", default="", help="The folder with this site's data.")
+@click.option("--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given often.")
+@click.option("--task", default="", help="This site's own function from Flower's context to a Task, our_site:task_of.")
+def init_site(
+    folder: Path,
+    name: str,
+    client: str,
+    superlink: str,
+    ca: BinaryIO | None,
+    data: str,
+    recipes: tuple[str, ...],
+    task: str,
+) -> None:
+    """Make a site: its key pair, a policy that lets nothing leave yet, the configuration of its SuperNode.
+
+    Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
+    """
+    from mutirao.deploy.founding import found_site
+    from mutirao.deploy.keys import certificate_fingerprint, fingerprint
+
+    node = found_site(folder, name, superlink, ca.read() if ca else None, data, recipes, task, client)
+    known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
+    click.echo(f"""made: {node.folder}
+keep secret, in a backup:  node.key
+you send to the server:    {node.public_key}
+                           {fingerprint(node.public_key)} (compare it by telephone)
+you receive from it:       {known}
+you decide what leaves:    {node.policy_file} (now: nothing)
+next: mutirao site doctor {folder}, then: mutirao site up {folder}""")
+
+
+@site.command()
+@FOLDER
+@click.argument("key", type=click.File("rb"), metavar="NAME.pub")
+@click.option("--name", default="", help="The site's name [default: that of the file].")
+@click.option("--client", default="", help="What it may call itself in recipes [default: as its key says].")
+def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
+    """Take a site's public key: the running SuperLink lets in whoever holds its private half.
+
+    Example: mutirao site admit /srv/mutirao recife.pub
+    """
+    import tempfile
+
+    from mutirao.deploy.admission import admit as let_in
+    from mutirao.deploy.founding import take_key
+    from mutirao.deploy.keys import client_in, fingerprint
+    from mutirao.errors import ConfigError
+
+    if key.name not in ("-", "<stdin>"):
+        kept = take_key(folder, Path(key.name), name, client)
+    elif not name:
+        raise ConfigError("a key from the input needs --name")
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            copy = Path(place) / f"{name}.pub"
+            copy.write_bytes(key.read(65536))
+            kept = take_key(folder, copy, name, client)
+    let_in(folder, kept)
+    click.echo(f"admitted: {kept.stem}, who is {client_in(kept)} in recipes; {fingerprint(kept)}")
+
+
+@site.command()
+@FOLDER
+@click.argument("name")
+def dismiss(folder: Path, name: str) -> None:
+    """Shut a site out: its key is good no more, from its next request on.
+
+    Example: mutirao site dismiss /srv/mutirao recife
+    """
+    from mutirao.deploy.admission import dismiss as shut_out
+
+    shut_out(folder, name)
+    click.echo(f"dismissed: {name}; to train again without what it gave: mutirao forget")
+
+
+@site.command()
+@FOLDER
+@click.option("--host", "hosts", multiple=True, help="A name or address [default: those it has].")
+@click.option("--days", type=click.IntRange(1, 3650), default=730, show_default=True)
+def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
+    """Make a new server certificate by the same authority; sites change nothing.
+
+    Example: mutirao site renew /srv/mutirao
+    """
+    from mutirao.deploy.founding import renew as renew_certificate
+
+    server = renew_certificate(folder, hosts, days)
+    click.echo(f"renewed: {server.certificate} for {', '.join(server.hosts)}, {days} days")
+    click.echo(f"it is used from the next start on: mutirao site down {folder}; mutirao site up {folder}")
+
+
+@site.command()
+@FOLDER
+@click.option("--foreground", is_flag=True, help="Become the process: for containers and service managers.")
+def up(folder: Path, foreground: bool) -> None:
+    """Start the SuperLink of a server, or the SuperNode of a site.
+
+    Example: mutirao site up /srv/mutirao
+    """
+    from mutirao.deploy.admission import admit as let_in
+    from mutirao.deploy.layout import Server, load
+    from mutirao.deploy.processes import connected, in_place_of_this, start, until, waits
+    from mutirao.errors import MutiraoError
+
+    place = load(folder)
+    if foreground:
+        in_place_of_this(folder)
+    process = start(folder)
+    if isinstance(place, Server):
+        for key in sorted(place.sites.glob("*.pub")):
+            let_in(folder, key)
+        click.echo(f"the SuperLink listens on {place.host}:{place.port} (process {process.pid}, {process.log})")
+        return
+    until(lambda: connected(process) or bool(waits(process)) or not process.alive(), 20)
+    if not process.alive():
+        process.stop()
+        raise MutiraoError(f"the SuperNode ended: {process.reason()}; look at it with: mutirao site doctor {folder}")
+    state = f"is connected to {place.superlink}" if connected(process) else f"goes on trying {place.superlink}"
+    click.echo(f"the SuperNode {state} (process {process.pid}, {process.log})")
+    if not connected(process):
+        click.echo(f"why: {waits(process) or process.last_words()}; look at it with: mutirao site doctor {folder}")
+
+
+@site.command()
+@FOLDER
+def down(folder: Path) -> None:
+    """End what was started in this folder, and nothing else.
+
+    Example: mutirao site down /srv/mutirao
+    """
+    from mutirao.deploy.layout import load
+    from mutirao.deploy.processes import stop
+
+    place = load(folder)
+    click.echo(f"the {place.process} has ended" if stop(folder) else f"the {place.process} did not run")
+
+
+@site.command()
+@FOLDER
+@JSON
+def status(folder: Path, as_json: bool) -> None:
+    """Say whether it runs, since when, and whether it is connected; the exit code is 1 if not.
+
+    Example: mutirao site status /srv/mutirao
+    """
+    from mutirao.deploy.layout import Server, load
+    from mutirao.deploy.processes import answers, connected, running
+
+    place, process = load(folder), running(folder)
+    works = process is not None and (answers(place) if isinstance(place, Server) else connected(process))
+    if as_json:
+        facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works}
+        if process is not None:
+            facts |= {"pid": process.pid, "since": process.since(), "log": str(process.log)}
+        click.echo(json.dumps(facts, indent=2))
+    elif process is None:
+        click.echo(f"the {place.process} does not run; start it with: mutirao site up {folder}")
+    else:
+        good, bad = (
+            ("answers", "does not answer") if isinstance(place, Server) else ("is connected", "is not connected")
+        )
+        since = f"since {process.since()}, process {process.pid}, {process.log}"
+        click.echo(f"the {place.process} runs and {good if works else bad} ({since})")
+    sys.exit(0 if works else 1)
+
+
+@site.command()
+@FOLDER
+@JSON
+def doctor(folder: Path, as_json: bool) -> None:
+    """Look at all a server or site needs, with a remedy for what is wrong; the exit code is 1 if anything is.
+
+    Example: mutirao site doctor /srv/mutirao
+    """
+    from mutirao.deploy.doctor import as_json as written
+    from mutirao.deploy.doctor import examine, healthy
+
+    findings = examine(folder)
+    click.echo(written(findings)) if as_json else show(findings)
+    sys.exit(0 if healthy(findings) else 1)
+
+
+def show(findings: "list[Finding]") -> None:
+    """Findings as a table."""
+    width = max(len(f.check) for f in findings)
+    for f in findings:
+        click.echo(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
+        if f.remedy:
+            click.echo(f"{'':<6}{'':<{width}}  -> {f.remedy}")
+
+
+@site.command("run")
+@FOLDER
+@click.argument("recipe")
+@SET
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder [default: FOLDER/runs/RECIPE].")
+@click.option("--resume", is_flag=True, help="Go on with the run in that folder.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds until a site that has not answered is late.")
+@click.option("--wait", is_flag=True, help="Wait for the end and show the rounds.")
+@click.option("--keep", is_flag=True, help="Wait for the end, and go on with it whenever its server process is gone.")
+def run_command(
+    folder: Path,
+    recipe: str,
+    sets: tuple[str, ...],
+    out: Path | None,
+    resume: bool,
+    timeout: float,
+    wait: bool,
+    keep: bool,
+) -> None:
+    """Run a recipe on the sites that are connected to this server.
+
+    Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
+    """
+    from mutirao.config import parse_assignment, resolve
+    from mutirao.deploy.submitting import follow, run_folder, submit
+    from mutirao.recipes.task import find
+
+    assignments, since = [parse_assignment(text) for text in sets], time.time()
+    resolve(find(recipe).config, {}, assignments)  # a wrong setting is said here, not in a log far away
+    place = run_folder(folder, recipe, out)
+    if keep:
+        from mutirao.deploy.keeping import see_through
+
+        done = see_through(folder, recipe, assignments, place, resume, timeout)
+        click.echo(f"finished in {done['flower_runs']} Flower runs; look at {place / 'report.html'}")
+        return
+    number = submit(folder, recipe, assignments, place, resume, timeout)
+    click.echo(f"Flower's run {number}; it fills {place}")
+    if wait:
+        follow(folder, number, place, since, float("inf"), click.echo)
+        click.echo(f"finished; look at {place / 'report.html'}")
+
+
+@site.command("rehearse")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default="rehearsal")
+@click.option("--sites", type=click.IntRange(2, 20), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--recipe", default="quickstart", show_default=True)
+@SET
+@JSON
+def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: tuple[str, ...], as_json: bool) -> None:
+    """The whole federation on this machine: real processes, TLS, keys, policies, a few rounds, a report.
+
+    Example: mutirao site rehearse --sites 3
+    """
+    from mutirao.config import parse_assignment
+    from mutirao.deploy.rehearse import rehearse
+
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    report = rehearse(folder, sites, rounds, recipe, [parse_assignment(text) for text in sets], say)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        click.echo(f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}")
+    sys.exit(0 if report["ok"] else 1)
+
+
+@site.command()
+@click.option(
+    "--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given many times."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it [default: the screen].")
+def policy(recipes: tuple[str, ...], out: Path | None) -> None:
+    """Write a commented policy that allows nothing yet but the recipes named.
+
+    Example: mutirao site policy --recipe quickstart --out policy.toml
+    """
+    from mutirao.core.files import write_whole
+    from mutirao.deploy.policy import policy_template
+    from mutirao.errors import ConfigError
+
+    text = policy_template(recipes)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    if out.exists():
+        raise ConfigError(f"{out} is there already; choose another --out")
+    write_whole(out, text)
+    click.echo(f"written: {out}; nothing leaves until you allow it there")
+
+
+@site.command("hash")
+@click.argument("recipe")
+def hash_command(recipe: str) -> None:
+    """Print the content hash of a recipe as it is installed here.
+
+    Example: mutirao site hash quickstart
+    """
+    from mutirao.deploy.content import content_hash
+
+    click.echo(content_hash(recipe))
+
+
+@site.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="POLICY.toml")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def check(path: Path, as_json: bool) -> None:
+    """Read a policy and say what it allows, and what of its privacy budget is spent.
+
+    Example: mutirao site check policy.toml
+    """
+    from mutirao.deploy.policy import describe, load_policy
+
+    lines = describe(load_policy(path))
+    click.echo(json.dumps(lines, indent=2) if as_json else "\n".join(f"{k:<18} {v}" for k, v in lines.items()))

@@ -1,0 +1,48 @@
+"""How a model does at each client, not only on a common test set: the mean hides who is served badly."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mutirao.core.fleet import ClientId, Fleet, Request
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError
+from mutirao.filters import check, fault_of_extras
+
+AT_ONCE = 10_000  # clients asked at a time: a million of them need no more memory than that
+
+
+def across_clients(
+    fleet: Fleet,
+    run: Run,
+    clients: Sequence[ClientId] | None = None,
+    metric: str = "accuracy",
+    higher_is_better: bool = True,
+) -> dict[str, float]:
+    """Ask all clients, or these, to evaluate the current model; mean, worst client, and 10th, 50th, 90th percentile.
+
+    The mean is over clients, each counting the same. Usable in any flow, every few rounds:
+
+        for done in train(run, fleet, ...):
+            if run.round % 10 == 0:
+                done.row.update(across_clients(fleet, run))
+            yield done
+    """
+    names = list(fleet.clients() if clients is None else clients)
+    config = {"seed": run.seed, "round": run.round}
+    values: list[float] = []
+    for start in range(0, len(names), AT_ONCE):
+        requests = {c: Request("evaluate", run.arrays, config) for c in names[start : start + AT_ONCE]}
+        answers = check(fleet.ask(requests), fault_of_extras)
+        values += [float(r.metrics[metric]) for r in answers.replies.values() if metric in r.metrics]
+    if not values:
+        raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return {
+        f"{metric}_clients": float(len(values)),
+        f"{metric}_mean": float(np.mean(values)),
+        f"{metric}_worst": float(min(values) if higher_is_better else max(values)),
+        f"{metric}_p10": float(low),
+        f"{metric}_p50": float(middle),
+        f"{metric}_p90": float(high),
+    }

@@ -1,0 +1,69 @@
+"""Files that are whole or not there: atomic writes, and arrays on disk that know if they are damaged."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.core.arrays import Arrays
+from mutirao.errors import Damaged
+
+
+def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
+    """Replace a file in one step: readers and crashes see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    part.replace(path)
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Add bytes at the end of a file; OSError if not all of them fit, where a plain write may just write fewer."""
+    with path.open("ab", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+
+
+def plain(value: Any) -> Any:
+    """A value as CSV and JSON can hold it: NumPy scalars become Python's, text stays on one line."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def save_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any], durable: bool = True) -> int:
+    """Write arrays and facts as one safetensors file; return its size."""
+    from safetensors.numpy import save
+
+    tidy = {k: np.asarray(v, order="C") for k, v in arrays.items()}
+    content = save(tidy, {"mutirao": json.dumps(facts, sort_keys=True)})
+    write_whole(path, content, durable)
+    return len(content)
+
+
+def load_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and facts of a file written by `save_arrays`; Damaged if it is anything else."""
+    from safetensors.numpy import load
+
+    try:
+        content = path.read_bytes()
+        arrays = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        facts = json.loads(header["__metadata__"]["mutirao"])
+    except FileNotFoundError as error:
+        raise Damaged(f"{path} is missing") from error
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"{path} was not written by mutirao") from error
+    except Exception as error:  # safetensors raises its own kinds for broken headers, and MemoryError for absurd ones
+        raise Damaged(f"{path} is corrupt or truncated ({str(error).splitlines()[0][:100]})") from error
+    if not isinstance(facts, dict):
+        raise Damaged(f"{path} was not written by mutirao")
+    return arrays, facts

@@ -1,0 +1,157 @@
+"""What the server knows of its clients, in columns: a million clients cost bytes, not objects."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId
+
+MOST_FIGURES = 256
+COUNTS = ("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved")
+
+
+def _column() -> npt.NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
+@dataclass
+class Roster:
+    """One row a client, sorted by name, so that nothing depends on who came first.
+
+    `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
+    its loss was lower than the one before) are rounds (0: never), `n` is the last declared sample count, `figures`
+    holds the last value of each metric (NaN: unknown).
+    """
+
+    ids: list[ClientId] = field(default_factory=list)
+    present: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    selected: npt.NDArray[np.int64] = field(default_factory=_column)
+    replied: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_selected: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_replied: npt.NDArray[np.int64] = field(default_factory=_column)
+    n: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_probed: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_improved: npt.NDArray[np.int64] = field(default_factory=_column)
+    figures: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            if not len(getattr(self, name)):
+                setattr(self, name, np.zeros(len(self.ids), np.int64))
+        self._index = {c: i for i, c in enumerate(self.ids)}
+        self._met: Sequence[ClientId] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def row(self, client: ClientId) -> int:
+        """The row of a client; KeyError for a stranger."""
+        return self._index[client]
+
+    def knows(self, client: ClientId) -> bool:
+        """Whether the client has a row."""
+        return client in self._index
+
+    def here(self) -> npt.NDArray[np.intp]:
+        """Rows of the clients that are present now."""
+        return np.flatnonzero(self.present)
+
+    def ages(self, round: int) -> npt.NDArray[np.int64]:
+        """Rounds since each client was last selected; the age of one never selected is the round itself."""
+        return round - self.last_selected
+
+    def figure(self, name: str, default: float = np.nan) -> npt.NDArray[np.float64]:
+        """The column of a metric, unknown values replaced by `default`."""
+        column = self.figures.get(name)
+        if column is None:
+            return np.full(len(self), default)
+        return np.where(np.isnan(column), default, column)
+
+    def meet(self, clients: Sequence[ClientId]) -> None:
+        """Mark who is present; newcomers get a row."""
+        if clients is self._met:  # the same list as last round: nothing to do, even for a million clients
+            return
+        self._admit(clients)
+        self.present[:] = False
+        self.present[[self._index[c] for c in clients]] = True
+        self._met = clients
+
+    def _admit(self, clients: Iterable[ClientId]) -> None:
+        new = {c for c in clients if c not in self._index}
+        if not new:
+            return
+        old, self.ids = self.ids, sorted([*self.ids, *new])
+        self._index = {c: i for i, c in enumerate(self.ids)}
+        place = np.array([self._index[c] for c in old], np.intp)
+
+        def widen(column: npt.NDArray[np.generic], empty: object) -> npt.NDArray[np.generic]:
+            wide = np.full(len(self.ids), empty, column.dtype)
+            wide[place] = column
+            return wide
+
+        for name in COUNTS:
+            setattr(self, name, widen(getattr(self, name), 0))
+        self.present = widen(self.present, False).astype(np.bool_)
+        self.figures = {k: widen(v, np.nan).astype(np.float64) for k, v in self.figures.items()}
+
+    def note(self, client: ClientId, figures: Mapping[str, float]) -> None:
+        """Remember the last value of each figure of a client."""
+        i = self._index[client]
+        for name, value in figures.items():
+            if name not in self.figures and len(self.figures) >= MOST_FIGURES:
+                continue  # clients must not be able to grow the server's memory by inventing names
+            if name not in self.figures:
+                self.figures[name] = np.full(len(self), np.nan)
+            self.figures[name][i] = value
+
+    def hear(self, round: int, client: ClientId, figures: Mapping[str, float]) -> None:
+        """Note what a client said in a round, and whether its loss is lower than when it was last heard."""
+        if "loss" in figures and not figures["loss"] >= self.figure_of(client, "loss"):
+            self.last_improved[self._index[client]] = round
+        self.note(client, figures)
+
+    def figure_of(self, client: ClientId, name: str) -> float:
+        """One client's figure, NaN if it is not known."""
+        return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
+
+    def probed(self, round: int, answered: Mapping[ClientId, int]) -> None:
+        """Note who answered a probe in a round, with their sample counts."""
+        rows = [self._index[c] for c in answered]
+        self.last_probed[rows] = round
+        self.n[rows] = list(answered.values())
+
+    def mark(self, round: int, selected: Iterable[ClientId], replied: Mapping[ClientId, int]) -> None:
+        """Count a round for those selected and, with their sample counts, those who replied."""
+        chosen = np.array([self._index[c] for c in selected], np.intp)
+        self.selected[chosen] += 1
+        self.last_selected[chosen] = round
+        answered = np.array([self._index[c] for c in replied], np.intp)
+        self.replied[answered] += 1
+        self.last_replied[answered] = round
+        self.n[answered] = list(replied.values())
+
+    def to_arrays(self) -> Arrays:
+        """The rows that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
+        touched = (self.selected > 0) | (self.last_probed > 0)
+        for column in self.figures.values():
+            touched |= ~np.isnan(column)
+        rows = np.flatnonzero(touched)
+        names = json.dumps([self.ids[i] for i in rows]).encode()  # a name may hold any character
+        out: Arrays = {"ids": np.frombuffer(names, np.uint8).copy()}
+        out |= {name: getattr(self, name)[rows] for name in COUNTS}
+        return out | {f"figure.{k}": v[rows] for k, v in self.figures.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "Roster":
+        """The roster saved by `to_arrays`; clients not in it come back with the fleet."""
+        ids = json.loads(arrays["ids"].tobytes())
+        return cls(
+            ids=ids,
+            present=np.zeros(len(ids), np.bool_),
+            figures={k.removeprefix("figure."): v.copy() for k, v in arrays.items() if k.startswith("figure.")},
+            **{name: arrays[name].copy() for name in COUNTS if name in arrays},  # older runs have fewer
+        )

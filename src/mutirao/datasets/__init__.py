@@ -1,0 +1,92 @@
+"""The data sets recipes can read: what they are, who publishes them, and whether a copy on disk is whole.
+
+Nothing is imported to list them: how a set is checked is a dotted path to a function
+`(path or None) -> findings`, which raises ConfigError if the set cannot be used.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutirao.config import load_name, nearest
+from mutirao.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set by what it holds, where to get it, how it lies on disk, and the function that checks it."""
+
+    about: str
+    source: str
+    layout: str
+    check: str
+
+
+DATA_SETS = {
+    "digits": DataSet(
+        about="1,797 handwritten digits of 8 x 8 pixels in 10 classes",
+        source="embedded: it comes with scikit-learn (from the UCI Machine Learning Repository)",
+        layout="no files",
+        check="mutirao.datasets:check_digits",
+    ),
+    "cifar10": DataSet(
+        about="60,000 colour pictures of 32 x 32 pixels in 10 classes; 'synthetic' is an embedded stand-in",
+        source="University of Toronto, Alex Krizhevsky's page on CIFAR-10: the binary or the Python version",
+        layout="a folder cifar-10-batches-bin or cifar-10-batches-py with data_batch_1 to 5 and test_batch in it",
+        check="mutirao.datasets.cifar10:check",
+    ),
+    "mslr": DataSet(
+        about="web search: 136 features, grades 0 to 4; WEB10K has 10,000 queries and 1,200,192 documents, WEB30K "
+        "three times as many; there is an embedded stand-in",
+        source="Microsoft Research, Microsoft Learning to Rank Datasets: MSLR-WEB10K or MSLR-WEB30K",
+        layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
+        check="mutirao.ranking.letor:check_mslr",
+    ),
+    "letor": DataSet(
+        about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
+        source="whoever publishes in the form of LETOR or SVMlight",
+        layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
+        check="mutirao.ranking.letor:check",
+    ),
+    "movielens": DataSet(
+        about="ratings of films: 100K, 1M, 10M, 20M or 25M of them; there is an embedded stand-in",
+        source="GroupLens Research, University of Minnesota: MovieLens ml-100k, ml-1m, ml-10m, ml-20m, ml-25m",
+        layout="a folder with u.data and u.item, ratings.dat and movies.dat, or ratings.csv and movies.csv",
+        check="mutirao.recsys.reading:check",
+    ),
+    "netflix": DataSet(
+        about="100,480,507 ratings of 17,770 films by 480,189 users, with dates",
+        source="the Netflix Prize's nf_prize_dataset",
+        layout="a folder with movie_titles.txt and training_set/mv_*.txt, or combined_data_*.txt",
+        check="mutirao.recsys.reading:check",
+    ),
+    "mq2008": DataSet(
+        about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
+        source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
+        layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
+        check="mutirao.ranking.letor:check",
+    ),
+    "cells": DataSet(
+        about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",
+        source="Herlev University Hospital and DTU, or whoever publishes one folder a class",
+        layout="a folder with one folder a class, or Training/ and Test/ of that kind",
+        check="mutirao.datasets.folders:check",
+    ),
+}
+
+
+def check(name: str, path: Path | str | None = None) -> list[str]:
+    """Read a data set as its recipe would; a few lines say what was found."""
+    if name not in DATA_SETS:
+        raise ConfigError(f"no data set is called {name!r}{nearest(name, DATA_SETS)}")
+    findings: list[str] = load_name(DATA_SETS[name].check)(path)
+    return findings
+
+
+def check_digits(path: Path | str | None) -> list[str]:
+    """The digits need no files, so a path can only be a mistake."""
+    if path is not None:
+        raise ConfigError(f"digits are embedded and read no files; leave {str(path)!r} out")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return [f"embedded in scikit-learn: {len(digits.images):,} pictures of 8 x 8, {len(digits.target_names)} classes"]

@@ -1,0 +1,201 @@
+"""`flwr-clientapp` as a site runs it: the site's installed code answers, and no code that came over the network.
+
+Flower sends the app of a run, code and all, to every SuperNode, which starts `flwr-clientapp` for each message. A
+policy binds only if that program ignores the code. `own_command(folder)` writes such a `flwr-clientapp` into a folder;
+a SuperNode started with that folder first in its PATH runs it. Nothing is unpacked, nothing is installed.
+
+The first message also starts the site's herald: a process that has imported Flower and this project, works on nothing,
+and forks a client process for each later message, so that not each of them has to import all that again.
+"""
+
+import importlib
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.files import write_whole
+from mutirao.deploy import caller
+from mutirao.errors import ConfigError
+
+COMMAND = "flwr-clientapp"
+
+
+def own_command(folder: Path, task: str = "") -> Path:
+    """Write the command; `task` names the site's own function from Flower's context to a Task (`my_site:task_of`)."""
+    if os.name == "nt":
+        raise ConfigError("a site's own flwr-clientapp is a shell script: it needs Linux or macOS")
+    path = folder / COMMAND
+    words = [sys.executable, "-I", "-S", caller.__file__, *([f"--task={task}"] if task else [])]
+    write_whole(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def main() -> None:
+    """Answer the message that a SuperNode holds for us."""
+    words = sys.argv[1:]
+    parent = caller.parent_in(words)
+    if os.environ.get("MUTIRAO_WORKER", "on").lower() not in caller.OFF:
+        start_herald(parent, words)
+    prepare()
+    answer_one_message(words, parent)
+
+
+def prepare() -> None:
+    """Import all that a client process needs, and put our functions in place of those that load a server's code."""
+    importlib.import_module("mutirao.fleets.flower")
+
+    def leave_it(*_: Any, **__: Any) -> None:
+        """The app that the server sent stays packed."""
+
+    replace_in_flower({"install_from_fab": leave_it, "get_project_dir": leave_it})
+
+
+def answer_one_message(words: list[str], parent: int) -> None:
+    """What Flower's own command does, without importing the whole SuperNode for it, which takes half a second."""
+    import argparse
+
+    from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
+    from flwr.supercore.constant import SUPERNODE_DEFAULT_CLIENT_ADDRESS
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    from mutirao.deploy.flower import client_app
+    from mutirao.deploy.warm import Warm
+
+    parser = argparse.ArgumentParser(COMMAND)
+    parser.add_argument("--runtime-api-address", default=SUPERNODE_DEFAULT_CLIENT_ADDRESS)
+    parser.add_argument("--task", default="")
+    add_args_flwr_app_common(parser)
+    args = parser.parse_args(words)
+
+    def load(*_: Any, **__: Any) -> Any:
+        return lambda *_: client_app(later(args.task) if args.task else None, Warm(parent))
+
+    replace_in_flower({"get_load_client_app_fn": load})
+    run_clientapp(
+        runtime_api_address=args.runtime_api_address,
+        token=try_obtain_flwr_app_token(args),
+        insecure=args.insecure,
+        certificates=validate_and_resolve_root_certificates(args.root_certificates, args.insecure),
+        parent_pid=args.parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+def later(name: str) -> Any:
+    """A function of the site by its dotted path, imported when it is called: mostly the worker does that."""
+
+    def task_of(context: Any) -> Any:
+        from mutirao.config import load_name
+
+        return load_name(name)(context)
+
+    task_of.__module__, _, task_of.__qualname__ = name.partition(":")
+    return task_of
+
+
+def start_herald(parent: int, words: list[str]) -> None:
+    """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
+    from mutirao.deploy.orders import code_stamp
+    from mutirao.deploy.warm import only_one, resident
+
+    task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
+    try:
+        folder = caller.folder_of(parent)
+        with only_one(folder / "lock"):
+            if not (folder / "herald.pid").exists() or not caller.birth(int((folder / "herald.pid").read_text())):
+                process = resident("mutirao.deploy.clientapp", folder, "--herald", str(parent), code_stamp(task), task)
+                write_whole(folder / "herald.pid", str(process.pid), durable=False)
+    except (OSError, ValueError, caller.WorkerDied):
+        return
+
+
+def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
+    """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
+    from mutirao.deploy.orders import code_stamp
+    from mutirao.deploy.warm import IDLE
+
+    prepare()
+    born, last = caller.birth(parent), time.monotonic()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    listener = socket.socket(socket.AF_UNIX)
+    fresh = folder / f"herald.{os.getpid()}"
+    listener.bind(str(fresh))
+    listener.listen(16)
+    fresh.replace(folder / "herald")
+    listener.settimeout(0.5)
+    while born and caller.birth(parent) == born and time.monotonic() - last < IDLE:
+        try:
+            link = listener.accept()[0]
+        except TimeoutError:
+            continue
+        last = time.monotonic()
+        with link:
+            if not caller.same_user(link):
+                continue
+            if code_stamp(task) != made_of:
+                (folder / "herald.pid").unlink(missing_ok=True)
+                break  # whoever called does it the long way, and starts another herald
+            link.settimeout(caller.GREET)
+            try:
+                text, files, _, _ = socket.recv_fds(link, caller.MOST, 2)
+            except OSError:
+                continue
+            words = words_in(text)
+            if words is not None and len(files) == 2 and os.fork() == 0:
+                listener.close()
+                become_client(link, words, files)
+            for file in files:
+                os.close(file)
+
+
+def words_in(text: bytes) -> list[str] | None:
+    """The arguments a caller sent; None if that is something else."""
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
+def become_client(link: socket.socket, words: list[str], files: list[int]) -> None:
+    """Go on as the process that was called, with its output, and tell it that this one does the work."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 1
+    try:
+        for number, file in zip((1, 2), files, strict=True):
+            os.dup2(file, number)
+            os.close(file)
+        link.sendall(b"1")
+        link.close()
+        answer_one_message(words, caller.parent_in(words))
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def replace_in_flower(functions: dict[str, Any]) -> None:
+    """Put these in place of the functions with which Flower unpacks and loads an app; none of them may be missing."""
+    place = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    for name, function in functions.items():
+        if not hasattr(place, name):  # another version of Flower: better no answer than one by foreign code
+            sys.exit(f"error: this version of Flower has no {name}; install the one that mutirao asks for")
+        setattr(place, name, function)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:3] == ["--herald"]:
+        herald(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    else:
+        main()

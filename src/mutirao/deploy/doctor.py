@@ -1,0 +1,414 @@
+"""What a site or a server needs to work, looked at one by one, with a remedy for whatever is wrong.
+
+Each check is a small function that returns findings; none of them changes anything.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import sys
+import time
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mutirao.deploy import keys
+from mutirao.deploy.admission import is_admitted
+from mutirao.deploy.layout import FILE, Node, Server, load, split_address
+from mutirao.deploy.policy import load_policy
+from mutirao.deploy.processes import port_trouble, running
+from mutirao.deploy.superlink import about, versions
+from mutirao.errors import ConfigError, MutiraoError
+
+State = Literal["ok", "warn", "fail", "skip"]
+SOON = 30  # days before the end of a certificate at which to renew it
+AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
+GIGABYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def examine(folder: Path) -> list[Finding]:
+    """All checks for the folder of a server or a site."""
+    found = [*python_and_packages()]
+    try:
+        place = load(folder)
+    except ConfigError as error:
+        return [*found, Finding("folder", "fail", str(error), "make it with: mutirao site init")]
+    found.append(Finding("folder", "ok", f"{place.role} {place.name!r} in {place.folder}"))
+    found += [*private_files(place), *authority(place)]
+    found += server_checks(place) if isinstance(place, Server) else site_checks(place)
+    return [*found, *process(place), *disk(place.folder), *memory(), *gpu()]
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether nothing failed; warnings do not count."""
+    return all(f.state != "fail" for f in findings)
+
+
+def as_json(findings: list[Finding]) -> str:
+    """For machines."""
+    return json.dumps({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, indent=2)
+
+
+def python_and_packages() -> Iterator[Finding]:
+    """Python, mutirao, Flower in the range mutirao asks for, and torch."""
+    new = sys.version_info >= (3, 11)
+    yield Finding(
+        "python", "ok" if new else "fail", sys.version.split()[0], "" if new else "install Python 3.11 or newer"
+    )
+    found = versions()
+    missing = [name for name, version in found.items() if not version]
+    if missing:
+        remedy = "pip install 'mutirao[flower,privacy]'"
+        yield Finding("packages", "fail", f"{', '.join(missing)} not installed", remedy)
+    else:
+        yield Finding("packages", "ok", ", ".join(f"{k} {v}" for k, v in found.items() if k != "python"))
+    if found["flwr"] and not flower_fits(found["flwr"]):
+        remedy = "pip install 'mutirao[flower]' again: it brings the right one"
+        yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
+
+
+def flower_fits(version: str) -> bool:
+    """Whether this version of Flower is in the range that the installed mutirao declares."""
+    from packaging.requirements import Requirement
+
+    try:
+        declared = importlib.metadata.requires("mutirao") or []
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    wanted = [r for text in declared if (r := Requirement(text)).name == "flwr"]
+    return all(r.specifier.contains(version, prereleases=True) for r in wanted)
+
+
+def private_files(place: Server | Node) -> Iterator[Finding]:
+    """Private keys are there, belong to their public halves, and are readable by their owner alone."""
+    private = [place.key, *([place.ca_key] if isinstance(place, Server) and place.ca_key.exists() else [])]
+    for key in private:
+        if not key.exists():
+            remedy = "restore it from your backup, or make a new folder with: mutirao site init"
+            yield Finding("private key", "fail", f"{key} is missing", remedy)
+            continue
+        mode = stat.S_IMODE(key.stat().st_mode)
+        if mode & 0o077:
+            yield Finding("private key", "fail", f"{key} can be read by others (mode {mode:o})", f"chmod 600 {key}")
+        else:
+            yield Finding("private key", "ok", f"{key.name} is readable by its owner alone")
+    if isinstance(place, Node) and place.key.exists():
+        yield from own_pair(place)
+
+
+def own_pair(node: Node) -> Iterator[Finding]:
+    """The public key that was sent to the server is that of the private key."""
+    from cryptography.hazmat.primitives import serialization as form
+
+    try:
+        private = form.load_ssh_private_key(node.key.read_bytes(), None)
+        mine = private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+        same = mine == keys.public_key_pem(node.public_key)
+        text = f"{node.public_key.name} is another key's than {node.key.name}"
+    except (OSError, ValueError, ConfigError) as error:
+        same, text = False, f"cannot be read: {error}"
+    if same:
+        yield Finding("key pair", "ok", keys.fingerprint(node.public_key))
+    else:
+        yield Finding("key pair", "fail", text, "restore both from one backup; never mix two folders")
+
+
+def authority(place: Server | Node) -> Iterator[Finding]:
+    """The certificate of the authority is there and in its time."""
+    if not place.ca.exists():
+        remedy = "ask for the server's ca.crt, compare its fingerprint, and put it there"
+        yield Finding("authority", "fail", f"{place.ca} is missing", remedy)
+        return
+    try:
+        yield dates("authority", place.ca, "the server makes a new authority: mutirao site init server, a new folder")
+    except ConfigError as error:
+        yield Finding("authority", "fail", str(error), "ask for the server's ca.crt again")
+
+
+def dates(check: str, path: Path, remedy: str, now: datetime.datetime | None = None) -> Finding:
+    """Whether a certificate is in its time, and for how long."""
+    certificate, moment = keys.certificate_in(path), now or datetime.datetime.now(datetime.UTC)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    left = (end - moment).days
+    if moment < begin:
+        return Finding(check, "fail", f"{path.name} begins only {begin:%Y-%m-%d %H:%M} UTC", "set the clock right")
+    if moment > end:
+        return Finding(check, "fail", f"{path.name} ended {end:%Y-%m-%d}", remedy)
+    if left < SOON:
+        return Finding(check, "warn", f"{path.name} ends in {left} days ({end:%Y-%m-%d})", remedy)
+    return Finding(check, "ok", f"{path.name} is good until {end:%Y-%m-%d}")
+
+
+def server_checks(server: Server) -> Iterator[Finding]:
+    """Certificate, names, port, and the sites that were admitted."""
+    renew = f"mutirao site renew {server.folder}, then down and up"
+    try:
+        certificate, ca = keys.certificate_in(server.certificate), keys.certificate_in(server.ca)
+        yield dates("certificate", server.certificate, renew)
+        yield signature(server, certificate, ca, renew)
+        missing = sorted(set(server.hosts) - set(keys.hosts_of(certificate)))
+        named = ", ".join(h for h in keys.hosts_of(certificate) if h not in keys.LOOPBACK)
+        if missing:
+            yield Finding("names", "fail", f"the certificate is not for {', '.join(missing)}", renew)
+        elif not named:
+            remedy = f"mutirao site renew {server.folder} --host NAME-OR-ADDRESS"
+            yield Finding("names", "warn", "the certificate is for this machine alone: no site can connect", remedy)
+        else:
+            yield Finding("names", "ok", f"sites reach it as {named}")
+    except ConfigError as error:
+        yield Finding("certificate", "fail", str(error), renew)
+    yield from own_port(server)
+    yield from admitted_sites(server)
+
+
+def signature(server: Server, certificate: Any, ca: Any, renew: str) -> Finding:
+    """The certificate is signed by the authority, and belongs to the server's key."""
+    try:
+        certificate.verify_directly_issued_by(ca)
+        if server.key.exists() and keys.private_key(server.key).public_key() != certificate.public_key():
+            return Finding("signature", "fail", "server.crt belongs to another key than server.key", renew)
+    except Exception as error:  # cryptography raises several kinds for one thing: it is not this authority's
+        reason = str(error) or type(error).__name__
+        return Finding("signature", "fail", f"server.crt is not signed by ca.crt ({reason})", renew)
+    return Finding("signature", "ok", "server.crt is signed by ca.crt and belongs to server.key")
+
+
+def own_port(server: Server) -> Iterator[Finding]:
+    """The port is ours, or free."""
+    if running(server.folder) is not None:
+        try:
+            about(server.here, server.ca, direct=True)
+            yield Finding("port", "ok", f"the SuperLink answers at {server.here}")
+        except (OSError, ValueError) as error:
+            remedy = f"see {server.logs / 'superlink.log'}; mutirao site down, then up"
+            yield Finding("port", "fail", f"the SuperLink runs and does not answer at {server.here}: {error}", remedy)
+        return
+    if trouble := port_trouble(server):
+        remedy = f"end the other program, or change port and host in {server.folder / FILE}"
+        yield Finding("port", "fail", trouble, remedy)
+    else:
+        yield Finding("port", "ok", f"{server.port} is free")
+
+
+def admitted_sites(server: Server) -> Iterator[Finding]:
+    """Each key that was kept is known to the SuperLink."""
+    known = sorted(server.sites.glob("*.pub"))
+    if running(server.folder) is None:
+        yield Finding("sites", "skip", f"{len(known)} keys kept; the SuperLink does not run")
+        return
+    try:
+        strangers = [key.stem for key in known if not is_admitted(server, key)]
+    except MutiraoError as error:
+        yield Finding("sites", "fail", str(error), f"mutirao site down {server.folder}, then up")
+        return
+    if strangers:
+        remedy = f"mutirao site admit {server.folder} {server.sites}/NAME.pub"
+        yield Finding("sites", "fail", f"not admitted: {', '.join(strangers)}", remedy)
+    else:
+        yield Finding("sites", "ok" if known else "warn", f"{len(known)} admitted", "" if known else "admit a site")
+
+
+def site_checks(node: Node) -> list[Finding]:
+    """The policy, the data, and the way to the server."""
+    return [*policy_and_data(node), *server_seen(node)]
+
+
+def policy_and_data(node: Node) -> Iterator[Finding]:
+    """The policy can be read and allows something; the data it names are there."""
+    from mutirao.deploy.content import content_hash
+
+    edit = f"edit {node.policy_file}"
+    try:
+        policy = load_policy(node.policy_file)
+    except ConfigError as error:
+        yield Finding("policy", "fail", str(error), edit)
+        return
+    changed = []
+    for name, wanted in policy.recipes.items():
+        try:
+            if content_hash(name) != wanted:
+                changed.append(name)
+        except ConfigError:
+            changed.append(name)
+    if changed:
+        remedy = f"look at what changed, then put the hash from 'mutirao site hash NAME' into {node.policy_file}"
+        yield Finding("policy", "fail", f"installed with other content than allowed: {', '.join(changed)}", remedy)
+    elif not policy.recipes or not policy.asked.requests or not policy.reply.arrays:
+        yield Finding("policy", "warn", "lets nothing leave yet: every request is refused", edit)
+    else:
+        yield Finding("policy", "ok", f"allows {', '.join(policy.recipes)}")
+    data = policy.settings.get("data")
+    if data is None:
+        yield Finding("data", "skip", "the policy names no data folder (settings.data)")
+        return
+    place = Path(str(data)).expanduser()
+    try:
+        empty = place.is_dir() and next(place.iterdir(), None) is None
+        wrong = "is not there" if not place.exists() else "is empty" if empty else ""
+        if not wrong and not os.access(place, os.R_OK):
+            wrong = "cannot be read by this user"
+    except OSError as error:
+        wrong = f"cannot be read: {error.strerror}"
+    if wrong:
+        yield Finding("data", "fail", f"{place} {wrong}", f"mount or correct it, or {edit}")
+    else:
+        yield Finding("data", "ok", f"{place} can be read")
+
+
+def server_seen(node: Node) -> Iterator[Finding]:
+    """What this site sees of the server: reachable, proven by its certificate, same versions and time, key known."""
+    host, port = split_address(node.superlink)
+    if not node.ca.exists():
+        yield Finding("server", "skip", "not asked without ca.crt")
+        return
+    public = keys.public_key_pem(node.public_key) if node.public_key.exists() else None
+    before = time.time()
+    try:
+        facts = about(node.superlink, node.ca, public)
+    except (OSError, ValueError) as error:
+        yield unreachable(error, node, host, port)
+        return
+    clock = (before + time.time()) / 2
+    yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
+    yield from same_versions(facts["versions"], versions())
+    yield clock_skew(clock - float(facts.get("time", clock)))
+    if facts.get("admitted"):
+        yield Finding("admitted", "ok", "the server knows this site's key")
+    else:
+        remedy = (
+            f"send {node.public_key} to the server, where it is taken with: mutirao site admit FOLDER {node.name}.pub"
+        )
+        yield Finding("admitted", "fail", "the server does not know this site's key", remedy)
+
+
+CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
+    9: ("the server's certificate has not begun", "compare the clocks of both machines"),
+    10: ("the server's certificate has ended", "the server renews it: mutirao site renew FOLDER"),
+    62: (
+        "the server's certificate is not for {host}",
+        "the server adds the name: mutirao site renew FOLDER --host {host}",
+    ),
+    64: ("the server's certificate is not for {host}", "the server adds it: mutirao site renew FOLDER --host {host}"),
+}
+
+
+def unreachable(error: Exception, node: Node, host: str, port: int) -> Finding:
+    """What a failed connection means, and what to do."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(error, urllib.error.HTTPError):
+        remedy = "check the address, and that the server was started with: mutirao site up"
+        return Finding("server", "fail", f"{node.superlink} answers {error.code}: not a server of ours", remedy)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        other = ("the server's certificate is signed by another authority", "ask for the server's ca.crt again")
+        text, remedy = CERTIFICATE_TROUBLES.get(reason.verify_code, other)
+        return Finding("server", "fail", text.format(host=host), remedy.format(host=host))
+    if isinstance(reason, ssl.SSLError):
+        remedy = "check the port; the server must be one started with: mutirao site up"
+        return Finding("server", "fail", f"{node.superlink} does not speak TLS ({reason.reason or reason})", remedy)
+    if isinstance(reason, socket.gaierror):
+        remedy = "check the name, or use the server's IP address"
+        return Finding("server", "fail", f"{host} is not known to the name service", remedy)
+    if isinstance(reason, ConnectionRefusedError):
+        remedy = f"on the server: mutirao site status FOLDER; is {port} its port?"
+        return Finding("server", "fail", f"nobody listens at {node.superlink}", remedy)
+    remedy = f"let this machine open connections to {host}, TCP port {port} (firewall, proxy: HTTPS_PROXY)"
+    return Finding("server", "fail", f"{node.superlink} cannot be reached: {reason}", remedy)
+
+
+def same_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Iterator[Finding]:
+    """mutirao and Flower must be the same on both sides; others only for results that repeat bit for bit."""
+    pairs = {k: (ours.get(k, ""), str(v)) for k, v in theirs.items() if ours.get(k, "") != str(v)}
+    hard = {k: v for k, v in pairs.items() if k in ("mutirao", "flwr")}
+    if not pairs:
+        yield Finding("versions", "ok", "the same as the server's")
+        return
+    text = ", ".join(f"{k} {here or 'missing'} here, {there or 'missing'} there" for k, (here, there) in pairs.items())
+    wanted = " ".join(f"{k}=={there}" for k, (_, there) in pairs.items() if there and k != "python")
+    remedy = f"pip install {wanted}" if wanted else "the same Python makes results repeat bit for bit"
+    yield Finding("versions", "fail" if hard else "warn", text, remedy)
+
+
+def clock_skew(ahead: float) -> Finding:
+    """Flower refuses signed requests from the future (more than 5 s) and from the past (more than 305 s)."""
+    text = f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    if ahead > AHEAD or ahead < -BEHIND:
+        return Finding("clock", "fail", f"{text}: its requests are refused", "switch on time synchronisation (NTP)")
+    if ahead > AHEAD / 2 or ahead < -BEHIND / 5:
+        return Finding("clock", "warn", text, "switch on time synchronisation (NTP)")
+    return Finding("clock", "ok", text)
+
+
+def process(place: Server | Node) -> Iterator[Finding]:
+    """Whether it runs."""
+    found = running(place.folder)
+    if found is None:
+        yield Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
+    else:
+        yield Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
+
+
+def disk(folder: Path, free: Callable[[Path], int] | None = None) -> Iterator[Finding]:
+    """Room for models, logs and trails."""
+    left = free(folder) if free else shutil.disk_usage(folder).free
+    text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
+    state: State = "fail" if left < GIGABYTE else "warn" if left < 5 * GIGABYTE else "ok"
+    yield Finding("disk", state, text, "" if state == "ok" else remedy)
+
+
+def memory(available: float | None = None) -> Iterator[Finding]:
+    """Room for torch and the data."""
+    left = available if available is not None else memory_left()
+    if left is None:
+        yield Finding("memory", "skip", "cannot be told on this system")
+        return
+    state: State = "fail" if left < 0.5 * GIGABYTE else "warn" if left < 2 * GIGABYTE else "ok"
+    remedy = "" if state == "ok" else "end other programs, or give the machine more; torch alone takes half a gigabyte"
+    yield Finding("memory", state, f"{left / GIGABYTE:.1f} GB available", remedy)
+
+
+def memory_left() -> float | None:
+    """Bytes that programs can still get: of the machine, or of the container if that is less."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        left = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        used = float(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
+        return left if most == "max" else min(left, float(most) - used)
+    except (OSError, ValueError):
+        return left
+
+
+def gpu() -> Iterator[Finding]:
+    """Whether torch can use the graphics card, if there is one."""
+    try:
+        import torch
+    except ImportError:
+        yield Finding("gpu", "skip", "torch is not installed")
+        return
+    if torch.cuda.is_available():
+        yield Finding("gpu", "ok", torch.cuda.get_device_name(0))
+    elif shutil.which("nvidia-smi"):
+        remedy = "install the torch that fits the driver, or in a container give it the device"
+        yield Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)
+    else:
+        yield Finding("gpu", "ok", "none: training uses the processor")

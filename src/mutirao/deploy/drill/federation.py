@@ -1,0 +1,195 @@
+"""A small federation to break: a server and three sites on this machine, with processes, keys and policies."""
+
+import ctypes
+import os
+import random
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.fleet import Scalar
+from mutirao.deploy.admission import admit
+from mutirao.deploy.drill.trials import Impossible, Trial
+from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.keeping import command_of, holder, keep_going
+from mutirao.deploy.layout import Node, Server, free_port
+from mutirao.deploy.policy import load_policy
+from mutirao.deploy.processes import (
+    Process,
+    connected,
+    members,
+    running,
+    start_superlink,
+    start_supernode,
+    stop,
+    until,
+)
+from mutirao.errors import MutiraoError
+
+NAMES = ("c0", "c1", "c2")
+TRIVIAL: dict[str, Scalar] = {
+    "clients": 3,
+    "per_round": 1.0,
+    "min_replies": 3,  # a round with fewer is repeated: then the digest does not depend on who was away
+    "hidden": 16,
+    "epochs": 1,
+    "wait": 240.0,
+}
+CLONE_NEWNET = 0x40000000
+LATE = 30.0  # seconds until a client that has not answered is asked again
+LONG = 900.0  # seconds after which a trial is given up
+
+
+class Federation:
+    """A server and three sites in one folder, each with processes, keys and a policy of its own."""
+
+    def __init__(self, folder: Path, hosts: Sequence[str] = ("127.0.0.1",), host: str = "127.0.0.1") -> None:
+        self.folder = folder
+        self.server: Server = found_server(folder / "server", list(hosts), port=free_port(), host=host)
+        self.nodes: dict[str, Node] = {}
+        for name in NAMES:
+            node = found_site(
+                folder / name, name, f"{hosts[-1]}:{self.server.port}", self.server.ca, "", ["quickstart"]
+            )
+            text = node.policy_file.read_text(encoding="utf-8")
+            for key, allowed in (("requests", '["train"]'), ("arrays", '["*"]'), ("metrics", '["*"]')):
+                text = text.replace(f"{key} = []", f"{key} = {allowed}")
+            node.policy_file.write_text(
+                text.replace("decimals = 3", "decimals = 17").replace("_step = 10", "_step = 1")
+            )
+            self.nodes[name] = node
+        self.env: dict[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+        self.away: set[str] = set()  # sites that are not to be started again
+        self.extra: dict[str, dict[str, str]] = {}  # what a site's environment has besides
+        self.spaces: dict[str, str] = {}  # the network namespace a site is in
+
+    def start(self) -> "Federation":
+        """Start all, and wait until all three sites are let in."""
+        self.start_link()
+        for node in self.nodes.values():
+            admit(self.server.folder, take_key(self.server.folder, node.public_key))
+            self.start_node(node.name)
+        for name in self.nodes:
+            self.until_connected(name)
+        return self
+
+    def start_link(self) -> Process:
+        """Start the SuperLink."""
+        return start_superlink(self.server.folder, self.env)
+
+    def start_node(self, name: str, env: dict[str, str] | None = None) -> Process:
+        """Start a site's SuperNode."""
+        env = self.env | self.extra.get(name, {}) | (env or {})
+        return inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
+
+    def until_connected(self, name: str, seconds: float = 60.0) -> None:
+        """Wait for a site to be let in."""
+        process = running(self.nodes[name].folder)
+        if process is None or not until(lambda: connected(process), seconds):
+            raise MutiraoError(f"{name} was not let in: {process.last_words() if process else 'it ended'}")
+
+    def run(self, out: Path, rounds: int, meanwhile: Callable[[Path], None], **sets: Scalar) -> dict[str, Any]:
+        """A run of trivial training, seen through to its end."""
+        settings = TRIVIAL | {"rounds": rounds} | sets
+        return keep_going(self.server.folder, "quickstart", settings.items(), out, LATE, LONG, meanwhile)
+
+    def pid(self, kind: str, out: Path, draw: random.Random) -> tuple[int, str]:
+        """A process of that kind that lives now, and whose it is; 0 if there is none."""
+        if kind == "server":
+            return holder(out), "server"
+        if kind == "superlink":
+            process = running(self.server.folder)
+            return (process.pid if process else 0), "server"
+        name = draw.choice(NAMES)
+        folder = self.nodes[name].folder
+        if kind == "supernode":
+            process = running(folder)
+            return (process.pid if process else 0), name
+        workers = [pid for pid, _ in members(folder) if "mutirao.deploy.worker" in command_of(pid)]
+        return (workers[0] if workers else 0), name
+
+    def mend(self) -> None:
+        """Start again what is not there, as a service manager does."""
+        if running(self.server.folder) is None:
+            self.start_link()
+        for name, node in self.nodes.items():
+            if name not in self.away and running(node.folder) is None:
+                self.start_node(name)
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self.folders:
+            stop(folder)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Of all parties."""
+        return [*(node.folder for node in self.nodes.values()), self.server.folder]
+
+    def judge(self, trial: Trial, summary: dict[str, Any], digest: str, out: Path, liar: str = "") -> None:
+        """Whether a run ended as it should; ends all processes. Of a liar's trail nothing is expected."""
+        trial.good = summary["digest"] == digest
+        said = [f"{summary['rounds']} rounds in {summary['flower_runs']} Flower runs"]
+        said.append(f"digest {'equal' if trial.good else 'DIFFERS'}")
+        problems = self.audits(out, liar)
+        said.append(f"TRAILS: {problems[0]}" if problems else "trails agree")
+        over = self.left_over()
+        said.append(f"LEFT OVER: {'; '.join(over)}" if over else "nothing left over")
+        trial.good = trial.good and not problems and not over
+        trial.happened = "; ".join([trial.happened, ", ".join(said)] if trial.happened else [", ".join(said)])
+        trial.facts["flower_runs"] = summary["flower_runs"]
+
+    def audits(self, out: Path, liar: str = "") -> list[str]:
+        """What is wrong between the server's trail and those of the sites."""
+        from mutirao.runs.verify import verify_all
+
+        trails = [load_policy(node.policy_file).audit for node in self.nodes.values() if node.name != liar]
+        return verify_all(out, [trail for trail in trails if trail.exists()])[1]
+
+    def left_over(self) -> list[str]:
+        """End everything; the processes and ports that are still there afterwards."""
+        for folder in self.folders:
+            stop(folder)
+        left = [f"process {pid}: {command_of(pid)[:80]}" for folder in self.folders for pid, _ in members(folder)]
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", self.server.port)) == 0:
+                left.append(f"port {self.server.port}")
+        return left
+
+
+def expected(rounds: int, **sets: Scalar) -> str:
+    """The digest of the same run in one process that nobody disturbs."""
+    from mutirao.config import resolve
+    from mutirao.recipes.task import find
+    from mutirao.runs.execute import execute
+
+    settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
+    with tempfile.TemporaryDirectory() as folder:
+        config = resolve(find("quickstart").config, {}, list(settings.items()))
+        return str(execute("quickstart", config, Path(folder) / "run", pictures=False)["digest"])
+
+
+def inside(space: str, action: Callable[[], Process]) -> Process:
+    """Start a process in a network namespace: from a thread that went there, since children go with it."""
+    if not space:
+        return action()
+
+    def work() -> Process:
+        with Path(f"/run/netns/{space}").open() as place:
+            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+                raise Impossible(f"setns: {os.strerror(ctypes.get_errno())}")
+        return action()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+def rounds_made(out: Path) -> int:
+    """How many rounds of a run are on disk."""
+    states = [f.stem.removeprefix("state_") for f in (out / "checkpoints").glob("state_*.safetensors")]
+    return max((int(n) for n in states if n.isdecimal()), default=0)

@@ -1,0 +1,175 @@
+"""SIGKILL at random moments, of every kind of process: the digest is the same, and nothing is left over."""
+
+import contextlib
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mutirao.deploy.drill.federation import TRIVIAL, Federation, expected, rounds_made
+from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
+from mutirao.errors import MutiraoError
+
+log = logging.getLogger("mutirao")
+
+PROCESSES = ("server", "superlink", "supernode", "worker")
+
+
+@dataclass
+class Killer:
+    """Kills processes of the kinds listed, in that order, each at a random moment, and lets them come back."""
+
+    federation: Federation
+    kinds: list[str]
+    draw: random.Random
+    pause: tuple[float, float] = (2.0, 14.0)  # seconds between all being well and the next kill
+    due: float = 0.0
+    killed: list[dict[str, Any]] = field(default_factory=list)
+    open: dict[str, Any] | None = None  # the kill after which no round has been made yet
+
+    def __call__(self, out: Path) -> None:
+        """Called again and again while the run goes on."""
+        now, made = time.monotonic(), rounds_made(out)
+        self.federation.mend()
+        if self.open is not None and made > self.open["round"]:
+            self.open["back after"] = round(now - self.open.pop("at"), 1)
+            log.warning(
+                "%s of %s killed: next round after %s s", *(self.open[k] for k in ("kind", "whose", "back after"))
+            )
+            self.open = None
+            self.due = 0.0
+        if not self.kinds or self.open is not None:
+            return
+        if not self.due:
+            self.due = now + self.draw.uniform(*self.pause)
+        if now < self.due:
+            return
+        pid, whose = self.federation.pid(self.kinds[0], out, self.draw)
+        if not pid:
+            return
+        kill(pid)
+        self.open = {"kind": self.kinds.pop(0), "whose": whose, "round": made, "at": now}
+        self.killed.append(self.open)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, which nobody can prepare for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def deployed_kills(
+    folder: Path, count: int, seed: int, each: int = 4, kinds: Sequence[str] = PROCESSES
+) -> Iterator[Trial]:
+    """Deployed runs in which processes of all kinds are killed, `each` a run, until `count` were."""
+    draw, left, number = random.Random(seed), count, 0
+    while left > 0:
+        number += 1
+        order = [kinds[i % len(kinds)] for i in range(min(each, left))]
+        draw.shuffle(order)
+        rounds, place = len(order) + 3, folder / f"kills-{number}"
+        trial = Trial(f"kills {number}", f"SIGKILL: {', '.join(order)}")
+        with Federation(place) as federation:
+            killer = Killer(federation, list(order), draw)
+            try:
+                federation.start()
+                out = place / "run"
+                summary = federation.run(out, rounds, killer)
+                while killer.kinds:  # it was too quick for us: the same run, longer
+                    rounds += len(killer.kinds) + 2
+                    more = federation.run(out, rounds, killer)
+                    summary = more | {"flower_runs": summary["flower_runs"] + more["flower_runs"]}
+                trial.facts = {"kills": killer.killed}
+                federation.judge(trial, summary, expected(rounds), out)
+            except MutiraoError as error:
+                trial.good, trial.happened = False, f"FAILED: {error}"
+        trial.kills = len(killer.killed)
+        left -= max(trial.kills, 1)
+        yield trial
+
+
+def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterator[Trial]:
+    """Runs on the local fleet, in a process that is killed again and again and goes on with --resume."""
+    if not hasattr(os, "fork"):
+        raise Impossible("this system cannot fork")
+    trial = Trial("in-process", TRIALS["in-process"])
+    draw, runs, same = random.Random(seed), 0, True
+    trivial(rounds)[0].prepare(trivial(rounds)[1])  # imports everything once: children share it
+    digest = forked(partial(run_locally, folder / "undisturbed", rounds), None)
+    while trial.kills < count and same:
+        runs += 1
+        out = folder / f"in-process-{runs}"
+        while True:
+            goal = rounds_made(out) + draw.randrange(8)  # some kills fall before the first round that would be made
+            told = forked(
+                partial(run_locally, out, rounds),
+                partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if trial.kills < count else None,
+            )
+            if told:
+                break
+            trial.kills += 1
+        same = told == digest
+    trial.good = same and trial.kills >= count
+    trial.happened = (
+        f"{trial.kills} kills in {runs} runs of {rounds} rounds, digest {'equal each time' if same else 'DIFFERS'}"
+    )
+    yield trial
+
+
+def run_locally(out: Path, rounds: int) -> str:
+    """A run of trivial training on the local fleet; its digest."""
+    from mutirao.runs.execute import execute
+
+    return str(execute("quickstart", trivial(rounds)[1], out, resume=True, pictures=False)["digest"])
+
+
+def trivial(rounds: int) -> tuple[Any, Any]:
+    """The recipe that is run, and its configuration."""
+    from mutirao.config import resolve
+    from mutirao.recipes.task import find
+
+    recipe = find("quickstart")
+    return recipe, resolve(recipe.config, {}, list((TRIVIAL | {"rounds": rounds, "wait": 0.0}).items()))
+
+
+def late_enough(out: Path, goal: int, more: float) -> bool:
+    """Whether a run has made so many rounds; then a moment longer, so that the kill falls anywhere in the next."""
+    if rounds_made(out) < goal:
+        return False
+    time.sleep(more)
+    return True
+
+
+def forked(work: Callable[[], str], fate: Callable[[], bool] | None) -> str:
+    """What `work` gives in a process of its own, or nothing if it was killed, which it is as soon as `fate` says so."""
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            logging.disable(logging.CRITICAL)
+            os.write(theirs, work().encode())
+            os._exit(0)
+        os._exit(1)
+    os.close(theirs)
+    ended, status = 0, 0
+    while fate is not None and not ended:
+        if fate():
+            kill(pid)
+            break
+        time.sleep(0.002)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    with os.fdopen(ours, "rb") as pipe:
+        told = pipe.read().decode()
+    code = os.waitstatus_to_exitcode(status if ended else os.waitpid(pid, 0)[1])
+    if code not in (0, -signal.SIGKILL):
+        raise MutiraoError(f"a run ended by itself with exit code {code}")
+    return told if code == 0 else ""

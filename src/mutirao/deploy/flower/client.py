@@ -1,0 +1,147 @@
+"""The Flower client of an institution: it works on its own part of a task, under its own policy if it has one."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from mutirao.core.fleet import Failure, Scalar, failure_of
+from mutirao.deploy.caller import OFF
+from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
+from mutirao.deploy.guard import Asker, admit, discreet, guarded
+from mutirao.deploy.orders import Order
+from mutirao.deploy.policy import Policy, load_policy
+from mutirao.deploy.states import States
+from mutirao.deploy.warm import Warm
+from mutirao.errors import ConfigError, Refused
+from mutirao.fleets.flower.messages import REFUSED, head_in, pack, reply_content, request_in, unpack
+from mutirao.fleets.local import LocalFleet
+from mutirao.recipes.task import Task
+from mutirao.runs.audit import Audit
+
+log = logging.getLogger("mutirao")
+
+STATE = "mutirao.state"  # where Flower's context keeps what a site remembers
+
+
+def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> ClientApp:
+    """A Flower client that works on its own part of a task: by default of the recipe the run configuration names.
+
+    With `warm` the work is done by the site's resident worker; what is asked and what leaves is judged here.
+    """
+    app, task_of = ClientApp(), task_of or recipe_task
+
+    def work(message: Message, context: Context) -> Message:
+        def make() -> RecordDict | Failure:
+            policy = policy_of(context)
+            if policy is not None:
+                return worked_under(policy, message, context, task_of, warm)
+            return worked(message, context, task_for(context, task_of, {}, warm))
+
+        return answer(message, make)
+
+    def tell_name(message: Message, context: Context) -> Message:
+        return answer(message, lambda: RecordDict({"name": ConfigRecord({"name": name_of(context, task_of)})}))
+
+    for register in (app.train(), app.evaluate(), app.query()):
+        register(work)
+    app.query("name")(tell_name)
+    return app
+
+
+def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Message:
+    """The answer made, or one line on why there is none: no traceback leaves a client."""
+    try:
+        made = make()
+    except Exception as error:
+        made = failure_of(error)
+    if isinstance(made, RecordDict):
+        return Message(made, reply_to=message)
+    log.warning("a request failed: %s", made)
+    code = REFUSED if made.kind == "refused" else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return Message(Error(code, made.reason), reply_to=message)
+
+
+def worked(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
+    """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
+    name, kept = name_of(context, lambda _: task), context.state.get(STATE)
+    request = request_in(message)
+    number, began = request.config.get("round"), 0
+    # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
+    alone = LocalFleet(lambda request, site: task.handler(request, site), {name: data_of(task, name)})
+    if states is not None and isinstance(number, int):
+        began, state = states.before(request.do, number)
+        alone.states |= {name: state} if state else {}
+    elif isinstance(kept, ArrayRecord):
+        alone.states[name] = unpack(kept)
+    answers = alone.ask({name: request})
+    if name in answers.failures:
+        return answers.failures[name]
+    content = reply_content(answers.replies[name])
+    if name in alone.states:
+        if states is not None and isinstance(number, int):
+            states.keep(number if request.do == "train" else began, alone.states[name])
+        else:
+            context.state[STATE] = pack(alone.states[name])
+    return content
+
+
+def worked_under(
+    policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: Warm | None = None
+) -> RecordDict | Failure:
+    """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
+
+    A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
+    """
+    asked = context.run_config
+    recipe = str(asked.get("recipe", "quickstart")) if task_of is recipe_task else named(task_of)
+    name = str(context.node_config.get("name", ""))
+    asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
+    admit(policy, asker, asked)
+    with discreet(policy, asker.facts()):
+        task = task_for(context, task_of, policy.settings, warm)
+        first = str(asker.server.get("first", ""))
+        states = States(policy.audit.parent / "states", first) if first else None
+        content = worked(message, context, replace(task, handler=guarded(task.handler, policy, asker)), states)
+    if isinstance(content, RecordDict):
+        content["audit"] = ConfigRecord(Audit(policy.audit).where())
+    return content
+
+
+def policy_of(context: Context) -> Policy | None:
+    """The policy of this site, from its node's configuration or its environment: never from a message."""
+    path = str(context.node_config.get("policy", "")) or os.environ.get("MUTIRAO_POLICY", "")
+    if not path:
+        return None
+    try:
+        return load_policy(Path(path).expanduser())
+    except ConfigError as error:
+        log.error("nothing is answered without a policy: %s", error)
+        raise Refused("policy", "the policy of this site cannot be read") from error
+
+
+def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], warm: Warm | None) -> Task:
+    """The task, made in this process or held by the site's worker; `instead` are settings the site insists on."""
+    by_recipe = task_of is recipe_task
+
+    def cold() -> Task:
+        return recipe_task(context, instead) if by_recipe else task_of(context)
+
+    switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
+    if warm is None or switch in OFF:
+        return cold()
+    name, asked, node = name_of(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
+    if by_recipe:
+        return warm.task(Order(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
+    order = Order(name, named(task_of), str(context.run_id), context.node_id, asked, node)
+    return warm.task(order, cold)
+
+
+def named(task_of: TaskOf) -> str:
+    """A function of the site by its dotted path."""
+    return f"{task_of.__module__}:{task_of.__qualname__}"

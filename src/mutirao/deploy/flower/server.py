@@ -1,0 +1,45 @@
+"""The Flower server app that runs the recipe a run configuration names."""
+
+import functools
+import os
+import re
+import tomllib
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from mutirao import config as configuration
+from mutirao.cli.terminal import Progress
+from mutirao.deploy.admission import entitled
+from mutirao.deploy.flower.tasks import recipe_from, settings_in
+from mutirao.fleets.flower.fleet import Entitled, FlowerFleet
+from mutirao.runs.execute import continued, execute
+
+
+def server_app() -> ServerApp:
+    """A Flower server that runs the recipe the run configuration names and writes its run folder."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        asked = context.run_config
+        recipe, config = recipe_from(toml := settings_in(asked))
+        out = Path(str(asked.get("out", "")) or f"runs/{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}")
+        resume = configuration.typed("resume", asked.get("resume", False), bool)
+        timeout = configuration.typed("timeout", asked.get("timeout", 600.0), float, low=1e-9)
+        if resume and (out / "config.toml").exists():
+            table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
+            recipe, config = continued(recipe, out, configuration.flattened(table))  # refuses other settings
+        fleet = FlowerFleet(grid, timeout, entitled=entitled_here())
+        execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
+
+    return app
+
+
+def entitled_here() -> Entitled:
+    """Who may have which name: on a server made by `mutirao site`, only the site whose key was admitted for it."""
+    folder = os.environ.get("MUTIRAO_SITE", "")
+    if not folder or not (Path(folder) / "sites").is_dir():
+        return lambda name, node: True
+    return functools.partial(entitled, Path(folder))

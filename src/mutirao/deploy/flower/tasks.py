@@ -1,0 +1,76 @@
+"""The task that a Flower run asks for, and the client of it that a node is."""
+
+import functools
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import Context
+
+from mutirao import config as configuration
+from mutirao.core.fleet import ClientId, Scalar
+from mutirao.errors import ConfigError
+from mutirao.recipes.task import Task, find
+
+TaskOf = Callable[[Context], Task]
+
+OURS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that are no settings of a recipe
+
+
+def recipe_task(context: Context, instead: Mapping[str, Scalar] | None = None) -> Task:
+    """The task of the recipe that the run configuration names; a node may say where its own data lie, and more."""
+    asked: dict[str, Any] = dict(context.run_config)
+    if "data" in context.node_config:  # last of all, so that no setting of the run points a node elsewhere
+        asked["set"] = " ".join([str(asked.get("set", "")), shlex.quote(f"data={context.node_config['data']}")])
+    return task_from(settings_in(asked, instead))
+
+
+@functools.lru_cache(maxsize=2)
+def task_from(toml: str) -> Task:
+    """The task of a full configuration; kept, because Flower's engine gives a process one message after another."""
+    recipe, config = recipe_from(toml)
+    return find(recipe).prepare(config)
+
+
+def recipe_from(toml: str) -> tuple[str, Any]:
+    """A recipe's name and its configuration, from the text `mutirao.config.dump` writes."""
+    table = tomllib.loads(toml)
+    name = table.pop("recipe")
+    return name, configuration.resolve(find(name).config, table)
+
+
+def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None) -> str:
+    """The full configuration that a Flower run asks for: its settings, then those in `set`, then those `instead`."""
+    name = str(run_config.get("recipe", "quickstart"))
+    plain = sorted((pair for pair in run_config.items() if pair[0] not in OURS), key=lambda pair: "." in pair[0])
+    try:
+        words = shlex.split(str(run_config.get("set", "")))
+    except ValueError as error:
+        raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
+    extra = [configuration.parse_assignment(text) for text in words]
+    return configuration.dump(
+        name, configuration.resolve(find(name).config, {}, [*plain, *extra, *(instead or {}).items()])
+    )
+
+
+def name_of(context: Context, task_of: TaskOf) -> ClientId:
+    """The name in the node's configuration; in a simulation the client that has the partition's number."""
+    if "name" in context.node_config:
+        return str(context.node_config["name"])
+    if "partition-id" not in context.node_config:
+        raise ConfigError("this node has no name; start it with --node-config 'name=\"...\"'")
+    names, i = sorted(task_of(context).population), int(context.node_config["partition-id"])
+    if not 0 <= i < len(names):
+        raise ConfigError(f"partition {i} has no client: the task has {len(names)}")
+    return names[i]
+
+
+def data_of(task: Task, name: ClientId) -> Any:
+    """What the client of that name holds."""
+    try:
+        return task.population[name]
+    except KeyError:
+        if name in list(task.population):
+            raise
+        raise ConfigError(f"the task has no client {name!r}{configuration.nearest(name, task.population)}") from None

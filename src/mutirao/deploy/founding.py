@@ -1,0 +1,119 @@
+"""Make the folder of a server or a site: keys, certificates, configuration, a policy, a compose file."""
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mutirao.config import quoted
+from mutirao.core.files import write_whole
+from mutirao.deploy import keys
+from mutirao.deploy.compose import compose_text
+from mutirao.deploy.layout import FILE, PORT, Node, Server, save, server_in
+from mutirao.deploy.policy import policy_template
+from mutirao.errors import ConfigError
+
+DATA_LINE = '# data = "/srv/mutirao/data"'  # as the template of a policy has it
+NEVER_REPLACED = "is there already; keys are never replaced: choose another folder, or move this one away"
+
+
+def found_server(
+    folder: Path, hosts: Sequence[str] = (), port: int = PORT, name: str = "server", host: str = "0.0.0.0"
+) -> Server:
+    """A certificate authority, a server certificate for these names and addresses, and the configuration."""
+    server = Server(folder.resolve(), name, tuple(map(keys.plain_host, hosts)) or own_names(), host, port)
+    with making(server.folder):
+        keys.write_authority(server.ca, server.ca_key, name)
+        keys.write_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts)
+        server.sites.mkdir()
+        write_whole(server.folder / "compose.yaml", compose_text([server]))
+        save(server)
+    return server
+
+
+def found_site(
+    folder: Path,
+    name: str,
+    superlink: str,
+    ca: Path | bytes | None = None,
+    data: str = "",
+    recipes: Sequence[str] = (),
+    task: str = "",
+    client: str = "",
+) -> Node:
+    """A key pair, a policy that lets nothing leave yet, and the configuration; `ca` may be added later as `ca.crt`."""
+    node = Node(folder.resolve(), name, superlink, client, task=task)
+    policy = policy_template(recipes)
+    if data:
+        policy = policy.replace(DATA_LINE, f"data = {quoted(str(Path(data).expanduser().resolve()))}", 1)
+    with making(node.folder):
+        keys.write_node_key(node.key, node.public_key, client or name)
+        if ca is not None:
+            keys.write_new(node.ca, ca.read_bytes() if isinstance(ca, Path) else ca)
+            keys.certificate_in(node.ca)  # a clear word now rather than at the first connection
+        keys.write_new(node.policy_file, policy.encode())
+        write_whole(node.folder / "compose.yaml", compose_text([node]))
+        save(node)
+    return node
+
+
+def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> Path:
+    """Keep a site's public key with the server's; a name or client that is taken by another key is refused.
+
+    `client` is what the site may call itself in recipes, by default what the key's comment says.
+    """
+    server = server_in(folder)
+    keys.public_key_pem(public_key)
+    kept = server.sites / f"{name or public_key.stem}.pub"
+    if public_key.resolve() == kept.resolve():
+        return kept
+    if kept.exists() and keys.fingerprint(kept) != keys.fingerprint(public_key):
+        raise ConfigError(f"{kept} holds another key; a site that made a new one needs a new name, or remove the file")
+    client = client or keys.client_in(public_key)
+    for other in sorted(server.sites.glob("*.pub")):
+        if other != kept and keys.fingerprint(other) == keys.fingerprint(public_key):
+            raise ConfigError(f"{other} holds this key already, under another name")
+        if other != kept and keys.client_in(other) == client:
+            raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
+    write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
+    return kept
+
+
+def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS) -> Server:
+    """A new server certificate by the same authority, for the same names or for others; sites change nothing."""
+    before = server_in(folder)
+    names = tuple(map(keys.plain_host, hosts)) or before.hosts
+    server = Server(before.folder, before.name, names, before.host, before.port)
+    keys.renew_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts, days)
+    save(server)
+    return server
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Fill a folder that is new or holds nothing of ours; what was begun and failed is taken away again."""
+    if (folder / FILE).exists():
+        raise ConfigError(f"{folder / FILE} {NEVER_REPLACED}")
+    before = set(folder.iterdir()) if folder.is_dir() else None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if before is None:
+            folder.chmod(0o700)
+        yield
+    except BaseException:
+        for made in set(folder.iterdir()) - (before or set()) if folder.is_dir() else ():
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if before is None:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def own_names() -> tuple[str, ...]:
+    """The names and the address by which others probably reach this machine."""
+    found = [socket.getfqdn(), socket.gethostname()]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))  # sends nothing: it only asks which address would be used
+        found.append(s.getsockname()[0])
+    return tuple(dict.fromkeys(h for h in found if h and h not in keys.LOOPBACK and not h.startswith("localhost")))

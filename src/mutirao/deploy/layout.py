@@ -1,0 +1,190 @@
+"""The folder of a server or a site: one small `site.toml`, and a fixed place for keys, logs and records beside it."""
+
+import re
+import socket
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import lines, nearest, quoted, read, typed
+from mutirao.core.files import write_whole
+from mutirao.errors import ConfigError
+
+FILE = "site.toml"
+PORT = 9092
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What both kinds of folder have."""
+
+    folder: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(f"{self.name!r} is no name: letters, digits, '-', '_' and '.', at most 63 of them")
+
+    @property
+    def ca(self) -> Path:
+        """The certificate of the federation's own authority: public, the same file everywhere."""
+        return self.folder / "ca.crt"
+
+    @property
+    def flower_home(self) -> Path:
+        """Where Flower keeps what it keeps; never the user's own ~/.flwr."""
+        return self.folder / "flwr"
+
+    @property
+    def logs(self) -> Path:
+        """What the processes say, a file a start."""
+        return self.folder / "logs"
+
+
+@dataclass(frozen=True)
+class Server(Place):
+    """The one machine that sites connect to: it runs a SuperLink."""
+
+    hosts: tuple[str, ...] = ()  # the names and addresses in its certificate, by which sites reach it
+    host: str = "0.0.0.0"  # the address it listens on
+    port: int = PORT
+
+    role = "server"
+    process = "superlink"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's certificate, signed by the authority."""
+        return self.folder / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """The private key of that certificate."""
+        return self.folder / "server.key"
+
+    @property
+    def ca_key(self) -> Path:
+        """The authority's private key: needed only to sign; it may be kept elsewhere."""
+        return self.folder / "ca.key"
+
+    @property
+    def sites(self) -> Path:
+        """The public keys of the sites that may connect."""
+        return self.folder / "sites"
+
+    @property
+    def here(self) -> str:
+        """The address at which this machine reaches its own SuperLink."""
+        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '::') else bracketed(self.host)}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Node(Place):
+    """One institution: it runs a SuperNode, which connects to the server and accepts no connection itself."""
+
+    superlink: str = ""  # host:port
+    client: str = ""  # the client that it is in recipes; empty: its name
+    policy: str = "policy.toml"
+    task: str = ""  # the site's own function from Flower's context to a task, instead of recipes
+    port: int = 0  # of its own processes, on loopback; 0: any that is free
+
+    role = "site"
+    process = "supernode"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        split_address(self.superlink)
+
+    @property
+    def key(self) -> Path:
+        """The private key by which the server knows this site."""
+        return self.folder / "node.key"
+
+    @property
+    def public_key(self) -> Path:
+        """The one file the site sends to the server."""
+        return self.folder / f"{self.name}.pub"
+
+    @property
+    def policy_file(self) -> Path:
+        """What the site allows, and where its data lie (`settings.data`)."""
+        return self.folder / self.policy
+
+
+ROLES: dict[str, type[Server] | type[Node]] = {"server": Server, "site": Node}
+
+
+def load(folder: Path) -> Server | Node:
+    """What a folder is for; ConfigError if it was not made by `mutirao site init`, or says something wrong."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; make the folder with: mutirao site init")
+    table = read(path)
+    role = table.pop("role", None)
+    if role not in ROLES:
+        raise ConfigError(f'{path}: role is "server" or "site", not {role!r}')
+    known = {f.name: f for f in fields(ROLES[role]) if f.name != "folder"}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, known)}")
+        if key == "hosts":
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                raise ConfigError(f"{path}: hosts: {value!r} is not a list of texts")
+            values[key] = tuple(value)
+        elif key == "port":
+            values[key] = typed(f"{path}: port", value, int, low=1 if role == "server" else 0, high=65535)
+        else:
+            values[key] = typed(f"{path}: {key}", value, str)
+    if "name" not in values:
+        raise ConfigError(f"{path}: name is missing")
+    try:
+        return ROLES[role](folder=folder.resolve(), **values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def save(place: Server | Node) -> None:
+    """Write `site.toml`."""
+    values = {f.name: getattr(place, f.name) for f in fields(place) if f.name not in ("folder", "hosts")}
+    text = [f'role = "{place.role}"', *lines(values)]
+    if isinstance(place, Server):
+        text.append(f"hosts = [{', '.join(map(quoted, place.hosts))}]")
+    write_whole(place.folder / FILE, "\n".join(text) + "\n")
+
+
+def server_in(folder: Path) -> Server:
+    """The server of this folder; ConfigError if it is a site's."""
+    place = load(folder)
+    if not isinstance(place, Server):
+        raise ConfigError(f"{folder} is the folder of the site {place.name!r}; this needs the server's")
+    return place
+
+
+def node_in(folder: Path) -> Node:
+    """The site of this folder; ConfigError if it is the server's."""
+    place = load(folder)
+    if not isinstance(place, Node):
+        raise ConfigError(f"{folder} is the server's folder; this needs a site's")
+    return place
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s/]+):(\d{1,5})", text)
+    if not match or not 0 < int(match[2]) < 65536:
+        raise ConfigError(f"{text!r} is no address; write host:port, such as server.example.org:{PORT}")
+    return match[1].strip("[]"), int(match[2])
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as s:
+        s.bind((host, 0))
+        return int(s.getsockname()[1])

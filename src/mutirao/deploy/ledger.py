@@ -1,0 +1,85 @@
+"""The privacy account of a site on its own disk: what each run was allowed to learn, and what that adds up to."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.accounting import NOTHING, Releases, added, epsilon, joined
+from mutirao.core.files import write_whole
+from mutirao.deploy.policy import Cover
+from mutirao.errors import Damaged, Refused
+
+
+class Ledger:
+    """Releases by run, in a JSON file that is replaced whole; hold `alone` while you read, decide and write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[str, Releases] = {}
+        if not path.exists():
+            return
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for run, rows in content["runs"].items():
+                self.runs[str(run)] = np.array(rows, np.float64).reshape(-1, 3)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{path} cannot be read: without it nobody knows what was spent") from error
+
+    def total(self) -> Releases:
+        """The releases of all runs."""
+        table = NOTHING
+        for rows in self.runs.values():
+            table = joined(table, rows)
+        return table
+
+    def charge(self, cover: Cover, run: str, releases: Releases) -> float:
+        """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
+        mine = joined(self.runs.get(run, NOTHING), releases)
+        everything = joined(self.total(), releases)
+        for rule, table, budget in (
+            ("privacy.run_budget", mine, cover.run_budget),
+            ("privacy.budget", everything, cover.budget),
+        ):
+            if budget and (after := epsilon(table, cover.delta, cover.accountant)) > budget:
+                raise Refused(rule, f"epsilon would be {after:.4g}, {budget:g} is the most")
+        self.runs[run] = mine
+        spent = epsilon(everything, cover.delta, cover.accountant)
+        facts: dict[str, Any] = {
+            "delta": cover.delta,
+            "epsilon": spent,
+            "runs": {name: rows.tolist() for name, rows in self.runs.items()},
+        }
+        write_whole(self.path, json.dumps(facts, indent=1) + "\n")
+        return spent
+
+
+def difference(before: Releases | None, after: Releases | None) -> Releases:
+    """What a request added to a table of releases."""
+    table = NOTHING
+    old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
+    for noise, rate, times in (NOTHING if after is None else after).tolist():
+        if (more := int(times - old.get((noise, rate), 0))) > 0:
+            table = added(table, noise, rate, more)
+    return table
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock beside `path`: a site may answer two requests in two processes, but decides one after the other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except ImportError:  # not on Windows
+            pass
+        yield
+    finally:
+        os.close(handle)

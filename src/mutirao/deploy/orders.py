@@ -1,0 +1,90 @@
+"""What a task is made of, and the stamp of the code, environment and data that a process needs to work on it."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from mutirao.core.fleet import Scalar
+
+MOST_FILES = 5000  # of a data folder that are looked at for changes
+WHOLE = ("flwr", "numpy", "torch")  # packages that an installer replaces as a whole
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a task is made of: the site's own function or else a recipe, and all its settings."""
+
+    name: str  # the client's
+    task: str = ""  # the site's own function from Flower's context to a Task; empty: the recipe of the run
+    run: str = ""  # of Flower; only for a function of the site
+    node: int = 0
+    run_config: Mapping[str, Scalar] = field(default_factory=dict)
+    node_config: Mapping[str, Scalar] = field(default_factory=dict)
+    instead: Mapping[str, Scalar] = field(default_factory=dict)  # settings the site insists on
+
+    def key(self) -> str:
+        """The same for orders that give the same task."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def stamp(order: Order) -> str:
+    """What a worker has to be made of: the installed code, the environment, the data, by their names and dates."""
+    recipe = str(order.run_config.get("recipe", ""))
+    sha = hashlib.sha256(code_stamp(order.task, recipe if ":" in recipe else "").encode())
+    for table in (order.node_config, order.instead):
+        if isinstance(data := table.get("data"), str):
+            for line in dates_in(Path(data).expanduser()):
+                sha.update(line.encode())
+    return sha.hexdigest()
+
+
+def code_stamp(*names: str) -> str:
+    """The installed code, with that of the packages these dotted names are in, and the environment."""
+    sha = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
+    for top in sorted({"mutirao", *WHOLE, *(name.partition(":")[0].partition(".")[0] for name in names)} - {""}):
+        for line in dates_of_package(top):
+            sha.update(line.encode())
+    for key, value in sorted(os.environ.items()):
+        if key.startswith(("MUTIRAO_", "PYTHON", "CUDA_", "OMP_")):
+            sha.update(f"{key}={value}\n".encode())
+    return sha.hexdigest()
+
+
+def dates_of_package(top: str) -> list[str]:
+    """The source files of a package with sizes and dates; of one that is not ours its first file says enough."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(top)
+        if spec is not None and spec.origin:
+            file = Path(spec.origin)
+            alone = top in WHOLE or spec.submodule_search_locations is None
+            found = [file] if alone else sorted(f for f in file.parent.rglob("*") if f.suffix in {".py", ".c", ".so"})
+            return [dated(f) for f in found]
+    return []
+
+
+def dates_in(path: Path) -> Iterator[str]:
+    """A file or folder with sizes and dates, down to the first few thousand files."""
+    yield dated(path)
+    left = MOST_FILES
+    for folder, names, files in os.walk(path):
+        names.sort()
+        for name in sorted(files)[:left]:
+            left -= 1
+            yield dated(Path(folder) / name)
+        if left <= 0:
+            return
+
+
+def dated(path: Path) -> str:
+    """A file by its name, size and date."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return f"{path} missing\n"
+    return f"{path} {facts.st_size} {facts.st_mtime_ns}\n"

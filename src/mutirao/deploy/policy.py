@@ -1,0 +1,265 @@
+"""What a site allows, in a file of its own: whatever `policy.toml` does not allow is refused."""
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from mutirao.accounting import Accountant
+from mutirao.config import nearest, parse_assignment, read, typed
+from mutirao.core.fleet import Scalar
+from mutirao.deploy.content import content_hash
+from mutirao.errors import ConfigError, Refused
+
+NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that set nothing in a recipe
+SUSPICIOUS = (":", "/", "\\", "~")  # text that may name code or files
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What may be asked of the site."""
+
+    requests: tuple[str, ...] = ()
+    min_samples: int = 1
+    names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What may leave the site; names may hold `*`."""
+
+    arrays: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    remove: bool = False  # other metrics and extras are taken out, instead of refusing the reply
+    largest: int = 64 * 2**20  # bytes
+    decimals: int = 17  # of metrics; 17: as they are
+    samples_step: int = 1  # the number of samples is rounded down to a multiple
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Clipping and noise the site adds by itself, and how much privacy it is willing to spend."""
+
+    clip: float = 0.0
+    noise: float = 0.0
+    budget: float = 0.0
+    run_budget: float = 0.0
+    delta: float = 1e-5
+    accountant: Accountant = "rdp"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All a site allows; `recipes` maps names to content hashes, `settings` replace those the server sends."""
+
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    asked: Asked = field(default_factory=Asked)
+    reply: Leaving = field(default_factory=Leaving)
+    privacy: Cover = field(default_factory=Cover)
+    audit: Path = Path("audit.jsonl")
+    ledger: Path = Path("ledger.json")
+
+    def __post_init__(self) -> None:
+        cover, reply = self.privacy, self.reply
+        if cover.noise and not cover.clip:
+            raise ConfigError("privacy.noise needs privacy.clip: noise is measured against the longest update")
+        if (cover.budget or cover.run_budget) and (reply.extras or reply.metrics) and not spends_only(reply.metrics):
+            raise ConfigError("with a privacy budget reply.extras and reply.metrics must be empty: they are not noised")
+
+    def admit(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
+        """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported."""
+        if recipe not in self.recipes:
+            raise Refused("recipes", f"{recipe!r} is not allowed here")
+        try:
+            found = content_hash(recipe)
+        except ConfigError as error:
+            raise Refused("recipes", str(error)) from error
+        if found != self.recipes[recipe]:
+            raise Refused("recipes", f"{recipe!r} is installed with other content than allowed: {found[:19]}...")
+        for key, value in assignments(run_config):
+            text = isinstance(value, str) and any(mark in value for mark in SUSPICIOUS)
+            if text and key not in self.settings and value not in self.asked.names:
+                raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
+
+
+def spends_only(metrics: Iterable[str]) -> bool:
+    """Whether nothing but the account of privacy is told."""
+    return set(metrics) <= {"epsilon", "epsilon_next"}
+
+
+def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
+    """Every setting in a run configuration, with those in its `set`."""
+    try:
+        more = [parse_assignment(text) for text in shlex.split(str(run_config.get("set", "")))]
+    except ValueError as error:
+        raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
+    return [(k, v) for k, v in run_config.items() if k not in NOT_SETTINGS] + more
+
+
+def allowed(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of those, or fits one with `*` in it."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
+    table = read(path)
+    known = {"recipes", "settings", "asked", "reply", "privacy", "records"}
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, known)}")
+        if not isinstance(table[key], dict):
+            raise ConfigError(f"{path}: {key!r} is a table: write [{key}]")
+    records = section(path, "records", table.get("records", {}), Records)
+    recipes = {k: typed(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
+    try:
+        return Policy(
+            recipes=recipes,
+            settings=flat_settings(path, table.get("settings", {})),
+            asked=section(path, "asked", table.get("asked", {}), Asked),
+            reply=section(path, "reply", table.get("reply", {}), Leaving),
+            privacy=section(path, "privacy", table.get("privacy", {}), Cover),
+            audit=path.parent / Path(records.audit).expanduser(),
+            ledger=path.parent / Path(records.ledger).expanduser(),
+        )
+    except ConfigError as error:
+        raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the site writes down what happened; a relative path is beside the policy."""
+
+    audit: str = "audit.jsonl"
+    ledger: str = "ledger.json"
+
+
+def section(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
+    """A table of the file as the dataclass that describes it."""
+    known = {f.name: f for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        where = f"{path}: {name}.{key}"
+        if key not in known:
+            raise ConfigError(f"{where} is unknown{nearest(key, known)}")
+        default = known[key].default
+        if isinstance(default, tuple):
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                raise ConfigError(f"{where}: {value!r} is not a list of texts")
+            values[key] = tuple(value)
+        elif key == "accountant":
+            values[key] = typed(where, value, Accountant)
+        else:
+            values[key] = typed(where, value, type(default), low=0 if isinstance(default, int | float) else None)
+            if isinstance(values[key], float) and not math.isfinite(values[key]):
+                raise ConfigError(f"{where}: {value!r} is not a finite number")
+    if not 0 < values.get("delta", 0.5) < 1:
+        raise ConfigError(f"{path}: {name}.delta must be above 0 and below 1")
+    if values.get("samples_step", 1) < 1:
+        raise ConfigError(f"{path}: {name}.samples_step must be at least 1")
+    return kind(**values)
+
+
+def flat_settings(path: Path, table: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The settings a site insists on, `key` or `part.key`."""
+    out: dict[str, Scalar] = {}
+    for key, value in table.items():
+        pairs = {f"{key}.{sub}": v for sub, v in value.items()} if isinstance(value, dict) else {key: value}
+        for name, v in pairs.items():
+            out[name] = typed(f"{path}: settings.{name}", v, Any)
+    return out
+
+
+def describe(policy: Policy) -> dict[str, str]:
+    """What a policy allows, in words, and what was spent."""
+    from mutirao.accounting import epsilon
+    from mutirao.deploy.ledger import Ledger
+
+    out = {}
+    for name, wanted in policy.recipes.items():
+        try:
+            now = "allowed" if content_hash(name) == wanted else "REFUSED: installed with other content than allowed"
+        except ConfigError as error:
+            now = f"REFUSED: {error}"
+        out[f"recipe {name}"] = now
+    cover, reply = policy.privacy, policy.reply
+    parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
+    out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}
+    out |= {f"{kind} that leave": ", ".join(names) or "none" for kind, names in parts.items()}
+    out["fewest samples"] = str(policy.asked.min_samples)
+    out["largest reply"] = f"{reply.largest} bytes"
+    out["clip, noise"] = f"{cover.clip:g}, {cover.noise:g}" if cover.clip else "none"
+    if cover.budget or cover.run_budget:
+        spent = epsilon(Ledger(policy.ledger).total(), cover.delta, cover.accountant)
+        out["epsilon spent"] = (
+            f"{spent:.4g} of {cover.budget or math.inf:g}, at most {cover.run_budget or math.inf:g} a run"
+        )
+    return out
+
+
+def policy_template(recipes: Iterable[str] = ()) -> str:
+    """A policy that allows nothing yet but these recipes as they are installed, with a word on every key."""
+    hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in recipes)
+    return TEMPLATE.replace("@RECIPES@", hashes or '# quickstart = "sha256:..."')
+
+
+TEMPLATE = """\
+# What this site allows. It belongs to the site: nothing the server sends can change it.
+# Whatever is not allowed here is refused, each decision is written to the audit trail, and the server is told
+# which rule it was. Check it with: mutirao site check policy.toml
+
+[recipes]
+# The recipes that may run, each with the hash of its content (mutirao site hash NAME).
+# After an upgrade of mutirao the hash is another one: look at what changed, then allow it again.
+@RECIPES@
+
+[settings]
+# Settings this site insists on, whatever the server says: where its data lie, how much it computes.
+# data = "/srv/mutirao/data"
+# epochs = 1
+
+[asked]
+# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few).
+requests = []
+# Fewer samples than this, and nothing leaves.
+min_samples = 50
+# Paths or dotted names that the server may use in settings; without this it may send only numbers and plain names.
+names = []
+
+[reply]
+# What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.
+arrays = []
+extras = []
+metrics = []
+# true: other metrics and extras are taken out; false: a reply that has any is refused.
+remove = false
+# Most bytes of a reply.
+largest = 67108864
+# Metrics are rounded to so many decimals (17: as they are).
+decimals = 3
+# The number of samples is rounded down to a multiple of this (1: as it is).
+samples_step = 10
+
+[privacy]
+# The longest update that leaves (0: any length); longer ones are shortened.
+clip = 0.0
+# Gaussian noise on each number of the update, as a multiple of clip (0: none).
+noise = 0.0
+# The most epsilon this site spends: over all runs together, and in one run (0: it keeps no account).
+# With a budget, a run must add noise: by the line above, or by its own privacy=local or privacy=dpsgd.
+budget = 0.0
+run_budget = 0.0
+delta = 1e-5
+# rdp (quick) or prv (tighter, slower).
+accountant = "rdp"
+
+[records]
+# Where decisions and spending are written down, beside this file. Keep both: a lost ledger is a lost account.
+audit = "audit.jsonl"
+ledger = "ledger.json"
+"""

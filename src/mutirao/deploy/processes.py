@@ -1,0 +1,362 @@
+"""Start, watch and end the SuperLink or SuperNode of a folder: by its own record, and never another's process.
+
+A process is known by its number and the moment it was born, written down in the folder when it starts: a number that
+was given to somebody else since is not ours. Whatever it starts in turn carries `MUTIRAO_SITE=<folder>` in its
+environment, so that nothing is left over when it ends.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import lines, quoted
+from mutirao.core.files import write_whole
+from mutirao.deploy.clientapp import own_command
+from mutirao.deploy.layout import FILE, Node, Server, free_port, load, node_in, server_in
+from mutirao.deploy.policy import load_policy
+from mutirao.deploy.superlink import about
+from mutirao.deploy.supernode import NOT_YET
+from mutirao.errors import ConfigError, MutiraoError
+
+MARK = "MUTIRAO_SITE"
+RECORD = "process.json"
+KEPT_LOGS = 9
+COMMANDS = Path(sys.executable).parent
+LOCAL = "localhost,127.0.0.1,::1"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A SuperLink or SuperNode that was started in a folder."""
+
+    what: str  # superlink, supernode
+    folder: Path
+    pid: int
+    born: str
+    log: Path
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return birth(self.pid) == self.born
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """Ask it to end, make it end after so many seconds, and end all that it started."""
+        family = members(self.folder)
+        self.signal(signal.SIGTERM)
+        if not until(lambda: not self.alive(), seconds):
+            self.kill()
+        sweep(self.folder)
+        until(lambda: all(birth(pid) != born for pid, born in family), seconds)  # the dying show no mark any more
+
+    def kill(self) -> None:
+        """SIGKILL to this process alone, as a power cut would; what it started finds out by itself."""
+        self.signal(signal.SIGKILL)
+        until(lambda: not self.alive(), 10)
+
+    def text(self) -> str:
+        """What it has said so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def last_words(self) -> str:
+        """The last line of its log that says something."""
+        return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "nothing")[:300]
+
+    def reason(self) -> str:
+        """Why it ended, as far as its log tells: Flower writes an error over several lines."""
+        lines = self.text().splitlines()
+        at = next((i for i, line in enumerate(lines) if "ERROR" in line or "Error" in line), None)
+        return self.last_words() if at is None else one_line(" ".join(lines[at : at + 4]))
+
+    def since(self) -> str:
+        """When it was started (UTC)."""
+        try:
+            return str(json.loads((self.folder / RECORD).read_text(encoding="utf-8")).get("since", ""))
+        except (OSError, ValueError):
+            return ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still the same process."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: float = 60.0) -> Process:
+    """Start the server's SuperLink with TLS and node authentication, and wait until it answers.
+
+    Its state is in `state.db`, so that admitted keys survive a restart. `env` is added to its environment.
+    """
+    server = server_in(folder)
+    write_connection(server)
+    refuse_second(server.folder)
+    if trouble := port_trouble(server):
+        raise MutiraoError(f"{trouble}; end the other program, or change the port in {server.folder / FILE}")
+    process = launch(server, superlink_command(server), environment(server) | dict(env or {}))
+    if not until(lambda: answers(server) or not process.alive(), wait) or not process.alive():
+        reason = process.reason()
+        process.stop()
+        raise MutiraoError(f"the SuperLink did not come up: {reason} (see {process.log})")
+    return process
+
+
+def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Process:
+    """Start the site's SuperNode with its key and its policy, running the site's own installed code.
+
+    `connected(process)` tells when it is let in; until then it tries again without end, whether the server is away,
+    does not know its key, or still takes a killed one for alive. `env` is added to its environment.
+    """
+    node = node_in(folder)
+    return launch(node, supernode_command(node), environment(node) | dict(env or {}))
+
+
+def start(folder: Path) -> Process:
+    """Start whatever the folder is for."""
+    return start_superlink(folder) if isinstance(load(folder), Server) else start_supernode(folder)
+
+
+def in_place_of_this(folder: Path) -> None:
+    """Become the SuperLink or SuperNode: for containers and service managers, which watch and log by themselves."""
+    place = load(folder)
+    refuse_second(folder)
+    if isinstance(place, Server):
+        write_connection(place)
+    command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
+    record(place, os.getpid(), place.logs / f"{place.process}.log")
+    os.chdir(place.folder)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment(place))
+
+
+def running(folder: Path) -> Process | None:
+    """The process of this folder, if it runs."""
+    try:
+        facts = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        process = Process(
+            str(facts["what"]), folder.resolve(), int(facts["pid"]), str(facts["born"]), Path(facts["log"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return process if process.alive() else None
+
+
+def stop_all(processes: Iterable[Process]) -> None:
+    """End several at once: all are asked before the first is waited for."""
+    every = list(processes)
+    for process in every:
+        process.signal(signal.SIGTERM)
+    for process in every:
+        process.stop()
+
+
+def stop(folder: Path) -> bool:
+    """End what runs in this folder, and what a killed one left behind; tells whether there was anything."""
+    process, left = running(folder), members(folder)
+    if process is not None:
+        process.stop()
+    sweep(folder)
+    (folder / RECORD).unlink(missing_ok=True)
+    return process is not None or bool(left)
+
+
+def connected(process: Process) -> bool:
+    """Whether a SuperNode has been let in by its SuperLink."""
+    return "SuperNode ID:" in process.text()
+
+
+def waits(process: Process) -> str:
+    """Why a SuperNode is not let in yet, as it says itself; empty if it says nothing of that kind."""
+    return next((line.strip() for line in process.text().splitlines() if NOT_YET in line), "")
+
+
+def port_trouble(server: Server) -> str:
+    """Why nobody can listen on the server's port; empty if that is possible."""
+    with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((server.host, server.port))
+        except OSError as error:
+            return f"cannot listen on {server.host}:{server.port}: {error.strerror}"
+    return ""
+
+
+def answers(server: Server) -> bool:
+    """Whether the server's SuperLink answers over TLS, on this machine."""
+    try:
+        return bool(about(server.here, server.ca, seconds=3.0, direct=True))
+    except (OSError, ValueError):
+        return False
+
+
+def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Flower's own command line, speaking to this server's SuperLink."""
+    return subprocess.run(
+        [str(COMMANDS / "flwr"), *words],
+        env=environment(server),
+        cwd=server.folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def superlink_command(server: Server) -> list[str]:
+    """The command line of the server's SuperLink."""
+    return [
+        *(sys.executable, "-m", "mutirao.deploy.superlink"),
+        *("--host", server.host, "--port", str(server.port)),
+        *("--ssl-ca-certfile", str(server.ca), "--ssl-certfile", str(server.certificate)),
+        *("--ssl-keyfile", str(server.key), "--enable-supernode-auth"),
+        *("--database", str(server.folder / "state.db"), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def supernode_command(node: Node) -> list[str]:
+    """The command line of the site's SuperNode."""
+    told = {"name": node.client or node.name, "policy": str(node.policy_file)}
+    if data := load_policy(node.policy_file).settings.get("data"):
+        told["data"] = str(data)
+    config = node.flower_home / "node.toml"
+    write_whole(config, "\n".join(lines(told)) + "\n")
+    return [
+        *(sys.executable, "-m", "mutirao.deploy.supernode"),
+        *("--superlink", node.superlink, "--root-certificates", str(node.ca)),
+        *("--auth-supernode-private-key", str(node.key)),
+        *("--host", "127.0.0.1", "--port", str(node.port or free_port())),
+        *("--node-config", str(config)),
+    ]
+
+
+def environment(place: Server | Node) -> dict[str, str]:
+    """Flower without telemetry, update checks and installations, in a home of its own."""
+    first = [str(COMMANDS)]
+    if isinstance(place, Node):
+        first.insert(0, str(own_command(place.folder / "bin", place.task).parent))
+    place.flower_home.mkdir(parents=True, exist_ok=True)
+    direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), LOCAL]))
+    return os.environ | {
+        "FLWR_HOME": str(place.flower_home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else may say where a request came from
+        "NO_PROXY": direct,  # its own processes speak over loopback
+        "no_proxy": direct,
+        "PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        MARK: str(place.folder),
+    }
+
+
+def write_connection(server: Server) -> None:
+    """Tell `flwr` where this SuperLink is: `FLWR_HOME=FOLDER/flwr flwr run APP here`."""
+    here = f"address = {quoted(server.here)}\nroot-certificates = {quoted(str(server.ca))}\n"
+    write_whole(server.flower_home / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{here}')
+
+
+def launch(place: Server | Node, command: list[str], env: dict[str, str]) -> Process:
+    """Start a process in a session of its own, its words in a log, and write down who it is."""
+    refuse_second(place.folder)
+    log = place.logs / f"{place.process}.log"
+    rotate(log)
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command,
+            env=env,
+            cwd=place.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process = record(place, child.pid, log)
+    # A dead child that nobody waits for still has its number, and what it started would take it for alive.
+    threading.Thread(target=child.wait, name=f"wait-{child.pid}", daemon=True).start()
+    return process
+
+
+def refuse_second(folder: Path) -> None:
+    """One process a folder."""
+    if (there := running(folder)) is not None:
+        raise ConfigError(f"the {there.what} of {folder} runs already (process {there.pid})")
+    sweep(folder)  # what a killed one left behind
+
+
+def record(place: Server | Node, pid: int, log: Path) -> Process:
+    """Write down which process belongs to the folder."""
+    process = Process(place.process, place.folder, pid, birth(pid), log)
+    facts: dict[str, Any] = {"what": place.process, "pid": pid, "born": process.born, "log": str(log)}
+    facts["since"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_whole(place.folder / RECORD, json.dumps(facts, indent=2) + "\n")
+    return process
+
+
+def rotate(log: Path, keep: int = KEPT_LOGS) -> None:
+    """Make room for a new log: the last ones stay as x.1.log (the latest), x.2.log, ..."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    names = [log, *(log.with_suffix(f".{i}.log") for i in range(1, keep + 1))]
+    for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+        if newer.exists():
+            newer.replace(older)
+
+
+def birth(pid: int) -> str:
+    """When a process was born, in words that no other process of that number will ever have; empty if it is dead."""
+    try:
+        rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return "" if rest[0] in "ZX" else f"{boot}/{rest[19]}"
+    except (OSError, IndexError):
+        if sys.platform == "linux":
+            return ""
+    done = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
+    state, _, when = done.stdout.strip().partition(" ")
+    return "" if not state or state.startswith("Z") else " ".join(when.split())
+
+
+def members(folder: Path) -> list[tuple[int, str]]:
+    """All processes that carry this folder's mark, with their births; on Linux, where the environment can be read."""
+    mark, found = f"{MARK}={folder.resolve()}".encode(), []
+    for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # another user's, or it ended while we looked
+            if mark in (entry / "environ").read_bytes().split(b"\0") and (born := birth(int(entry.name))):
+                found.append((int(entry.name), born))
+    return found
+
+
+def sweep(folder: Path, seconds: float = 3.0) -> None:
+    """End what carries this folder's mark: ask, wait, insist."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = members(folder)
+        for pid, born in left:
+            with contextlib.suppress(OSError):
+                if birth(pid) == born:
+                    os.kill(pid, number)
+        if not left or until(lambda: not members(folder), seconds):
+            return
+
+
+def until(happened: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
+    """Wait for something at most so long; tells whether it happened."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def one_line(text: str) -> str:
+    """What another program said, on one line."""
+    return " ".join(text.split())[:300]

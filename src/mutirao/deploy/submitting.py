@@ -1,0 +1,164 @@
+"""Hand a recipe to the running SuperLink: as the small Flower app that any recipe is."""
+
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import lines, written
+from mutirao.core.files import write_whole
+from mutirao.core.fleet import Scalar
+from mutirao.deploy.layout import server_in
+from mutirao.deploy.processes import answers, flwr, one_line
+from mutirao.errors import MutiraoError
+from mutirao.runs.tables import Table
+
+ASK = 20.0  # seconds after which Flower is asked about a run that says nothing itself
+SHOWN = ("round", "seconds", "replied", "failed", "loss")
+APP = {
+    "pyproject.toml": """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "mutirao-app"
+version = "1.0.0"
+description = "A recipe of Mutirão as a Flower app"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["mutirao_app"]
+
+[tool.flwr.app]
+publisher = "mutirao"
+
+[tool.flwr.app.components]
+serverapp = "mutirao_app.server_app:app"
+clientapp = "mutirao_app.client_app:app"
+
+[tool.flwr.app.config]
+recipe = "quickstart"
+set = ""
+out = ""
+resume = false
+timeout = 600.0
+""",
+    "mutirao_app/__init__.py": '"""A recipe of Mutirão as a Flower app."""\n',
+    "mutirao_app/server_app.py": "from mutirao.deploy.flower import server_app\n\napp = server_app()\n",
+    "mutirao_app/client_app.py": "from mutirao.deploy.flower import client_app\n\napp = client_app()\n",
+}
+
+
+def submit(
+    folder: Path,
+    recipe: str,
+    sets: Iterable[tuple[str, Scalar]] = (),
+    out: Path | None = None,
+    resume: bool = False,
+    timeout: float = 600.0,
+) -> str:
+    """Start a run of a recipe on the federation whose server is in `folder`; returns Flower's number of the run.
+
+    It goes on by itself: `out` (by default `<folder>/runs/RECIPE`) fills, and `summary.json` there is its end.
+    """
+    server = server_in(folder)
+    if not answers(server):
+        raise MutiraoError(
+            f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
+        )
+    for name, text in APP.items():
+        if not (file := server.folder / "app" / name).exists() or file.read_text(encoding="utf-8") != text:
+            write_whole(file, text)
+    words = shlex.join(f"{key}={value if isinstance(value, str) else written(value)}" for key, value in sets)
+    where = run_folder(folder, recipe, out)
+    config: dict[str, Scalar | None] = {
+        "recipe": recipe,
+        "set": words,
+        "out": str(where),
+        "resume": resume,
+        "timeout": float(timeout),
+    }
+    with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
+        file = Path(place) / "run.toml"
+        write_whole(file, "\n".join(lines(config)) + "\n")
+        done = flwr(server, "run", str(server.folder / "app"), "here", "--run-config", str(file), "--format", "json")
+    content: dict[str, Any] = {}
+    try:
+        content = json.loads(done.stdout[done.stdout.index("{") :])
+        if done.returncode == 0 and content.get("run-id"):
+            return str(content["run-id"])
+    except ValueError:
+        pass
+    said = content.get("error-message") or done.stdout + done.stderr
+    raise MutiraoError(f"the run was not taken: {one_line(str(said))}")
+
+
+def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
+    """Where a run is written: `out`, or `<folder>/runs/RECIPE`."""
+    return (out or folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
+
+
+def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watch: Callable[[str], None]) -> None:
+    """Wait for the end of a run that was submitted; MutiraoError says why it failed. `watch` gets a line a round.
+
+    The run folder tells all that matters; Flower is asked now and then, for a run that ends before it has one.
+    """
+    table, told, deadline, ask = Table(out / "history.csv"), 0, time.monotonic() + seconds, time.monotonic() + ASK
+    while True:
+        ended = newer(out / "summary.json", since)
+        rows = table.read() if newer(table.path, since) else []
+        for row in rows[told:]:
+            watch(" ".join(f"{k}={short(v)}" for k, v in row.items() if k in SHOWN or k.startswith("accuracy")))
+        told = max(told, len(rows))
+        if ended:
+            return
+        if reason := failure_in(out / "audit.jsonl", since):
+            raise MutiraoError(f"the run failed: {reason}")
+        if time.monotonic() > ask:
+            status = status_of(folder, run)
+            if status.startswith("finished") and not newer(out / "summary.json", since):
+                if status == "finished:completed":
+                    return  # there was nothing left to do
+                raise MutiraoError(f"the run ended as {status}; see {server_in(folder).logs / 'superlink.log'}")
+            ask = time.monotonic() + ASK
+        if time.monotonic() > deadline:
+            raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
+        time.sleep(0.3)
+
+
+def status_of(folder: Path, run: str) -> str:
+    """What Flower says of a run: `running`, `finished:completed`, `finished:failed`, ..."""
+    done = flwr(server_in(folder), "list", "here", "--run-id", run, "--format", "json")
+    try:
+        return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def newer(path: Path, since: float) -> bool:
+    """Whether a file was written after a moment."""
+    try:
+        return path.stat().st_mtime >= since
+    except OSError:
+        return False
+
+
+def failure_in(trail: Path, since: float) -> str:
+    """Why the run failed, if the last event of its trail says so."""
+    if not newer(trail, since):
+        return ""
+    try:
+        event = json.loads(trail.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError):  # it is being written
+        return ""
+    return str(event.get("reason", "")) if event.get("event") == "failed" else ""
+
+
+def short(text: str) -> str:
+    """A number as a person reads it."""
+    return f"{float(text):.4g}" if "." in text else text

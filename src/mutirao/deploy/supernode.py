@@ -1,0 +1,82 @@
+"""The SuperNode as a site runs it: one that is not let in yet waits and tries again, instead of ending.
+
+Flower's own ends at once when the server does not know its key yet, and also when it is started again soon after it
+was killed: for about a minute the server takes the dead one for alive, and lets in no second one with that key.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("mutirao")
+
+NOT_YET = "not let in yet"
+PAUSE = 3.0
+
+
+def patient(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callable[[Any, Any], Any]:
+    """Flower's request to be let in, repeated until it is granted; trouble with the network is left to Flower."""
+
+    def until_let_in(client: Any, request: Any) -> Any:
+        told = None
+        while True:
+            try:
+                return activate(client, request)
+            except Exception as error:  # httpx's; only what the server itself answered has a response
+                status = getattr(getattr(error, "response", None), "status_code", None)
+                if status is None or status in (502, 503, 504):
+                    raise
+                if status != told:
+                    why = (
+                        "the clocks differ too much, or the key is damaged"
+                        if status == 401
+                        else "the server does not know this site's key, or takes the process before this one for alive"
+                    )
+                    log.warning("%s (%s): %s; trying again", NOT_YET, status, why)
+                    told = status
+                time.sleep(pause)
+
+    return until_let_in
+
+
+def main() -> None:
+    """`flower-supernode`, patient; takes the same options."""
+    from flwr.supernode.cli import flower_supernode
+
+    log.addHandler(logging.StreamHandler(sys.stderr))
+    client = getattr(importlib.import_module("flwr.supernode.fleet_http_client"), "FleetHttpClient", None)
+    if client is not None and hasattr(client, "ActivateNode"):  # without it a site only ends sooner
+        client.ActivateNode = patient(client.ActivateNode)
+    flower_supernode()  # whoever ends it on purpose ends the process
+    start_anew()
+
+
+def start_anew(pause: float = 4 * PAUSE) -> None:
+    """Begin again as the same process. Flower gives up when the server's certificate has expired, and then hangs: the
+    connection is gone, but a thread of its own keeps the process alive.
+    """
+    log.warning("Flower gave the connection up; starting anew in %g s", pause)
+    for child in children():
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGTERM)
+    time.sleep(pause)
+    os.execv(sys.executable, [sys.executable, "-m", "mutirao.deploy.supernode", *sys.argv[1:]])
+
+
+def children() -> list[int]:
+    """The processes this one has started, where the system tells."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Pictures: of data, of runs and of studies."""

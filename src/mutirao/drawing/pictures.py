@@ -1,0 +1,71 @@
+"""The kinds of pictures that `mutirao plot` can draw of a finished or running run, or of a study, by name."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mutirao.config import load_name, nearest
+from mutirao.errors import ConfigError
+
+# What a kind shows, and the function `(folder, out) -> files` behind a dotted path: listing them imports nothing.
+KINDS = {
+    "curves": ("the metrics of a run by round", "mutirao.drawing.pictures:curves"),
+    "participation": ("who was selected when and how evenly, in a run", "mutirao.drawing.pictures:participation"),
+    "selection": (
+        "selection policies side by side, with tables, in a study",
+        "mutirao.studies.policies:write_comparison",
+    ),
+    # For papers: one vector figure each, of the size of a column.
+    "labels": ("label skew: a bar a client, stacked by class, of a run", "mutirao.drawing.figures:labels"),
+    "bands": ("mean curves with 95% bands, of a study or run", "mutirao.drawing.figures:bands"),
+    "ablation": ("mean curves of many methods, named where they end, of a study", "mutirao.drawing.figures:ablation"),
+    "best": ("the best value so far by round, of a study or run", "mutirao.drawing.figures:best"),
+    "histogram": ("how often clients were selected, of a study or run", "mutirao.drawing.figures:histogram"),
+    "weights": ("weights of the clients, coloured by risk, of a run", "mutirao.drawing.figures:weights"),
+    "eps": ("groups found over the range of eps, of a run of the groups recipe", "mutirao.drawing.figures:eps"),
+    "users": ("rounds to a target by clients a round, of a study over per_round", "mutirao.drawing.figures:users"),
+}
+Draw = Callable[..., list[Path]]
+
+
+def draw(folder: Path, kind: str, out: Path | None = None, **options: str | float | Sequence[float]) -> list[Path]:
+    """Draw one kind of picture of what a folder holds, to the file or folder `out`, or beside it; the files written."""
+    if kind not in KINDS:
+        raise ConfigError(f"no kind of picture is called {kind!r}{nearest(kind, KINDS)}")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder with a run or a study")
+    make: Draw = load_name(KINDS[kind][1])
+    given = {k: v for k, v in options.items() if v}
+    takes = inspect.signature(make).parameters
+    for name in given:
+        if name not in takes:
+            raise ConfigError(f"{kind} takes no --{name.removesuffix('s')}")
+    return make(folder, out or folder, **given)
+
+
+def curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
+    """The metrics of a run by round, or one of them."""
+    from mutirao.drawing.plots import draw_curves
+    from mutirao.runs.folder import metrics_of
+    from mutirao.studies.participation import Story
+
+    history = Story.read(folder).history
+    names = list(dict.fromkeys(k for row in history for k in metrics_of(row)))
+    path = file_in(out, "curves.png")
+    draw_curves(history, [metric] if metric else names, path)
+    return [path]
+
+
+def participation(folder: Path, out: Path) -> list[Path]:
+    """Who was selected when, in one run."""
+    from mutirao.drawing.participation import draw_participation
+    from mutirao.studies.participation import Story
+
+    path = file_in(out, "participation.png")
+    draw_participation(Story.read(folder).participation, path)
+    return [path]
+
+
+def file_in(out: Path, name: str) -> Path:
+    """The file that was named, or the one of that name in the folder that was."""
+    return out / name if out.is_dir() or not out.suffix else out

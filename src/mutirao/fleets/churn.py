@@ -1,0 +1,147 @@
+"""Clients that come and go: who of a simulated population is there in a round, by chance or by a schedule.
+
+An availability is called as `(names, time, before, seed) -> mask` with the mask of the time before (None at first).
+Every round takes one step of time; if nobody is there, the server waits, step by step, until somebody comes.
+"""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.fleet import Answers, ClientId, Fleet, Request
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Round, Run
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng
+
+Mask = npt.NDArray[np.bool_]
+Availability = Callable[[Sequence[ClientId], int, Mask | None, int], Mask]
+MEMORY, CLOCK = "available.present", "available.time"
+LONGEST = 1000  # steps of time the server waits for somebody
+
+
+def always(names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
+    """Everybody, in every round."""
+    return np.ones(len(names), np.bool_)
+
+
+@dataclass(frozen=True)
+class Markov:
+    """Each client by itself: who is there leaves with probability `leave`, who is away comes back with `come`.
+
+    In the long run a share come / (come + leave) is there, and begins so; a stay lasts 1 / leave steps on average.
+    """
+
+    leave: float = 0.1
+    come: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.leave <= 1 and 0 < self.come <= 1):
+            raise ValueError(f"leave is {self.leave!r} and come is {self.come!r}, but both must be probabilities")
+
+    def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
+        lot = rng(seed, time, "available").random(len(names))
+        if before is None:
+            return np.asarray(lot < self.come / (self.come + self.leave))
+        return np.where(before, lot >= self.leave, lot < self.come)
+
+
+@dataclass(frozen=True)
+class Daily:
+    """By the clock: each client is there for a `share` of a day of `period` steps, always at the same time.
+
+    When its day began is drawn once, within `spread` of a day: 1.0 is all around the globe, 0.0 one time zone.
+    """
+
+    period: int = 24
+    share: float = 0.5
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.period >= 1 and 0 < self.share <= 1 and 0 <= self.spread <= 1):
+            raise ValueError("period must be at least 1, share above 0 up to 1 and spread between 0 and 1")
+
+    def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
+        began = rng(seed, 0, "available").random(len(names)) * self.spread * self.period
+        return np.asarray((time - 1 + began) % self.period < self.share * self.period)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """As a CSV file says: lines of `client,from,until`, both included; who is not in it is always there."""
+
+    file: str
+
+    def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
+        times = stays(self.file)
+        return np.array([c not in times or any(a <= time <= b for a, b in times[c]) for c in names], np.bool_)
+
+
+NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedule}
+
+
+def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:
+    """The times at which each client of a schedule is there."""
+    found: dict[ClientId, list[tuple[int, int]]] = {}
+    try:
+        with Path(file).expanduser().open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                found.setdefault(row["client"], []).append((int(row["from"]), int(row["until"])))
+    except OSError as error:
+        raise ConfigError(f"available.file: cannot read {file}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ConfigError(f"available.file: {file} must have the columns client, from, until") from error
+    return found
+
+
+def somebody(
+    available: Availability, names: Sequence[ClientId], time: int, before: Mask | None, seed: int
+) -> tuple[Mask, int]:
+    """Who is there at the first time, from `time` on, at which anybody is; and that time."""
+    for now in range(time, time + LONGEST):
+        before = available(names, now, before, seed)
+        if before.any():
+            break
+    return np.zeros(len(names), np.bool_) if before is None else before, now
+
+
+class Churn:
+    """A fleet some of whose clients are away, as `available` has it; mask and time are kept in the run's memory."""
+
+    def __init__(self, fleet: Fleet, available: Availability, run: Run) -> None:
+        self.fleet, self.available, self.run = fleet, available, run
+        self._round, self._all, self._here, self._waited = -1, list[ClientId](), list[ClientId](), 0
+
+    def clients(self) -> list[ClientId]:
+        """Who is there in the round being made; the same list as long as it is being made."""
+        names, number = self.fleet.clients(), self.run.round + 1
+        if number != self._round or names is not self._all:
+            before, memory = self.run.memory.get(MEMORY), self.run.memory
+            known = None if before is None or len(before) != len(names) else before.astype(np.bool_)
+            next_time = int(memory.get(CLOCK, np.zeros((), np.int64))) + 1
+            mask, time = somebody(self.available, names, next_time, known, self.run.seed)
+            memory[MEMORY], memory[CLOCK] = mask, np.asarray(time)
+            self._round, self._all, self._waited = number, names, time - next_time
+            self._here = [names[i] for i in np.flatnonzero(mask)]
+        return self._here
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """Ask the fleet; only those who are there are selected."""
+        return self.fleet.ask(requests)
+
+    def declare(self, roster: Roster) -> None:
+        """Pass on what the fleet knows of its clients."""
+        if hasattr(self.fleet, "declare"):
+            self.fleet.declare(roster)
+
+    def record(self, done: Round) -> None:
+        """Add to the record of a round how many were there, and how long the server waited for somebody."""
+        done.row.update(available=len(self._here), waited=self._waited)
+        if hasattr(self.fleet, "record"):
+            self.fleet.record(done)

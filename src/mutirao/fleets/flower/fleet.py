@@ -1,0 +1,184 @@
+"""The nodes of a Flower federation as a fleet, and the server app that runs a recipe over it.
+
+Node ids are random, so a node is known by the name it declares.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, collect, failure_of
+from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message
+from mutirao.runs.audit import Audit, reply_fingerprint
+
+log = logging.getLogger("mutirao")
+
+Entitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
+
+SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
+TROUBLE = 10.0  # and one that answered with an error after so many
+GREETING = "query.name"
+
+
+class FlowerFleet:
+    """The nodes of a Flower federation, by the names they declare.
+
+    A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
+    and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
+    one that `entitled` denies it.
+    """
+
+    def __init__(
+        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, entitled: Entitled = lambda name, node: True
+    ) -> None:
+        self.grid, self.timeout, self.greet, self.entitled = grid, timeout, greet, entitled
+        self._clients: list[ClientId] = []
+        self._nodes: dict[ClientId, int] = {}  # who holds a name
+        self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
+        self._asked: dict[str, int] = {}  # questions for names that are under way
+        self._again: dict[int, float] = {}  # when a node may be asked for its name again
+        self._warned: set[int] = set()
+        self._closed = threading.Event()
+        self.trail: Audit | None = None  # the server's audit trail: sites that keep one of their own note its head
+        self._heads: dict[ClientId, dict[str, Scalar]] = {}
+
+    def clients(self) -> list[ClientId]:
+        """The names of the nodes that are connected; the same list while nothing changed."""
+        here = set(self.grid.get_node_ids())
+        self._forget_all_but(here)
+        self._ask_names(here)
+        self._settle_names()
+        if (names := sorted(self._nodes)) != self._clients:
+            self._clients = names
+        return self._clients
+
+    def keys(self) -> dict[ClientId, str]:
+        """The node each client is: a SuperLink that authenticates its nodes gives one key one node, and no more."""
+        return {name: str(node) for name, node in self._nodes.items()}
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """Send each client its request and wait at most `timeout` seconds for the answers."""
+        return collect(requests, self._outcomes(requests))
+
+    def take_heads(self) -> dict[ClientId, dict[str, Scalar]]:
+        """Where the sites' own audit trails stood when they last answered, of those who did since this was called."""
+        heads, self._heads = self._heads, {}
+        return heads
+
+    def close(self) -> None:
+        """Stop waiting: whoever listens for answers gets none any more."""
+        self._closed.set()
+
+    def _outcomes(self, requests: Mapping[ClientId, Request]) -> Iterator[tuple[ClientId, Reply | Failure]]:
+        messages: dict[ClientId, Message] = {}
+        models: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
+        for client, request in sorted(requests.items()):
+            if client not in self._nodes:
+                yield client, Failure("gone", "is not connected")
+                continue
+            if id(request.arrays) not in models:
+                models[id(request.arrays)] = pack(request.arrays)
+            model = models[id(request.arrays)]
+            messages[client] = request_message(request, model, self._nodes[client], self.timeout, self.trail)
+        taken = set(self.grid.push_messages(list(messages.values())))
+        for client, message in messages.items():
+            if message.metadata.message_id not in taken:
+                yield client, Failure("gone", "the SuperLink did not take the message")
+        sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
+        for message_id, answer in self._listen(sent, self.timeout):
+            client = sent[message_id]
+            outcome = answer if isinstance(answer, Failure) else reply_in(answer, self._nodes[client])
+            if isinstance(answer, Message) and isinstance(outcome, Reply) and (head := head_in(answer, "audit")):
+                self._heads[client] = head | {"reply": reply_fingerprint(outcome)}
+            yield client, outcome
+
+    def _listen(self, ids: Iterable[str], seconds: float) -> Iterator[tuple[str, Message | Failure]]:
+        """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
+        waiting, deadline, pause = set(ids), time.monotonic() + seconds, 0.02
+        pulls: dict[Future[list[Message | Failure]], str] = {}
+        pool = ThreadPoolExecutor(32, "mutirao-answers")
+        try:
+            while waiting and not self._closed.is_set():
+                pulls |= {pool.submit(self._pull, i): i for i in waiting.difference(pulls.values())}
+                for pull in wait(pulls, timeout=1.0).done:
+                    message_id, answers = pulls.pop(pull), pull.result()
+                    if answers:
+                        waiting.discard(message_id)
+                    yield from ((message_id, answer) for answer in answers)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._closed.wait(min(pause, left) if waiting else 0)
+                pause = min(1.5 * pause, 0.5 + len(waiting) / 50)  # spare a SuperLink with many clients
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pull(self, message_id: str) -> list[Message | Failure]:
+        """The answers to one message: pulled together, a single undecodable one would cost all of them."""
+        try:
+            found = self.grid.pull_messages([message_id])
+            return [m for m in found if m.metadata.reply_to_message_id == message_id]
+        except Exception as error:  # whatever a client sent must stay that client's failure
+            return [Failure("malformed", f"the answer cannot be read: {failure_of(error).reason}")]
+
+    def _forget_all_but(self, here: set[int]) -> None:
+        self._claims = {n: name for n, name in self._claims.items() if n in here}
+        self._nodes = {name: n for name, n in self._nodes.items() if n in here}
+        self._asked = {i: n for i, n in self._asked.items() if n in here}
+        self._again = {n: when for n, when in self._again.items() if n in here}
+        self._warned &= here
+
+    def _ask_names(self, here: set[int]) -> None:
+        now = time.monotonic()
+        due = sorted(n for n in here - self._claims.keys() if self._again.get(n, now) <= now)
+        earlier = {i: n for i, n in self._asked.items() if n not in due}
+        first = [n for n in due if n not in self._again]
+        questions = [Message(RecordDict(), n, GREETING, ttl=SILENCE + CLOCKS) for n in due]
+        taken = set(self.grid.push_messages(questions)) if questions else set()
+        self._again |= dict.fromkeys(due, now + SILENCE)
+        new = {q.metadata.message_id: n for q, n in zip(questions, due, strict=True) if q.metadata.message_id in taken}
+        self._asked = earlier | new
+        self._hear_names([i for i, n in new.items() if n in first], self.greet)
+        self._hear_names(list(self._asked), 0)  # those who took longer than a call of clients() may
+
+    def _hear_names(self, ids: list[str], seconds: float) -> None:
+        for message_id, answer in self._listen(ids, seconds):
+            node = self._asked.pop(message_id, None)
+            if node is None:
+                continue
+            name = answer if isinstance(answer, Failure) else name_in(answer, node)
+            if isinstance(name, str):
+                self._claims[node] = name
+                continue
+            self._again[node] = time.monotonic() + TROUBLE
+            if name.kind == "malformed":
+                self._claims[node] = None  # refused for as long as it stays; other troubles may pass
+            self._warn([node], f"node {node} is no client until it tells its name: {name}")
+
+    def _settle_names(self) -> None:
+        """Give each free name to the one node that claims it; refuse all others."""
+        claimants: dict[ClientId, list[int]] = {}
+        for node, name in sorted(self._claims.items()):
+            if name is None or self._nodes.get(name) == node:
+                continue
+            if self.entitled(name, node):
+                claimants.setdefault(name, []).append(node)
+            else:
+                self._warn([node], f"node {node} calls itself {name!r}, and its key is another's: refused")
+        for name, nodes in claimants.items():
+            if name in self._nodes:
+                self._warn(nodes, f"{name!r} is connected already: another node of that name is refused for now")
+            elif len(nodes) > 1:
+                self._warn(nodes, f"{len(nodes)} nodes call themselves {name!r}: refused until only one is left")
+            else:
+                self._nodes[name] = nodes[0]
+
+    def _warn(self, nodes: list[int], text: str) -> None:
+        if not self._warned.issuperset(nodes):
+            log.warning(text)
+        self._warned.update(nodes)

@@ -1,0 +1,56 @@
+"""Clients that take no part: they are neither in the population nor among those the server sees."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from mutirao.config import nearest
+from mutirao.core.fleet import Answers, ClientId, Fleet, Request
+from mutirao.errors import ConfigError
+
+
+def names_in(text: str) -> frozenset[ClientId]:
+    """The clients that a setting such as `exclude` names, separated by commas."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+class PopulationWithout(Mapping[ClientId, Any]):
+    """A population without some of its clients; the data of the others are made on access, as before."""
+
+    def __init__(self, population: Mapping[ClientId, Any], names: Collection[ClientId]) -> None:
+        for name in sorted(names):
+            if name not in population:
+                raise ConfigError(f"exclude: the task has no client {name!r}{nearest(name, population)}")
+        if len(population) <= len(names):
+            raise ConfigError("exclude: nobody is left")
+        self.population, self.names = population, frozenset(names)
+
+    def __len__(self) -> int:
+        return len(self.population) - len(self.names)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (name for name in self.population if name not in self.names)
+
+    def __getitem__(self, name: ClientId) -> Any:
+        if name in self.names:
+            raise KeyError(name)
+        return self.population[name]
+
+
+class FleetWithout:
+    """A fleet in which some clients are never seen, whether they are connected or not."""
+
+    def __init__(self, fleet: Fleet, names: Collection[ClientId]) -> None:
+        self.fleet, self.names = fleet, frozenset(names)
+        self._all: list[ClientId] | None = None
+        self._left: list[ClientId] = []
+
+    def clients(self) -> list[ClientId]:
+        """Who is there now, without them; the same list while nothing changed."""
+        here = self.fleet.clients()
+        if here is not self._all:
+            self._all, self._left = here, [c for c in here if c not in self.names]
+        return self._left
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """Ask the others."""
+        return self.fleet.ask(requests)

@@ -1,0 +1,120 @@
+"""A recipe is a configuration, a task and a flow; the systems of this project are recipes by name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import Common, build, load_name, nearest
+from mutirao.core.arrays import Arrays
+from mutirao.core.evaluation import across_clients
+from mutirao.core.fleet import ClientId, Fleet, Handler
+from mutirao.core.rounds import Evaluate, Patience, Round, Run, check_needs, train
+from mutirao.errors import ConfigError
+from mutirao.fleets.without import PopulationWithout, names_in
+from mutirao.privacy import within_budget
+
+# Where each recipe is and what it does, said here so that listing them imports none of them.
+NAMES = {
+    "quickstart": ("mutirao.recipes.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
+    "ranking": ("mutirao.recipes.ranking:recipe", "learning to rank with FedRisk, on LETOR or generated data"),
+    "selection": ("mutirao.recipes.selection:recipe", "who takes part in a round: AoI-U and its rivals, on digits"),
+    "groups": ("mutirao.recipes.groups:recipe", "who is alike: one model for each group of clients, liars kept out"),
+    "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors stay at home"),
+    "cytology": ("mutirao.recipes.cytology:recipe", "cervical screening: hospitals train a head on their own slides"),
+    "cifar10": ("mutirao.recipes.cifar10:recipe", "CIFAR-10, or a synthetic stand-in, over 100 non-IID clients"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the parties work on: what a client does, what each holds, how the model begins and is judged."""
+
+    handler: Handler
+    population: Mapping[ClientId, Any]
+    initial: Callable[[], Arrays]
+    evaluate: Evaluate | None = None
+    judge: str = "accuracy"  # the metric that names the best round
+    higher_is_better: bool = True
+    pictures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # file name -> draws it
+    classes: int | None = None  # how many the model tells apart, if it does
+    constant: frozenset[str] = frozenset()  # metrics that hardly change, so that there is no curve to draw
+    knows: Any = None  # what the recipe's own flow has to know besides
+    findings: Callable[[Run], Mapping[str, Any]] | None = None  # more entries of summary.json, found in the run
+    files: Mapping[str, Callable[[Run, Path], None]] = field(default_factory=dict)  # file name -> makes it of the run
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What the clients send besides arrays, such as `metrics:loss`."""
+        return frozenset(getattr(self.handler, "provides", ()))
+
+
+def simulated(fleet: Fleet, config: Any, run: Run) -> Fleet:
+    """The fleet with the clients' devices and their coming and going, if the configuration models any."""
+    from mutirao.fleets.churn import Churn
+    from mutirao.fleets.timed import Timed
+
+    if config.devices.name != "none":
+        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs)
+    if config.available.name != "always":
+        fleet = Churn(fleet, build("available", config.available), run)
+    return fleet
+
+
+def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
+    """The ordinary flow: rounds of select, train, aggregate, evaluate."""
+    everyone, fleet = fleet, simulated(fleet, config, run)
+    churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
+    select = build("select", config.select, count=config.per_round, classes=task.classes)
+    aggregate = build("aggregate", config.aggregate)
+    privacy = build("privacy", config.privacy)
+    select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
+    check_needs(task.provides, select, aggregate)
+    rounds = train(
+        run,
+        fleet,
+        rounds=config.rounds,
+        select=select,
+        aggregate=aggregate,
+        evaluate=task.evaluate,
+        evaluate_every=config.evaluate_every,
+        patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
+        expect=1 if churns else len(task.population),
+    )
+    for done in within_budget(rounds, run, config.rounds, privacy, aggregate):
+        if record := getattr(fleet, "record", None):
+            record(done)
+        if config.clients_every and run.round % config.clients_every == 0:
+            known = f"metrics:{task.judge}" in task.provides
+            own = (task.judge, task.higher_is_better) if known else ("accuracy", True)
+            done.row.update(across_clients(everyone, run, None, *own))  # how the worst client fares, not only the mean
+        yield done
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration class, the task it describes and the flow that solves it."""
+
+    config: type[Common]
+    task: Callable[[Any], Task]
+    flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
+    private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
+
+    def prepare(self, config: Any) -> Task:
+        """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
+        if config.privacy.name != "none" and self.flow is not federate and not self.private:
+            raise ConfigError(f"privacy={config.privacy.name}: the flow of this recipe does not keep to it; use none")
+        task = self.task(config)
+        if names := names_in(config.exclude):
+            task = replace(task, population=PopulationWithout(task.population, names))
+        return replace(task, handler=build("privacy", config.privacy).at_client(task.handler))
+
+
+def find(name: str) -> Recipe:
+    """The recipe of that name, or behind a dotted path `package.module:name`."""
+    if ":" not in name and name not in NAMES:
+        raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
+    recipe = load_name(NAMES[name][0] if name in NAMES else name)
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"{name!r} is not a Recipe")
+    return recipe

@@ -1,0 +1,312 @@
+"""The run folder: what a run leaves on disk as it goes on, and how it goes on after any end.
+
+A round is committed when its `state_NNN.safetensors` is in place; rows behind the last commit are redone.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.arrays import Arrays, digest
+from mutirao.core.files import load_arrays, plain, save_arrays, write_whole
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Round, Run
+from mutirao.errors import ConfigError, Damaged
+from mutirao.runs.audit import START, Audit, fingerprint
+from mutirao.runs.tables import Table, typed_row
+
+log = logging.getLogger("mutirao")
+
+SCHEMA = 1
+KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
+SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
+COUNTERS = {"round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up"}
+COUNTERS |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available", "waited"}
+
+
+class Folder:
+    """One run on disk. Open it with `Folder.open`, `begin` or `resume`, `commit` each round, then `finish`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.history = Table(path / "history.csv")
+        self.clients = Table(path / "clients.csv")
+        self.audit = Audit(path / "audit.jsonl")
+        self.elapsed = 0.0
+        self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
+        self._began = self._synced = time.monotonic()
+        self._sizes: dict[int, int] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator["Folder"]:
+        """The folder, with a lock on it: two processes must not write one run."""
+        with locked(path):
+            yield cls(path)
+
+    def begin(self, run: Run, config: str) -> None:
+        """Write the configuration and round 0, from which everything follows."""
+        write_whole(self.path / "config.toml", config)
+        model = digest(run.arrays)
+        self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
+        self.checkpoint(run, {}, model, durable=True)
+
+    def resume(self, config: str) -> tuple[Run, Arrays] | None:
+        """The run and the sites' states as of the last whole round, or None if none was ever committed."""
+        rounds = self.committed()
+        if not rounds:
+            if self.history.read():
+                raise Damaged(
+                    f"{self.checkpoints} holds no checkpoint, though rounds were made; begin in another folder"
+                )
+            return None
+        for number in rounds:
+            try:
+                run, sites, facts = self.load(number)
+            except Damaged as error:
+                log.warning("%s; going back to an earlier round", error)
+                continue
+            self.history.go_on_after(facts["history"])
+            self.clients.go_on_after(facts["clients"])
+            self.elapsed = float(facts["elapsed"])
+            self._sizes = {n: self._size(n) for n in rounds if n <= number}
+            if number < rounds[0]:
+                for damaged in (n for n in rounds if n > number):
+                    self._set_aside(damaged)
+            write_whole(self.path / "config.toml", config)
+            self.audit.append("resumed", round=number, config=fingerprint(config))
+            return run, sites
+        raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
+
+    def committed(self) -> list[int]:
+        """Rounds with a state file, newest first."""
+        found = (re.fullmatch(r"state_(\d+)\.safetensors", f.name) for f in self.checkpoints.glob("state_*"))
+        return sorted((int(m[1]) for m in found if m), reverse=True)
+
+    def commit(
+        self,
+        run: Run,
+        done: Round,
+        sites: Arrays | None = None,
+        best: bool = False,
+        heads: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Record a round: tables, trail, checkpoint; the state file comes last and makes it count.
+
+        `heads` is where the sites' own trails stood when they last answered, as they told it.
+        """
+        durable = time.monotonic() - self._synced > SYNC_EVERY
+        if best:
+            save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
+        model = digest(run.arrays)
+        rows = self.history.append([done.row])
+        names = self.clients.append(done.clients)
+        old = self._too_old()
+        self.audit.append(
+            "round",
+            round=run.round,
+            model=model,
+            history=fingerprint(rows),
+            clients=fingerprint(names),
+            dropped=old,
+            **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
+        )
+        self.checkpoint(run, sites or {}, model, durable)
+        for number in old:
+            del self._sizes[number]
+            self.state(number).unlink(missing_ok=True)
+            self.model(number).unlink(missing_ok=True)
+        if durable:
+            self._write_history(run)
+            self._synced = time.monotonic()
+
+    def fail(self, run: Run, error: Exception) -> None:
+        """Record why the run ended; the rows of the failed round stand until it is resumed."""
+        rows = getattr(error, "rows", [])
+        if rows:
+            self.clients.append(rows)
+        self._write_history(run)
+        self.audit.append("failed", round=run.round + 1, reason=str(plain(str(error))))
+
+    def finish(self, run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary and close the trail."""
+        self._write_history(run)
+        full = {"schema": SCHEMA, **summary, "seconds": round(self._seconds(), 3)}
+        write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
+        self.audit.append("finished", round=run.round, model=digest(run.arrays), summary=fingerprint(full))
+        return full
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run; None while anything of the end is still to be written."""
+        path = self.path / "summary.json"
+        if self.audit.last.get("event") != "finished" or not path.exists():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
+        return content if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"] else None
+
+    def holds_run(self) -> bool:
+        """Whether there is anything of a run here."""
+        return (self.path / "config.toml").exists() or (self.path / "audit.jsonl").exists() or bool(self.committed())
+
+    def model(self, number: int) -> Path:
+        """Where the model of a round lies."""
+        return self.checkpoints / f"round_{number:03d}.safetensors"
+
+    def state(self, number: int) -> Path:
+        """Where the rest of what a round needs to go on lies."""
+        return self.checkpoints / f"state_{number:03d}.safetensors"
+
+    def checkpoint(self, run: Run, sites: Arrays, model: str, durable: bool) -> None:
+        """Write all that is needed to go on after the run's round; `model` is the digest of its arrays."""
+        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
+        parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": sites}
+        arrays = {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
+        facts = {
+            "schema": SCHEMA,
+            "seed": run.seed,
+            "round": run.round,
+            "model": model,
+            "rest": digest(arrays),
+            "history": self.history.rows,
+            "clients": self.clients.rows,
+            "trail": [self.audit.first, self.audit.head],
+            "elapsed": self._seconds(),
+        }
+        facts["check"] = fingerprint(facts)
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays, facts, durable)
+
+    def load(self, number: int) -> tuple[Run, Arrays, dict[str, Any]]:
+        """The run, the sites' states and the facts of one checkpoint; Damaged if anything of it is not whole."""
+        rest, facts = load_arrays(self.state(number))
+        check = facts.pop("check", "")
+        if fingerprint(facts) != check or digest(rest) != facts["rest"]:
+            raise Damaged(f"{self.state(number)} was altered")
+        if facts["trail"][0] != self.audit.first and self.audit.head != START:
+            raise Damaged(f"{self.state(number)} belongs to another run")
+        arrays, _ = load_arrays(self.model(number))
+        if digest(arrays) != facts["model"]:
+            raise Damaged(f"{self.model(number)} was altered or belongs to another run")
+        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
+        for name, value in rest.items():
+            part, _, key = name.partition("/")
+            parts[part][key] = value
+        history = [typed_row(row) for row in self.history.first(facts["history"])]
+        self.clients.first(facts["clients"])
+        roster = Roster.from_arrays(parts["roster"])
+        return Run(arrays, facts["seed"], number, roster, history, parts["memory"]), parts["sites"], facts
+
+    def newest(self) -> tuple[Run, Arrays]:
+        """The run and the sites' states as of the last whole round; nothing is changed on disk."""
+        for number in self.committed():
+            try:
+                return self.load(number)[:2]
+            except Damaged as error:
+                log.warning("%s; going back to an earlier round", error)
+        raise Damaged(f"{self.path} holds no whole checkpoint")
+
+    def _size(self, number: int) -> int:
+        return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
+
+    def _set_aside(self, number: int) -> None:
+        for path in (self.model(number), self.state(number)):
+            if path.exists():
+                path.replace(path.with_name(path.name + ".damaged"))
+
+    def _too_old(self) -> list[int]:
+        """Rounds whose checkpoints no longer fit; the last two stay, and with the one to come that makes three."""
+        rounds, total = sorted(self._sizes), sum(self._sizes.values())
+        old: list[int] = []
+        most = KEEP_BYTES if self.keep_bytes is None else self.keep_bytes
+        while total > most and len(rounds) - len(old) > 2:
+            total -= self._sizes[rounds[len(old)]]
+            old.append(rounds[len(old)])
+        return old
+
+    def _write_history(self, run: Run) -> None:
+        rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
+        write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
+
+    def _seconds(self) -> float:
+        return self.elapsed + time.monotonic() - self._began
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder; its lock file names the host and process, so that others can see who is at work."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    try:
+        lock(handle, path)
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, path: Path) -> None:
+    """Hold the folder until the process ends; the system frees it even after a kill."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(f"{path} is in use by another process") from error
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("mutirao", "torch", "numpy", "flwr"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics in a line of history, without the counters every run has."""
+    return {k: v for k, v in row.items() if k not in COUNTERS and not k.startswith("train_")}
+
+
+def best_row(history: list[dict[str, Any]], judge: str, higher_is_better: bool) -> dict[str, Any] | None:
+    """The line of the best round, the earliest of equals."""
+    judged = [row for row in history if judge in row]
+    if not judged:
+        return None
+    return (max if higher_is_better else min)(judged, key=lambda row: row[judge])
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Write a run so that `load_run` brings it back, with no flow around it."""
+    with Folder.open(path) as folder:
+        folder.audit.append("saved", round=run.round, model=digest(run.arrays), versions=versions())
+        folder.history.go_on_after(0)
+        folder.history.append(run.history)
+        folder.checkpoint(run, {}, digest(run.arrays), durable=True)
+
+
+def load_run(path: Path) -> Run:
+    """The run of a folder as of its last whole round; nothing is changed on disk."""
+    return Folder(path).newest()[0]

@@ -1,0 +1,186 @@
+"""A client withdraws: train again without it, from the last round in which it had no part yet.
+
+The new run begins from a checkpoint in which the server had heard nothing of the client, excludes it from then on
+(`exclude` in its configuration), and is an ordinary run folder: it can be resumed, verified and reported.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.config import dump
+from mutirao.core.arrays import Arrays, digest
+from mutirao.core.files import write_whole
+from mutirao.core.fleet import ClientId
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError, Damaged
+from mutirao.fleets.without import names_in
+from mutirao.privacy import RELEASES
+from mutirao.recipes.task import find
+from mutirao.runs.audit import check_chain, fingerprint
+from mutirao.runs.execute import Watch, continued, execute
+from mutirao.runs.folder import Folder, metrics_of, versions
+from mutirao.runs.tables import Table, typed_row
+
+RECORD = "forget.json"
+
+
+def forget(
+    folder: Path,
+    client: ClientId,
+    out: Path,
+    *,
+    watch: Watch | None = None,
+    prepare_only: bool = False,
+    pictures: bool = True,
+) -> dict[str, Any]:
+    """Make the run in `folder` again in `out` as if `client` had left before its first contribution.
+
+    Called again with the same arguments it goes on where it stopped. The record says which rounds were kept and
+    redone, and the metrics before and after. `prepare_only` leaves the training to whoever resumes the new run, such
+    as a server that reaches real sites.
+    """
+    recipe, config = continued(None, folder, [])
+    if client in names_in(config.exclude):
+        raise ConfigError(f"{folder} is a run without {client!r} already")
+    config = replace(config, exclude=",".join(sorted({*names_in(config.exclude), client})))
+    if (out / RECORD).exists():
+        record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        if (record["client"], record["run"]) != (client, str(folder)):
+            raise ConfigError(f"{out} is of {record['client']!r} leaving {record['run']}; choose another --out")
+    elif out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} holds something else; choose another --out")
+    else:
+        record = begin(folder, recipe, config, client, out)
+    if prepare_only:
+        return record
+    summary = execute(recipe, config, out, resume=True, watch=watch, pictures=pictures)
+    best, kept = out / "checkpoints" / "best.safetensors", Folder(folder).model(summary["best_round"])
+    if not best.exists() and kept.exists():  # no round made again was better than one that was kept
+        write_whole(best, kept.read_bytes())
+    record |= {
+        "rounds_redone": summary["rounds"] - record["rounds_kept"],
+        "after": summary["final"],
+        "digest_after": summary["digest"],
+        "seconds": summary["seconds"],
+    }
+    write_whole(out / RECORD, json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def rounds_of(folder: Path) -> int:
+    """How many rounds the run in a folder is to have."""
+    return int(continued(None, folder, [])[1].rounds)
+
+
+def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
+    """Write the run folder from which to go on: everything up to the last round without the client."""
+    source = Folder(folder)
+    rows = [row for row in Table(folder / "clients.csv").read() if row["client"] == client]
+    if not rows:
+        find(recipe).prepare(config)  # says so if there is no such client
+    first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
+    before, last_sites = source.newest()
+    start = last_without(source, client, first)
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    record = {
+        "client": client,
+        "run": str(folder),
+        "head": source.audit.head,
+        "first_contribution": first,
+        "rounds_kept": start[0].round if start else 0,
+        "rounds_before": before.round,
+        "before": metrics_of(before.history[-1]) if before.history else {},
+        "digest_before": digest(before.arrays),
+    }
+    with Folder.open(part) as new:
+        write_whole(new.path / "config.toml", dump(recipe, config))
+        if start is None:
+            run, sites = Run(find(recipe).prepare(config).initial(), seed=config.seed), {}
+        else:
+            run, sites = start[0], {k: v for k, v in start[1].items() if json.loads(k)[0] != client}
+            run.roster = without(run.roster, client)
+        keep_account(run, sites, before, last_sites, client)
+        write_past(new, source, run, client, fingerprint(dump(recipe, config)), record)
+        new.checkpoint(run, sites, digest(run.arrays), durable=True)
+    write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
+    part.replace(out)
+    return record
+
+
+def last_without(source: Folder, client: ClientId, first: int | None) -> tuple[Run, Arrays] | None:
+    """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
+
+    A client that is probed tells something before it ever contributes. None: no such checkpoint is left, or the
+    only one is the beginning, from which the recipe can start by itself.
+    """
+    for number in source.committed():
+        if first is not None and number >= first:
+            continue
+        try:
+            run, sites, _ = source.load(number)
+        except Damaged:
+            continue
+        if number and not known_of(run.roster, client):
+            return run, sites
+    return None
+
+
+def known_of(roster: Roster, client: ClientId) -> bool:
+    """Whether the server has heard anything from a client."""
+    if not roster.knows(client):
+        return False
+    i = roster.row(client)
+    told = any(not np.isnan(column[i]) for column in roster.figures.values())
+    return bool(told or roster.replied[i] or roster.last_probed[i])
+
+
+def without(roster: Roster, client: ClientId) -> Roster:
+    """The roster as if the client had never come."""
+    arrays = roster.to_arrays()
+    ids = json.loads(arrays["ids"].tobytes())
+    keep = np.array([name != client for name in ids], np.bool_)
+    names = json.dumps([name for name in ids if name != client]).encode()
+    columns = {k: v[keep] for k, v in arrays.items() if k != "ids"}
+    return Roster.from_arrays(columns | {"ids": np.frombuffer(names, np.uint8).copy()})
+
+
+def keep_account(run: Run, sites: Arrays, before: Run, last_sites: Arrays, client: ClientId) -> None:
+    """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
+    if RELEASES in before.memory:
+        run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
+    for key, value in last_sites.items():
+        name, what = json.loads(key)
+        if what == RELEASES and name != client:
+            sites[key] = value
+
+
+def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> None:
+    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own."""
+    events = check_chain(source.audit.path)[0]
+    rounds = {e["round"]: e for e in events if e["event"] == "round"}
+    started = [e["model"] for e in events if e["event"] == "started"]
+    facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
+    model = digest(run.arrays) if not run.round else (started or [""])[-1]
+    dropped = [0] if run.round else []
+    new.audit.append("started", config=config, model=model, versions=versions(), forgot=facts, dropped=dropped)
+    history = [r for r in source.history.read() if int(r["round"]) <= run.round]
+    clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]
+    for number in range(1, run.round + 1):
+        mine = new.history.append([r for r in history if int(r["round"]) == number])
+        names = new.clients.append([r for r in clients if int(r["round"]) == number])
+        new.audit.append(
+            "round",
+            round=number,
+            model=digest(run.arrays) if number == run.round else rounds[number]["model"],
+            history=fingerprint(mine),
+            clients=fingerprint(names),
+            dropped=[] if number == run.round else [number],
+        )
+    run.history = [typed_row(row) for row in new.history.read()]

@@ -1,0 +1,128 @@
+"""Whom would another policy have selected? A finished run's record played again, without training.
+
+In each round the roster holds what it held in the run, and the policy is asked with the randomness of that round: the
+run's own policy gives the run's own selection. With `own` the policy lives with its own choices instead: ages follow
+from them, and a client it selects tells what it told the run nearest before, or else after, that round.
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.config import Part, build, complete, read, resolve
+from mutirao.core.fleet import ClientId
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Selector, chosen_by, present_only
+from mutirao.errors import ConfigError
+from mutirao.fleets.churn import somebody
+from mutirao.randomness import rng
+from mutirao.recipes.task import find
+from mutirao.studies.participation import Participation, Story, everybody, summary_of
+
+# Columns of clients.csv that are ours; all others are figures clients told or the method found.
+OURS = {"round", "client", "try", "replied", "n", "weight", "age", "failure", "rejected", "sim_seconds", "sim_joules"}
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What was selected and what would have been: `actual` and `other` by round."""
+
+    clients: list[ClientId]
+    actual: list[list[ClientId]]
+    other: list[list[ClientId]]
+    own: bool  # whether `other` lived with its own choices
+
+    @property
+    def overlap(self) -> list[float]:
+        """The share of each round's choice that is the same, |A n B| / |A u B|."""
+        pairs = zip(self.actual, self.other, strict=True)
+        return [len({*a} & {*b}) / max(1, len({*a} | {*b})) for a, b in pairs]
+
+    def participation(self, which: Sequence[Sequence[ClientId]]) -> Participation:
+        """Who was selected when, in `actual` or in `other`."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        matrix = np.zeros((len(self.clients), len(which)), np.bool_)
+        for t, names in enumerate(which):
+            matrix[[place[c] for c in names], t] = True
+        return Participation(self.clients, matrix)
+
+
+def replay(story: Story, select: Selector, seed: int = 0, own: bool = False, available: Any = None) -> Replay:
+    """Play a run again for another policy; `available` is who was there, if clients came and went."""
+    by_round: dict[int, list[dict[str, Any]]] = {}
+    for row in story.rows:
+        by_round.setdefault(row["round"], []).append(row)
+    names = everybody(sorted({r["client"] for r in story.rows}), story.clients)
+    told = heard(story.rows)
+    roster, mask, time = Roster(), None, 0
+    roster.meet(names)
+    actual, other = [], []
+    for t in sorted(by_round):
+        if available is not None:
+            mask, time = somebody(available, names, time + 1, mask, seed)
+            roster.meet([c for c, there in zip(names, mask, strict=True) if there])
+        if hasattr(select, "probes"):
+            asked = present_only(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
+            roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
+        other.append(chosen_by(select, roster, t, rng(seed, t, "select")))
+        first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
+        actual.append(sorted(first))
+        if own:
+            live(roster, t, other[-1], told)
+        else:
+            follow(roster, t, by_round[t])
+    return Replay(names, actual, other, own)
+
+
+def follow(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Let the roster learn what it learnt in the run."""
+    last = max(r.get("try", 1) for r in rows)
+    for attempt in range(1, last + 1):
+        tried = [r for r in rows if r.get("try", 1) == attempt]
+        good = [r for r in tried if attempt == last and r.get("replied") == 1 and not r.get("rejected")]
+        roster.mark(t, [r["client"] for r in tried], {r["client"]: int(r["n"]) for r in good})
+        for r in good:
+            roster.hear(t, r["client"], figures_of(r))
+
+
+def live(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[ClientId, Any]) -> None:
+    """Let the roster learn what it would have, as far as the run can tell."""
+    known = {c: told[c] for c in chosen if c in told}
+    nearest = {c: rows[max(0, bisect.bisect_right(rounds, t) - 1)] for c, (rounds, rows) in known.items()}
+    roster.mark(t, chosen, {c: int(row["n"]) for c, row in nearest.items()})
+    for c, row in nearest.items():
+        roster.hear(t, c, figures_of(row))
+
+
+def heard(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
+    """What each client told, with the rounds in which it did."""
+    found: dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row.get("replied") == 1:
+            rounds, lines = found.setdefault(row["client"], ([], []))
+            rounds.append(row["round"])
+            lines.append(row)
+    return found
+
+
+def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures in a row of clients.csv."""
+    return {k: float(v) for k, v in row.items() if k not in OURS and isinstance(v, int | float)}
+
+
+def replay_folder(folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False) -> tuple[Part, Replay]:
+    """Play the run in a folder again with `select` and its settings changed by `sets`."""
+    story, table = Story.read(folder), read(folder / "config.toml")
+    recipe = str(table.pop("recipe", ""))
+    for key, _ in sets:
+        if key.partition(".")[0] not in ("select", "per_round", "seed"):
+            raise ConfigError(f"{key}: only select, its settings, per_round and seed can be changed in a replay")
+    config: Any = resolve(find(recipe).config, table, sets)
+    churns = config.available.name != "always"
+    select = build("select", config.select, count=config.per_round, classes=summary_of(folder).get("classes"))
+    available = build("available", config.available) if churns else None
+    return complete("select", config.select), replay(story, select, config.seed, own, available)

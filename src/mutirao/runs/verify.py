@@ -1,0 +1,158 @@
+"""Check a run folder against its own audit trail, and say exactly what was altered."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.arrays import digest
+from mutirao.core.files import load_arrays
+from mutirao.errors import ConfigError, Damaged
+from mutirao.runs.audit import check_chain, fingerprint
+from mutirao.runs.folder import Folder
+from mutirao.runs.tables import Table
+
+
+def verify(path: Path) -> tuple[list[str], list[str]]:
+    """What was found in order, and what was not; an empty second list means the folder is as it was written."""
+    if not (path / "audit.jsonl").exists() and not (path / "config.toml").exists():
+        raise ConfigError(f"{path} holds no run")
+    events, problems = check_chain(path / "audit.jsonl")
+    good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
+    folder = Folder(path)
+    rounds = last_of_each_round(events)
+    for name, check in (
+        ("config.toml", check_config(path, events)),
+        ("history.csv, clients.csv", check_tables(path, rounds)),
+        ("checkpoints", check_checkpoints(folder, events, rounds)),
+        ("summary.json", check_summary(path, events)),
+    ):
+        problems += check
+        good += [] if check else [f"{name}: as audited"]
+    return good, problems
+
+
+def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None) -> tuple[list[str], list[str]]:
+    """The same with the sites' own trails compared, and all events written to a CSV file; or one trail by itself."""
+    from mutirao.runs.trails import cross_check, export, read_trail
+
+    if path.is_file():
+        name, events, problems = read_trail(path)
+        good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
+        trails = {name: events}
+    else:
+        good, problems = verify(path)
+        trails = {"server": check_chain(path / "audit.jsonl")[0]}
+    for site in sites:
+        agreed, wrong = cross_check(next(iter(trails.values())), site)
+        good, problems = good + agreed, problems + wrong
+    if table is not None:
+        export(trails | {name: events for name, events, _ in map(read_trail, sites)}, table)
+    return good, problems
+
+
+def last_of_each_round(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The event that counts for each round: after a resume, later rounds are made again."""
+    rounds: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "resumed":
+            rounds = {n: e for n, e in rounds.items() if n <= event["round"]}
+        elif event["event"] == "round":
+            rounds[event["round"]] = event
+    return rounds
+
+
+def check_config(path: Path, events: list[dict[str, Any]]) -> list[str]:
+    """The configuration must be the one the run was last started or resumed with."""
+    told = [e["config"] for e in events if e["event"] in ("started", "resumed") and "config" in e]
+    file = path / "config.toml"
+    if not told:
+        return []
+    if not file.exists():
+        return ["config.toml: missing"]
+    if fingerprint(file.read_text(encoding="utf-8", errors="replace")) != told[-1]:
+        return ["config.toml: altered since the run was started"]
+    return []
+
+
+def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
+    """Every round's rows must hash to what the trail says."""
+    problems = []
+    for name in ("history", "clients"):
+        by_round: dict[str, list[dict[str, str]]] = {}
+        for row in Table(path / f"{name}.csv").read():
+            by_round.setdefault(row.get("round", "?"), []).append(row)
+        for number, event in rounds.items():
+            rows = by_round.pop(str(number), [])
+            if not rows and event[name] != fingerprint([]):
+                problems.append(f"{name}.csv: the rows of round {number} are missing")
+            elif fingerprint(rows) != event[name]:
+                problems.append(f"{name}.csv: the rows of round {number} were altered")
+        strangers = [r for r in by_round if not (r.isdecimal() and int(r) == max(rounds, default=0) + 1)]
+        problems += [f"{name}.csv: rows of round {number} that was never audited" for number in strangers]
+    return problems
+
+
+def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict[int, dict[str, Any]]) -> list[str]:
+    """Every model kept must be the one that was audited; none may be missing but those thinned out."""
+    expected = {n: e["model"] for n, e in rounds.items()}
+    begun = [e["model"] for e in events if e["event"] == "started"]
+    if begun:
+        expected[0] = begun[-1]
+    dropped = {n for e in events for n in e.get("dropped", [])}
+    models = dict.fromkeys(expected.values())
+    problems = []
+    for number, model in sorted(expected.items()):
+        path = folder.model(number)
+        if not path.exists() and number in dropped:
+            continue
+        problems += check_model(folder, path, [model])
+    problems += check_states(folder, {e["hash"] for e in events})
+    best = folder.checkpoints / "best.safetensors"
+    return problems + (check_model(folder, best, list(models)) if best.exists() else [])
+
+
+def check_states(folder: Folder, hashes: set[str]) -> list[str]:
+    """Every state kept must be whole, and the trail must still hold what it held when the state was written."""
+    problems = []
+    for number in folder.committed():
+        name = folder.state(number).relative_to(folder.path)
+        try:
+            _, _, facts = folder.load(number)
+        except Damaged as error:
+            if str(folder.state(number)) in str(error):
+                problems.append(f"{name}: {str(error).removeprefix(str(folder.state(number))).strip()}")
+            continue  # damage elsewhere is reported where it is
+        if facts["trail"][1] not in hashes:
+            problems.append(f"audit.jsonl: events known to {name} are gone")
+    return problems
+
+
+def check_model(folder: Folder, path: Path, digests: list[str]) -> list[str]:
+    """One model file against the digests it may have."""
+    name = path.relative_to(folder.path)
+    try:
+        found = digest(load_arrays(path)[0])
+    except Damaged as error:
+        return [f"{name}: {str(error).removeprefix(str(path)).strip()}"]
+    return [] if found in digests else [f"{name}: its arrays are not the audited ones"]
+
+
+def check_summary(path: Path, events: list[dict[str, Any]]) -> list[str]:
+    """The summary and its digest must be those of the end of the run."""
+    ends = [e for e in events if e["event"] == "finished"]
+    file = path / "summary.json"
+    if not ends:
+        return ["summary.json: there, though the run never finished"] if file.exists() else []
+    if not file.exists():
+        return ["summary.json: missing"]
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return ["summary.json: not valid JSON"]
+    problems = []
+    if not isinstance(summary, dict) or summary.get("digest") != ends[-1]["model"]:
+        problems.append("summary.json: its digest is not that of the final model")
+    if fingerprint(summary) != ends[-1]["summary"]:
+        problems.append("summary.json: altered since the run finished")
+    return problems

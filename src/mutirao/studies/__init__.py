@@ -1,0 +1,1 @@
+"""Grids of runs, and what may be said of them."""

@@ -1,0 +1,228 @@
+"""The tables of a study: means with intervals, paired tests against a baseline, and what they allow to say."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.core.files import write_whole
+from mutirao.errors import ConfigError
+from mutirao.metrics import lower_is_better, rounds_to
+from mutirao.randomness import rng
+from mutirao.stats import Comparison, Interval, bootstrap, holm, interval, paired
+from mutirao.studies.study import Study, results
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method by one metric, over all places of the grid."""
+
+    method: str
+    metric: str
+    final: Interval
+    spread: Interval  # of the bootstrap
+    best: Interval
+    wobble: float  # standard deviation over the last rounds, averaged over runs
+    reached: str  # rounds to the threshold
+    against: Comparison | None  # the baseline; None for itself
+    p_holm: float
+    values: tuple[float, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Better, worse or not shown, against the baseline."""
+        return self.against.verdict if self.against else "baseline"
+
+
+def compare(study: Study, out: Path) -> list[Line]:
+    """Compare the finished cells; methods are paired where both have finished."""
+    runs: dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], list[dict[str, Any]]]]] = {}
+    for cell, summary, history in results(study, out):
+        runs.setdefault(cell.method, {})[cell.place] = (summary, history)
+    if not runs:
+        raise ConfigError(f"{out} holds no finished run of the study")
+    found = dict.fromkeys(k for cells in runs.values() for summary, _ in cells.values() for k in summary["final"])
+    lines: list[Line] = []
+    for metric in study.metrics or tuple(found):
+        of_metric = [line_of(study, runs, method, metric) for method in study.methods if method in runs]
+        corrected = holm({line.method: line.against.p for line in of_metric if line.against})
+        lines += [Line(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in of_metric]
+    return lines
+
+
+def line_of(study: Study, runs: dict[str, Any], method: str, metric: str) -> Line:
+    """What is known of one method by one metric."""
+    cells = {place: run for place, run in runs[method].items() if metric in run[0]["final"]}
+    values = [run[0]["final"][metric] for run in cells.values()]
+    timed = [[(int(row["round"]), row[metric]) for row in history if metric in row] for _, history in cells.values()]
+    curves = [[value for _, value in curve] for curve in timed]
+    base = runs.get(study.baseline, {})
+    common = [p for p in cells if p in base and metric in base[p][0]["final"]]
+    against = None
+    if method != study.baseline and common:
+        ours = [cells[p][0]["final"][metric] for p in common]
+        theirs = [base[p][0]["final"][metric] for p in common]
+        sign = -1.0 if lower_is_better(metric) else 1.0
+        against = paired(sign * np.array(ours), sign * np.array(theirs))
+    return Line(
+        method=method,
+        metric=metric,
+        final=interval(values),
+        spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
+        best=interval([run[0]["best"][metric] for run in cells.values()]),
+        wobble=float(np.mean([np.std(c[-study.last :]) for c in curves if c])) if any(curves) else math.nan,
+        reached=reached_in(timed, study.threshold[metric], lower_is_better(metric))
+        if metric in study.threshold
+        else "",
+        against=against,
+        p_holm=math.nan,
+        values=tuple(values),
+    )
+
+
+def reached_in(curves: Sequence[Sequence[tuple[int, float]]], threshold: float, lower: bool = False) -> str:
+    """The median number of rounds until a value is at least the threshold (at most, if `lower` values are better).
+
+    Curves are (round, value); runs that never get there count as later than their last round.
+    """
+    sign = -1.0 if lower else 1.0
+    places = [rounds_to([sign * value for _, value in curve], sign * threshold) for curve in curves]
+    times = [None if place is None else curve[place - 1][0] for curve, place in zip(curves, places, strict=True)]
+    known = sum(t is not None for t in times)
+    median = float(np.median([math.inf if t is None else t for t in times])) if times else math.inf
+    last = max((curve[-1][0] for curve in curves if curve), default=0)
+    text = f"{median:g}" if math.isfinite(median) else f"> {last}"
+    return f"{text} ({known} of {len(times)})"
+
+
+HEADER = (
+    "method",
+    "metric",
+    "mean",
+    "95% t",
+    "95% bootstrap",
+    "best",
+    "wobble",
+    "rounds to",
+    "difference",
+    "p",
+    "p Holm",
+    "r",
+    "delta",
+    "verdict",
+)
+
+
+def cells_of(line: Line) -> tuple[str, ...]:
+    """A line as the texts of a table row."""
+    test = line.against
+    return (
+        line.method,
+        line.metric,
+        number(line.final.mean),
+        number(line.final.half),
+        number(line.spread.half),
+        number(line.best.mean),
+        number(line.wobble),
+        line.reached,
+        f"{test.difference.mean:+.4f} ± {number(test.difference.half)}" if test else "",
+        f"{test.p:.4g}" if test else "",
+        number(line.p_holm) if test else "",
+        f"{test.r:.3f}" if test else "",
+        f"{test.delta:+.2f}" if test else "",
+        line.verdict,
+    )
+
+
+def number(value: float) -> str:
+    """Four decimals, or a dash for what is not known."""
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table in Markdown."""
+    rows = [HEADER, tuple("---" for _ in HEADER), *(cells_of(line) for line in lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def latex(lines: Sequence[Line]) -> str:
+    """Mean and interval of each method by metric, the best of a column in bold, for booktabs."""
+    methods, metrics = list(dict.fromkeys(x.method for x in lines)), list(dict.fromkeys(x.metric for x in lines))
+    by = {(x.method, x.metric): x for x in lines}
+    top = {
+        m: (min if lower_is_better(m) else max)((x for x in lines if x.metric == m), key=lambda x: x.final.mean).method
+        for m in metrics
+    }
+
+    def cell(method: str, metric: str) -> str:
+        line = by.get((method, metric))
+        if line is None:
+            return "--"
+        mean = f"{line.final.mean:.3f}"
+        half = "" if math.isnan(line.final.half) else rf" $\pm$ {line.final.half:.3f}"
+        return (rf"\textbf{{{mean}}}" if top[metric] == method else mean) + half
+
+    def escaped(text: str) -> str:
+        return text.replace("_", r"\_").replace("%", r"\%")
+
+    body = [" & ".join([escaped(m), *(cell(m, k) for k in metrics)]) + r" \\" for m in methods]
+    head = " & ".join(["method", *map(escaped, metrics)]) + r" \\"
+    begin, end = rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end, ""])
+
+
+def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
+    """Write the table as CSV, JSON, Markdown and LaTeX."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([HEADER, *(cells_of(line) for line in lines)])
+    write_whole(out / "table.csv", text.getvalue())
+    write_whole(out / "table.md", markdown(lines))
+    write_whole(out / "table.tex", latex(lines))
+    rows = [
+        {
+            "method": x.method,
+            "metric": x.metric,
+            "mean": x.final.mean,
+            "half_t": x.final.half,
+            "half_bootstrap": x.spread.half,
+            "best": x.best.mean,
+            "wobble": x.wobble,
+            "rounds_to": x.reached,
+            "values": list(x.values),
+            "difference": x.against.difference.mean if x.against else None,
+            "difference_half": x.against.difference.half if x.against else None,
+            "p": x.against.p if x.against else None,
+            "p_holm": x.p_holm if x.against else None,
+            "r": x.against.r if x.against else None,
+            "delta": x.against.delta if x.against else None,
+            "verdict": x.verdict,
+        }
+        for x in lines
+    ]
+    clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+    table = {"schema": 1, "recipe": study.recipe, "baseline": study.baseline, "lines": clean}
+    write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")
+
+
+def draw_bands(study: Study, out: Path) -> list[Path]:
+    """One picture a metric: the mean curve of each method with its 95% interval."""
+    from mutirao.drawing.plots import draw_bands as draw
+
+    curves: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for cell, _, history in results(study, out):
+        for metric in study.metrics or tuple(k for k in history[-1] if k in ("accuracy", "ndcg@5", "rmse")):
+            points = [(row["round"], row[metric]) for row in history if metric in row]
+            curves.setdefault(metric, {}).setdefault(cell.method, []).append(points)
+    paths = []
+    for metric, methods in curves.items():
+        path = out / f"curves_{metric.replace('@', '_at_')}.png"
+        draw(methods, metric, path)
+        paths.append(path)
+    return paths

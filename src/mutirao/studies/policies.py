@@ -1,0 +1,120 @@
+"""Selection policies side by side: fairness, rounds and costs to targets, and who leads, as tables and pictures."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.core.files import write_whole
+from mutirao.errors import ConfigError
+from mutirao.studies.participation import COSTS, Story, dominance, reached, stories
+
+Methods = Mapping[str, Sequence[Story]]
+FAIRNESS = ("gini", "jain", "least", "most", "range", "never")
+
+
+def targets_of(methods: Methods, metric: str) -> list[float]:
+    """Two values worth reaching if the user names none: 85% and 95% of the best value of the weakest run."""
+    weakest = min(float(run.best_so_far(metric)[-1]) for runs in methods.values() for run in runs)
+    return [round(share * weakest, 3) for share in (0.85, 0.95)]
+
+
+def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """One line a method, each figure the mean over its runs."""
+    leads = dominance(methods, metric)
+    lines = []
+    for name, runs in methods.items():
+        figures = [run.participation.figures for run in runs]
+        line: dict[str, Any] = {"method": name, "runs": len(runs), "rounds": min(len(run.history) for run in runs)}
+        line["final"] = float(np.mean([last_known(run.values(metric)) for run in runs]))
+        line["best"] = float(np.mean([run.best_so_far(metric)[-1] for run in runs]))
+        line |= {key: float(np.mean([f[key] for f in figures])) for key in FAIRNESS}
+        line["worst_decile"] = float(np.mean([run.worst_decile(metric) for run in runs]))
+        line["leads"] = leads[name]
+        for target in targets:
+            line[f"rounds to {target:g}"] = str(reached(runs, metric, target))
+            costs = [run.cost_to(metric, target) for run in runs]
+            for kind in COSTS:
+                known = [c[kind] for c in costs if c is not None and kind in c]
+                line[f"{kind} to {target:g}"] = float(np.mean(known)) if len(known) == len(runs) else None
+        lines.append(line)
+    return lines
+
+
+def last_known(values: Sequence[float]) -> float:
+    """The last value that is one."""
+    return next((v for v in reversed(values) if not math.isnan(v)), math.nan)
+
+
+def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
+    """The comparison in Markdown: fairness, then what it took to reach the targets."""
+    fair = [("policy", "runs", "rounds", "Gini", "Jain", "least", "most", "never", "leads")]
+    fair += [
+        (
+            line["method"],
+            str(line["runs"]),
+            str(line["rounds"]),
+            f"{line['gini']:.4f}",
+            f"{line['jain']:.4f}",
+            f"{line['least']:g}",
+            f"{line['most']:g}",
+            f"{line['never']:g}",
+            f"{line['leads']:.0%}",
+        )
+        for line in lines
+    ]
+    speed = [("policy", "final", "best", "worst decile", *(f"rounds to {t:g}" for t in targets))]
+    speed += [
+        (
+            line["method"],
+            *(f"{line[k]:.4f}" for k in ("final", "best", "worst_decile")),
+            *(line[f"rounds to {t:g}"] for t in targets),
+        )
+        for line in lines
+    ]
+    spent = [k for k in COSTS if k != "seconds"]  # those depend on this machine, and stand in selection.json
+    kinds = [k for k in spent if any(line.get(f"{k} to {t:g}") is not None for line in lines for t in targets)]
+    cost = [("policy", *(f"{words(k)} to {t:g}" for t in targets for k in kinds))]
+    cost += [(line["method"], *(amount(line[f"{k} to {t:g}"], k) for t in targets for k in kinds)) for line in lines]
+    return "\n".join(markdown(table) for table in (speed, fair, cost) if len(table[0]) > 1)
+
+
+def words(kind: str) -> str:
+    """A kind of cost as a heading."""
+    return {"bytes": "MB", "sim_seconds": "simulated s", "sim_joules": "simulated J"}.get(kind, kind)
+
+
+def amount(value: float | None, kind: str) -> str:
+    """A cost as a table shows it."""
+    if value is None:
+        return "-"
+    return f"{value / 1e6:,.1f}" if kind == "bytes" else f"{value:,.1f}"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, of which the first is the heading, as a Markdown table."""
+    head, *body = rows
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
+
+
+def write_comparison(
+    folder: Path, out: Path | None = None, metric: str = "accuracy", targets: Sequence[float] = ()
+) -> list[Path]:
+    """Compare the runs below a folder: `selection.md`, `selection.json` and two pictures."""
+    from mutirao.drawing.participation import draw_best, draw_shares
+
+    methods, out = stories(folder), out or folder
+    if not all(any(metric in row for row in run.history) for runs in methods.values() for run in runs):
+        raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
+    targets = list(targets) or targets_of(methods, metric)
+    lines = compare(methods, metric, targets)
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "selection.md", tables(lines, targets))
+    content = {"schema": 1, "metric": metric, "targets": targets, "lines": lines}
+    write_whole(out / "selection.json", json.dumps(content, indent=2) + "\n")
+    draw_best(methods, metric, targets, out / "selection-curves.png")
+    draw_shares(methods, out / "selection-fairness.png")
+    return [out / name for name in ("selection.md", "selection.json", "selection-curves.png", "selection-fairness.png")]

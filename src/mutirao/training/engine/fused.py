@@ -1,0 +1,172 @@
+"""Small dense networks, trained by a kernel in C (`dense.c`): one call a client, several clients in threads.
+
+It takes Linear and ReLU layers with cross-entropy and SGD (momentum, weight decay and the proximal term included),
+however the module is written: what it does is followed, and then proven by its own gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from mutirao.core.arrays import Array, Arrays
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.training.engine.jobs import Job, storage_of
+from mutirao.training.engine.machine import close
+from mutirao.training.engine.tape import Unsupported
+from mutirao.training.engine.workers import spread
+from mutirao.training.samples import Index
+from mutirao.training.trainer import extras_of, metrics_of, one_thread, seeded
+
+if TYPE_CHECKING:
+    from mutirao.training.trainer import Trainer
+
+try:
+    from mutirao.training.engine import _dense  # type: ignore[attr-defined]  # compiled
+except ImportError:  # installed without a C compiler
+    kernel: Callable[..., tuple[float, int]] | None = None
+else:
+    kernel = _dense.train
+
+MOST_LAYERS = 32
+CLOSE = 1e-4
+
+
+class Layer(NamedTuple):
+    """The names of a layer's arrays."""
+
+    weight: str
+    bias: str | None
+
+
+def train_fused(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+    """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
+    layers = layers_of(trainer, jobs)
+    x, y, rows = storage_of([job.samples for job in jobs])
+    if not (x.is_contiguous() and y.is_contiguous()):
+        raise Unsupported("its samples do not lie one after the other")
+    numbers, classes = x.numpy(), y.numpy()
+
+    def train(share: tuple[Job, Index]) -> Reply | None:
+        job, owned = share
+        try:
+            return descend(layers, job, numbers, classes, owned[job.order()])
+        except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
+            return None
+
+    replies = spread(trainer.workers, train, list(zip(jobs, rows, strict=True)))
+    return {job.client: reply for job, reply in zip(jobs, replies, strict=True) if reply is not None}
+
+
+def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) -> Reply:
+    """One client's training: its arrays are copied, and moved batch by batch."""
+    arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
+    squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
+    loss, right = call(job.trainer, job.mu, layers, arrays, x, y, rows, job.lengths, squared)
+    extras = {} if squared is None else extras_of(squared, job.lengths)
+    return Reply(arrays, extras, metrics_of(loss, right, len(rows)), len(job.samples))
+
+
+def call(trainer: "Trainer", mu: float, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
+    """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
+    if kernel is None:
+        raise Unsupported("the kernel for dense networks is not installed")
+    weights = [a for layer in layers for a in (arrays[layer.weight], layer.bias and arrays[layer.bias])]
+    *samples, squared = data
+    return kernel(weights, *samples, trainer.lr, trainer.momentum, trainer.weight_decay, mu, squared)
+
+
+def layers_of(trainer: "Trainer", jobs: Sequence[Job]) -> list[Layer]:
+    """The layers of a trainer's network from the first to the last, found out and proven once."""
+    known = trainer._recorded.setdefault("dense", {})
+    kind = jobs[0].samples.kind
+    if kind not in known:
+        try:
+            known[kind] = proven(trainer, named_layers(trainer), jobs)
+        except Unsupported as reason:
+            known[kind] = str(reason)
+    if isinstance(known[kind], str):
+        raise Unsupported(known[kind])
+    layers: list[Layer] = known[kind]
+    return layers
+
+
+def named_layers(trainer: "Trainer") -> list[Layer]:
+    """All the layers, if they are Linear, with ReLU between them, and nothing else is trained or kept."""
+    if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
+        raise Unsupported("it is trained with something else than cross-entropy and SGD")
+    module = trainer.blank()
+    layers = [
+        Layer(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if linear.bias is not None else None)
+        for name, linear in chain_of(module)
+    ]
+    names = [name for layer in layers for name in layer if name is not None]
+    if not 0 < len(layers) <= MOST_LAYERS or sorted(names) != sorted(module.state_dict()):
+        raise Unsupported("it is made of other layers than Linear, or uses one twice")
+    if any(p.dtype is not torch.float32 or not p.requires_grad for p in module.parameters()):
+        raise Unsupported("its weights are frozen, or of another type")
+    return layers
+
+
+def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """The Linear layers in the order they are used, if what happens is: flatten, Linear, ReLU, ..., Linear."""
+    if isinstance(module, nn.Linear):
+        return [("", module)]
+    try:
+        graph, parts = fx.symbolic_trace(module).graph, dict(module.named_modules())
+    except Exception as error:  # a module may do anything when it is looked at
+        raise Unsupported(f"what it does cannot be followed ({type(error).__name__})") from None
+    found: list[tuple[str, nn.Linear]] = []
+    rectified = True
+    for node in graph.nodes:
+        part = parts.get(node.target) if node.op == "call_module" else None
+        name = getattr(node.target, "__name__", node.target)
+        if type(part) is nn.Linear and rectified:
+            found, rectified = [*found, (str(node.target), part)], False
+        elif (type(part) is nn.ReLU or name in ("relu", "relu_")) and found and not rectified:
+            rectified = True
+        elif not (
+            node.op in ("placeholder", "output")
+            or type(part) is nn.Identity
+            or (not found and (type(part) is nn.Flatten or name in ("flatten", "view", "reshape")))
+            or (not found and name in ("size", "getitem"))
+        ):
+            raise Unsupported(f"it does something else than Linear and ReLU ({name})")
+    if rectified:
+        raise Unsupported("its last layer is not Linear")
+    return found
+
+
+def proven(trainer: "Trainer", layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
+    """The same layers, if a step of the kernel is a step of the module, with weights drawn at random."""
+    for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
+        x, y = job.first()
+        if x.dtype is not torch.float32 or y.dtype is not torch.int64 or y.dim() != 1:
+            raise Unsupported("its samples are not numbers with a class each")
+        if int(y.min()) >= 0 and int(y.max()) < len(job.arrays[layers[-1].weight]):
+            break
+    else:
+        raise ValueError("labels are no classes")
+    rows, lengths = np.arange(len(y)), np.array([len(y)])
+    far = replace(trainer, lr=1.0)  # one step as long as its gradient, so that rounding is small beside it
+    for draw in range(2):
+        rng = np.random.default_rng(draw)
+        arrays = {n: rng.normal(0, 1 / np.sqrt(a.shape[-1]), a.shape).astype(np.float32) for n, a in job.arrays.items()}
+        with one_thread(), seeded(draw):
+            named = dict(trainer.filled(arrays).train().named_parameters())
+            loss = functional.cross_entropy(trainer.blank()(x), y)
+            slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        if any(slope is None for slope in slopes):
+            raise Unsupported("some of its layers are not used")
+        before = [p.detach().clone() for p in named.values()]
+        wanted = [-(g + trainer.weight_decay * p) for p, g in zip(before, slopes, strict=True)]
+        total, _ = call(far, 0.0, layers, arrays, x.numpy(), y.numpy(), rows, lengths, None)
+        moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
+        mean = loss.item()
+        if not close(moved, wanted, CLOSE) or abs(total / len(y) - mean) > CLOSE * (1 + abs(mean)):
+            raise Unsupported("its gradients are others")
+    return layers

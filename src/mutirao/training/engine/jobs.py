@@ -1,0 +1,97 @@
+"""A round as the engine sees it: one job a client, with its samples and the batches it will make of them."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
+from mutirao.randomness import rng
+from mutirao.training.samples import Index, Samples
+from mutirao.training.trainer import needs_two, wanted
+
+if TYPE_CHECKING:
+    from mutirao.training.trainer import Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What one client has to do in a round."""
+
+    trainer: "Trainer"
+    request: Request
+    site: Site
+    samples: Samples
+    lengths: npt.NDArray[np.int64]  # samples of each batch
+    two: bool  # whether a batch of one is left out
+    mu: float
+    extras: frozenset[str]
+
+    @property
+    def client(self) -> ClientId:
+        """Whose job it is."""
+        return self.site.id
+
+    @property
+    def arrays(self) -> Arrays:
+        """The model it starts from."""
+        return self.request.arrays
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
+        return self.samples.kind, self.mu, self.extras
+
+    def order(self) -> Index:
+        """The samples of all its batches, one after the other, as on the plain path."""
+        config = self.request.config
+        draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
+        return self.trainer.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
+
+    def first(self) -> tuple[Tensor, Tensor]:
+        """Its first batch."""
+        return self.samples.batch(self.order()[: self.lengths[0]])
+
+
+def planned(
+    trainer: "Trainer", requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+) -> tuple[list[Job], dict[ClientId, Failure]]:
+    """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
+    jobs: list[Job] = []
+    failures: dict[ClientId, Failure] = {}
+    two = needs_two(trainer.blank())
+    lengths = functools.cache(lambda n: np.array(trainer.lengths(n, two)))
+    for client in sorted(requests):
+        request, site = requests[client], sites[client]
+        try:
+            samples, mu = Samples.of(site.data), float(request.config.get("mu", trainer.mu))
+            extras = wanted(request.config, samples)
+            jobs.append(Job(trainer, request, site, samples, lengths(len(samples)), two, mu, extras))
+        except Exception as error:  # it is this client's failure alone
+            failures[client] = failure_of(error)
+    return jobs, failures
+
+
+def storage_of(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, list[Index]]:
+    """One storage for several clients, and the rows each owns there: theirs if they share one, or else a copy."""
+    first = samples[0]
+    if all(s.x is first.x and s.y is first.y for s in samples):
+        return first.x, first.y, [np.arange(len(s)) if s.index is None else s.index for s in samples]
+    ends = np.cumsum([len(s) for s in samples])
+    own = [s.batch(slice(None)) for s in samples]
+    rows = [np.arange(end - len(s), end) for s, end in zip(samples, ends, strict=True)]
+    return torch.cat([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+
+
+def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Jobs that can go together, together."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.kind, []).append(job)
+    return list(groups.values())

@@ -1,0 +1,91 @@
+"""MaxPool and ReLU in one, by a kernel in C (`pools.c`): one pass over memory each way instead of four.
+
+Where the largest number of a window is positive, both orders of the two layers pass it on, and its gradient back; where
+it is not, both give 0 and pass nothing. So the bits are those of the layers that are replaced.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+try:
+    from mutirao.training.engine import _pools as kernel  # type: ignore[attr-defined]  # compiled
+except ImportError:  # installed without a C compiler
+    kernel = None
+
+MOST = 15  # places of a window's side, so that a byte tells one of them
+
+
+def joined(module: nn.Module) -> nn.Module:
+    """The module with each ReLU and the MaxPool right behind it made one."""
+    for chain in [m for m in module.modules() if type(m) is nn.Sequential]:
+        for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):
+            hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (relu, pool))
+            if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices and not hooked:
+                chain[i], chain[i + 1] = PooledReLU(pool), nn.Identity()
+    return module
+
+
+class PooledReLU(nn.Module):
+    """ReLU(pool(x)); by the kernel if it is at hand and fits."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+        self.side, self.stride = number_of(pool.kernel_size), number_of(pool.stride)
+        own = number_of(pool.padding) == 0 and number_of(pool.dilation) == 1 and not pool.ceil_mode
+        self.fits = kernel is not None and own and 0 < self.side <= MOST and self.stride > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool, then cut off what is negative."""
+        if (
+            self.fits
+            and x.dtype == torch.float32
+            and x.dim() == 4
+            and x.is_contiguous(memory_format=torch.channels_last)
+            and min(x.shape[2:]) >= self.side
+        ):
+            return Pooling.apply(x, self.side, self.stride)  # type: ignore[no-any-return, no-untyped-call]
+        return functional.relu(self.pool(x))
+
+
+class Pooling(torch.autograd.Function):
+    """The kernel, as torch's gradients see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, side: int, stride: int) -> Tensor:
+        """ReLU(max-pool(x)), remembering where each maximum was."""
+        n, channels, *sizes = x.shape
+        shape = (n, channels, *((size - side) // stride + 1 for size in sizes))
+        out = torch.empty(shape, memory_format=torch.channels_last)
+        where = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        kernel.forth(rows(x), rows(out), rows(where), side, stride)
+        ctx.save_for_backward(out, where)
+        ctx.sizes = x.shape, side, stride
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Send each gradient to where its maximum was."""
+        (out, where), (shape, side, stride) = ctx.saved_tensors, ctx.sizes
+        slopes = torch.empty(shape, memory_format=torch.channels_last)
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        kernel.back(rows(slopes), rows(out), rows(where), rows(gradient), side, stride)
+        return slopes, None, None
+
+
+def rows(x: Tensor) -> Any:
+    """The tensor as N x H x W x C, which is how its numbers lie."""
+    return x.detach().permute(0, 2, 3, 1).numpy()
+
+
+def number_of(setting: int | tuple[int, ...]) -> int:
+    """The one number of a setting for both directions; -1 if they differ."""
+    if isinstance(setting, int):
+        return setting
+    return setting[0] if len(set(setting)) == 1 else -1

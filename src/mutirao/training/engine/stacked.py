@@ -1,0 +1,184 @@
+"""Clients advance together: their parameters lie along one leading dimension, and one recorded step moves them all."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mutirao.core.arrays import Arrays, nbytes
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.randomness import number
+from mutirao.training.engine.jobs import Job, storage_of
+from mutirao.training.engine.machine import Machine
+from mutirao.training.engine.rows import noted_losses
+from mutirao.training.engine.step import Form
+from mutirao.training.engine.workers import spread
+from mutirao.training.samples import Index
+from mutirao.training.trainer import errors_of, extras_of, is_classes, metrics_of, one_thread
+
+if TYPE_CHECKING:
+    from mutirao.training.trainer import Trainer
+
+Share = tuple[Job, Index]  # a client's job and the rows of the storage it owns
+
+STACK_BYTES = 1 << 18  # of parameters in one stack: more would not stay in a core's cache with all that goes with them
+TALLEST = 64  # clients in one stack
+SEGMENT = 256  # steps whose outputs are kept until they are noted
+
+
+def train_stacked(trainer: "Trainer", machine: Machine, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+    """Train clients of one kind, but for those with labels no class has; raises `Unsupported` if the model cannot."""
+    x, y, rows = storage_of([job.samples for job in jobs])
+    shares = with_known_labels(machine, y, list(zip(jobs, rows, strict=True)))
+    if not shares:
+        return {}
+    lengths = [job.lengths for job, _ in shares]
+    longest = max(lengths, key=len)
+    aligned = all(np.array_equal(some, longest[: len(some)]) for some in lengths if some is not longest)
+    form = machine.form(int(max(map(np.max, lengths))), aligned)
+    tallest = min(TALLEST, max(1, STACK_BYTES // max(1, nbytes(jobs[0].arrays)))) if form.stacked else 1
+    pieces = [Piece(machine, form, x, y, part) for part in cut(shares, tallest)]
+    ready = [
+        machine.prepare(form._replace(batch=batch), clients, stop - start)
+        for piece in pieces
+        for start, stop, clients, batch in piece.segments()
+    ]
+    workers = trainer.workers if any(ready) else 1  # Python's lock makes threads useless for steps that are not frozen
+    replies = spread(workers, Piece.train, pieces)
+    return {client: reply for some in replies for client, reply in some.items()}
+
+
+def with_known_labels(machine: Machine, y: Tensor, shares: list[Share]) -> list[Share]:
+    """The clients whose labels are classes of the model; the others fail, or not, by the plain path."""
+    if machine.trainer.loss is not functional.cross_entropy or not is_classes(y) or y is machine.sound:
+        return shares
+
+    def known(labels: Tensor) -> bool:
+        return int(labels.min()) >= 0 and int(labels.max()) < machine.classes
+
+    if known(y):
+        machine.sound = y  # all labels of this storage, once
+        return shares
+    return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows)])]
+
+
+def cut(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
+    """Deal the clients, longest first, each to the stack with the least work; at least two stacks, for two cores.
+
+    How they are dealt depends on the clients alone and not on the number of workers, because the last bit of an
+    activation may depend on where in a stack a client stands.
+    """
+    count = max(-(-len(shares) // tallest), min(2, len(shares) // 2), 1)
+    pieces: list[list[Share]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for job, rows in sorted(shares, key=lambda share: (-len(share[0].lengths), share[0].client)):
+        least = min(range(count), key=lambda i: (len(pieces[i]) >= tallest, loads[i], i))
+        pieces[least].append((job, rows))
+        loads[least] += len(job.lengths)
+    return pieces
+
+
+class Piece:
+    """One stack: some clients, longest first, so that it shrinks as they finish."""
+
+    def __init__(self, machine: Machine, form: Form, x: Tensor, y: Tensor, shares: Sequence[Share]) -> None:
+        self.machine, self.form, self.x, self.y, self.shares = machine, form, x, y, shares
+        self.jobs = [job for job, _ in shares]
+        self.lengths = np.zeros((len(self.jobs[0].lengths), len(shares)), np.int64)  # samples a batch; 0: has finished
+        for i, job in enumerate(self.jobs):
+            self.lengths[: len(job.lengths), i] = job.lengths
+
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Which samples each client takes at each step; short batches are filled up with samples that count nothing."""
+        table = np.zeros((*self.lengths.shape, self.form.batch), np.int64)
+        for i, (job, owned) in enumerate(self.shares):
+            mine, lengths, rows = table[: len(job.lengths), i], job.lengths, owned[job.order()]
+            if len(rows) == mine.size:
+                mine[:] = rows.reshape(mine.shape)
+            else:
+                mine[:] = rows[np.cumsum(lengths) - lengths][:, None]
+                mine[np.arange(self.form.batch) < lengths[:, None]] = rows
+        return table
+
+    def segments(self) -> Iterator[tuple[int, int, int, int]]:
+        """Runs of steps with the same number of clients and samples a batch: (start, stop, clients, batch)."""
+        clients = (self.lengths > 0).sum(1)
+        batch = np.full(len(clients), self.form.batch) if self.form.by_rows else self.lengths[:, 0]
+        changes = np.flatnonzero((np.diff(clients) != 0) | (np.diff(batch) != 0)) + 1
+        for start, end in zip([0, *changes.tolist()], [*changes.tolist(), len(clients)], strict=True):
+            for first in range(start, end, SEGMENT):
+                yield first, min(first + SEGMENT, end), int(clients[start]), int(batch[start])
+
+    def train(self) -> dict[ClientId, Reply]:
+        """Make all steps, then let each client have its share of the stack."""
+        machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows())
+        draw = torch.Generator().manual_seed(self._seed()) if machine.random else None
+        with one_thread(), torch.inference_mode():
+            state = machine.state([job.arrays for job in self.jobs])
+            scalars = machine.scalars(len(self.lengths))
+            for start, stop, clients, batch in self.segments():
+                form = self.form._replace(batch=batch)
+                rows = table[start:stop, :clients, :batch]
+                fixed = [*(tensor[:clients] for tensor in state), self.x, self.y]
+                moving = [rows, self.weights(start, stop, clients, form), scalars[start:stop]]
+                notes.take(start, stop, clients, machine.run(form, clients, fixed, moving, draw), self.y[rows])
+        layout = machine.layout
+        arrays = {n: t.numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
+        own = [{name: arrays[held][i, ...] for name, held in layout.held.items()} for i in range(len(self.jobs))]
+        return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
+
+    def _seed(self) -> int:
+        """The seed of the one client, as on the plain path."""
+        config = self.jobs[0].request.config
+        return number(int(config["seed"]), int(config["round"]), "torch", self.jobs[0].client)
+
+    def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
+        """How much each sample or client counts, step by step."""
+        lengths = self.lengths[start:stop, :clients]
+        weights = self.machine.weights(lengths.ravel(), form)
+        return weights.view(*lengths.shape, *weights.shape[1:])
+
+
+class Notes:
+    """What is noted of a piece's steps: losses, hits and, if asked for, the squared error of each sample."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        steps, clients = piece.lengths.shape
+        self.loss, self.right = np.zeros(clients), np.zeros(clients, np.int64)
+        self.errors: npt.NDArray[np.uint8] | None = None
+        if "squared_errors" in piece.jobs[0].extras:
+            self.errors = np.zeros((steps, clients, piece.form.batch), np.uint8)
+
+    def take(self, start: int, stop: int, clients: int, made: Sequence[Sequence[Tensor]], y: Tensor) -> None:
+        """Note what some steps saw before they moved."""
+        outputs = torch.cat([m[0] for m in made])
+        lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients])
+        there = torch.arange(y.shape[2]) < lengths[..., None]
+        if self.piece.form.by_rows:
+            losses = noted_losses(self.piece.machine.trainer.loss, outputs.flatten(0, 2), y.flatten(0, 2))
+            total = torch.where(there, losses.view(there.shape).double(), 0.0).sum((0, 2))
+        else:
+            total = (torch.cat([m[1] for m in made]).double() * lengths).sum(0)
+        self.loss[:clients] += total.numpy()
+        if is_classes(y):
+            found = outputs.max(-1).indices
+            self.right[:clients] += ((found == y) & there).sum((0, 2)).numpy()
+            if self.errors is not None:
+                self.errors[start:stop, :clients, : y.shape[2]] = errors_of(found, y).numpy()
+
+    def reply(self, i: int, arrays: Arrays) -> Reply:
+        """The reply of the i-th client."""
+        job, lengths = self.piece.jobs[i], self.piece.lengths[:, i]
+        lengths = lengths[lengths > 0]
+        right = int(self.right[i]) if is_classes(self.piece.y) else None
+        metrics = metrics_of(float(self.loss[i]), right, int(lengths.sum()))
+        extras: Arrays = {}
+        if self.errors is not None:
+            there = np.arange(self.errors.shape[2]) < lengths[:, None]
+            extras = extras_of(self.errors[: len(lengths), i][there], lengths)
+        return Reply(arrays, extras, metrics, len(job.samples))

@@ -1,0 +1,99 @@
+"""DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Handler, Reply, Request, Site
+from mutirao.errors import ConfigError, Refused
+from mutirao.randomness import number
+from mutirao.training.samples import Samples
+from mutirao.training.trainer import Descent, Trainer, arrays_of, one_thread, seeded
+
+if TYPE_CHECKING:
+    from mutirao.privacy import DPSGD
+
+
+@dataclass(frozen=True)
+class PrivateTrainer:
+    """A handler that trains as `trainer` does, with Opacus's clipped and noised gradients.
+
+    Batches are drawn by Poisson sampling with rate batch_size / n, as many as the trainer would make. Which samples
+    were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either.
+    """
+
+    trainer: Trainer
+    privacy: "DPSGD"
+
+    provides = frozenset({"metrics:epsilon"})
+
+    @classmethod
+    def of(cls, handler: Handler, privacy: "DPSGD") -> "PrivateTrainer":
+        """Of a task's handler, if that is a Trainer whose model can be trained so."""
+        if not isinstance(handler, Trainer):
+            raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
+        try:
+            from opacus.validators import ModuleValidator  # late: it takes seconds
+        except ImportError as error:
+            raise ConfigError("privacy needs Opacus: install mutirao[privacy]") from error
+        with seeded(0):
+            faults = ModuleValidator.validate(handler.model().train(), strict=False)
+        if faults:
+            raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
+        return cls(handler, privacy)
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The privately trained arrays, and what has been spent."""
+        from mutirao.privacy import RELEASES
+
+        if request.do != "train":
+            raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
+        n = len(Samples.of(site.data))
+        noise, steps = self.privacy.noise, len(self.trainer.lengths(n))
+        rate = min(1.0, self.trainer.batch_size / n)
+        table = self.privacy.charge(site, noise, rate, steps)
+        arrays = self.train(request, site, rate, steps)
+        site.state[RELEASES] = table
+        return Reply(arrays, metrics=self.privacy.told(table, noise, rate, steps), n=n)
+
+    def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
+        """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+
+        trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
+        seed, round, mu = int(config["seed"]), int(config["round"]), float(config.get("mu", trainer.mu))
+        draw = self.privacy.draw(seed, round, site.id)
+        with seeded(number(seed, 0, "initial")):
+            module = trainer.model()
+        module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in request.arrays.items()})
+        model: Any = GradSampleModule(module.train())
+        weights = [p for p in module.parameters() if p.requires_grad]
+        private = DPOptimizer(
+            torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
+            noise_multiplier=self.privacy.noise,
+            max_grad_norm=self.privacy.clip,
+            expected_batch_size=trainer.batch_size if rate < 1 else len(samples),
+            generator=torch.Generator().manual_seed(int(draw.integers(2**63))),
+        )
+        descent = Descent(trainer, weights, mu)
+        with one_thread(), seeded(int(draw.integers(2**63))), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
+            for _ in range(steps):
+                rows = np.flatnonzero(draw.random(len(samples)) < rate)
+                private.zero_grad()
+                if len(rows):
+                    x, y = samples.batch(rows)
+                    trainer.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                else:
+                    for p in weights:  # nobody was drawn: a step of noise alone
+                        p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
+                private.pre_step()
+                descent.step()
+        trained = arrays_of(module)
+        moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+        return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}  # no buffer leaves

@@ -1,0 +1,292 @@
+"""A real SuperLink and real SuperNodes over loopback: who gets in, who does not, and what is left when they end."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mutirao.cli import main
+from mutirao.deploy import processes
+from mutirao.deploy.admission import admit, entitled, is_admitted, node_of
+from mutirao.deploy.doctor import examine
+from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.keys import write_authority
+from mutirao.deploy.layout import Node, Server, free_port, load
+from mutirao.deploy.processes import (
+    Process,
+    connected,
+    members,
+    running,
+    start_superlink,
+    start_supernode,
+    until,
+    waits,
+)
+from mutirao.deploy.superlink import Door, about, is_here
+from mutirao.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = found_server(
+        tmp_path_factory.mktemp("a federation") / "server", ["localhost"], free_port(), host="127.0.0.1"
+    )
+    process = start_superlink(made.folder)
+    try:
+        yield made
+    finally:
+        process.stop()
+        assert members(made.folder) == []
+        assert not listens(made.port)
+
+
+@pytest.fixture
+def recife(server: Server, tmp_path: Path) -> Iterator[Node]:
+    made = found_site(tmp_path / "recife 1", "recife", f"localhost:{server.port}", server.ca)
+    yield made
+    processes.stop(made.folder)
+    assert members(made.folder) == []
+    for kept in server.sites.iterdir():
+        kept.unlink()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(2)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    context = ssl.create_default_context(cafile=str(server.ca))
+    line = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=10)
+    with contextlib.closing(line):
+        line.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        reply = line.getresponse()
+        return reply.status, reply.read()
+
+
+def mutirao(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    return done.exit_code, done.output
+
+
+def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Server, tmp_path: Path) -> None:
+    address = f"localhost:{server.port}"
+    nodes = {name: found_site(tmp_path / name, name, address, server.ca) for name in ("unknown", "wrong", "plain")}
+    nodes["wrong"].ca.unlink()
+    write_authority(nodes["wrong"].ca, tmp_path / "wrong.key", "another")
+    take_key(server.folder, nodes["wrong"].public_key)  # these two are known: it is not their key that stops them
+    take_key(server.folder, nodes["plain"].public_key)
+    for name in ("wrong", "plain"):
+        admit(server.folder, server.sites / f"{name}.pub")
+    plain = processes.supernode_command(nodes["plain"])
+    for option in ("--root-certificates", "--auth-supernode-private-key"):  # a key without TLS it refuses by itself
+        at = plain.index(option)
+        plain = [*plain[:at], *plain[at + 2 :]]
+    plain.append("--insecure")
+    started = [start_supernode(nodes[name].folder) for name in ("unknown", "wrong")]
+    started.append(processes.launch(nodes["plain"], plain, processes.environment(nodes["plain"])))
+    unknown, wrong, insecure = started
+    try:
+        assert until(lambda: bool(waits(unknown)), 60), unknown.text()
+        assert until(lambda: not wrong.alive(), 60)
+        assert "CERTIFICATE_VERIFY_FAILED" in wrong.text()
+        assert until(lambda: not insecure.alive() or "retrying" in insecure.text(), 60)
+        assert "insecure channel" in insecure.text()
+        assert not any(connected(process) for process in started)
+        log = (server.logs / "superlink.log").read_text()
+        assert log.count("Activated node_id") == 0
+    finally:
+        processes.stop_all(started)
+    assert [members(node.folder) for node in nodes.values()] == [[], [], []]
+    for name in ("wrong", "plain"):
+        (server.sites / f"{name}.pub").unlink()
+
+
+def test_a_raw_request_that_is_not_encrypted_gets_no_answer(server: Server) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as line:
+        line.request("GET", "/health")
+        with pytest.raises((OSError, http.client.HTTPException)):
+            line.getresponse()
+
+
+def test_strangers_reach_nothing_but_the_sites_part(server: Server) -> None:
+    outside = {"x_forwarded_for": "203.0.113.9"}  # uvicorn takes it from loopback: as if it came from there
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/pull-pending-tasks", "/docs"):
+        assert ask(server, path, "POST", **outside)[0] == 403
+        assert ask(server, f"/v1/fleet/..{path}", "POST", **outside)[0] == 404
+        assert ask(server, f"/v1/fleet/%2e%2e{path}", "POST", **outside)[0] == 404
+        assert ask(server, f"/{path}", "POST", **outside)[0] == 403
+    assert ask(server, "/docs")[0] == 200  # this machine itself may
+    assert ask(server, "/health", **outside)[0] == 200
+    assert ask(server, "/v1/fleet/pull-messages", "POST", **outside)[0] in (400, 401, 415, 422)
+    status, body = ask(server, "/mutirao", **outside, x_mutirao_key="?")
+    assert (status, json.loads(body)["admitted"], "node" in json.loads(body)) == (200, False, False)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "here"),
+    [
+        (("127.0.0.1", 5), ("127.0.0.1", 9), True),
+        (("::1", 5), ("::1", 9), True),
+        (("10.0.0.5", 5), ("10.0.0.5", 9), True),
+        (("10.0.0.6", 5), ("10.0.0.5", 9), False),
+        (("::ffff:10.0.0.6", 5), ("127.0.0.1", 9), False),
+        (("localhost", 5), ("localhost", 9), False),
+        (None, ("10.0.0.5", 9), False),
+    ],
+)
+def test_here_is_this_machine(client: object, server: object, here: bool) -> None:
+    assert is_here({"client": client, "server": server}) is here
+
+
+def test_the_door_refuses_websockets_from_elsewhere() -> None:
+    sent: list[str] = []
+
+    async def send(message: object) -> None:
+        sent.append(message["type"])  # type: ignore[index]
+
+    async def nothing(*_: object) -> None:
+        sent.append("passed on")
+
+    scope = {"type": "websocket", "path": "/v1/fleet/x", "client": ("10.0.0.6", 1), "server": ("10.0.0.5", 9)}
+    with contextlib.suppress(StopIteration):
+        Door(nothing, lambda key: None)(scope, nothing, send).send(None)  # type: ignore[arg-type]
+    assert sent == ["websocket.close"]
+
+
+def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, recife: Node) -> None:
+    assert mutirao("site", "status", recife.folder)[0] == 1
+    code, text = mutirao("site", "admit", server.folder, recife.public_key)
+    assert (code, text.split(";")[0]) == (0, "admitted: recife, who is recife in recipes")
+    assert about(server.here, server.ca, direct=True).get("admitted") is None
+    code, text = mutirao("site", "up", recife.folder)
+    assert code == 0, text
+    first = running(recife.folder)
+    assert first is not None
+    assert until(lambda: connected(first), 60), first.text()
+    code, text = mutirao("site", "up", recife.folder)
+    assert (code, "runs already" in text) == (2, True)
+    code, text = mutirao("site", "status", recife.folder, "--json")
+    told = json.loads(text)
+    assert (code, told["works"], told["name"]) == (0, True, "recife")
+    assert first.pid == told["pid"]
+    environment = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
+    for wanted in ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", f"FLWR_HOME={recife.flower_home}"):
+        assert wanted.encode() in environment
+    assert next(e for e in environment if e.startswith(b"PATH=")).startswith(f"PATH={recife.folder}/bin:".encode())
+    first.kill()
+    assert running(recife.folder) is None
+    second = start_supernode(recife.folder)  # what the killed one left is swept away first
+    # The server takes the killed one for alive for a while; meanwhile the second one waits.
+    assert until(lambda: connected(second) or bool(waits(second)), 60), second.text()
+    assert until(lambda: len(members(recife.folder)) > 1, 60)  # its own helper process carries the mark, too
+    family = members(recife.folder)
+    assert second.pid in [pid for pid, _ in family]
+    assert sorted(path.name for path in recife.logs.iterdir()) == ["supernode.1.log", "supernode.log"]
+    assert mutirao("site", "down", recife.folder) == (0, "the supernode has ended\n")
+    assert [processes.birth(pid) for pid, _ in family] == [""] * len(family)
+    assert mutirao("site", "down", recife.folder) == (0, "the supernode did not run\n")
+
+
+def test_the_doctor_of_a_server_sees_its_sites_and_a_site_can_be_shut_out(server: Server, recife: Node) -> None:
+    kept = take_key(server.folder, recife.public_key, "newcomer")
+    sites = next(f for f in examine(server.folder) if f.check == "sites")
+    assert (sites.state, sites.text) == ("fail", "not admitted: newcomer")
+    admit(server.folder, kept)
+    findings = {f.check: f.state for f in [*examine(server.folder), *examine(recife.folder)]}
+    assert (findings["sites"], findings["port"], findings["admitted"], findings["clock"]) == ("ok",) * 4
+    node = node_of(server, recife.public_key)
+    assert node is not None
+    assert entitled(server.folder, "recife", node)  # as its key says, and nothing else
+    assert not entitled(server.folder, "natal", node)
+    assert not entitled(server.folder, "recife", node + 1)
+    assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 0
+    assert not entitled(server.folder, "recife", node)
+    assert not is_admitted(server, recife.public_key)
+    assert not kept.exists()
+    assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 2
+
+
+def test_a_process_that_has_our_number_but_is_not_ours_is_left_alone(recife: Node) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        processes.record(recife, other.pid, recife.logs / "supernode.log")
+        assert running(recife.folder) is not None
+        record = recife.folder / processes.RECORD
+        record.write_text(record.read_text().replace(processes.birth(other.pid), "another time"))
+        assert running(recife.folder) is None
+        assert processes.stop(recife.folder) is False
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(10)
+
+
+def test_one_that_does_not_listen_to_reason_is_made_to_end(recife: Node) -> None:
+    stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); time.sleep(60)"
+    process = processes.launch(recife, [sys.executable, "-c", stubborn], processes.environment(recife))
+    assert until(lambda: len(members(recife.folder)) == 2, 20)
+    process.stop(seconds=0.2)
+    assert not process.alive()
+    assert members(recife.folder) == []
+
+
+def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    for number in range(6):
+        processes.rotate(log, keep=3)
+        log.write_text(str(number))
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"x.log": "5", "x.1.log": "4", "x.2.log": "3", "x.3.log": "2"}
+
+
+def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        made = found_server(tmp_path / "server", ["localhost"], taken.getsockname()[1], host="127.0.0.1")
+        code, text = mutirao("site", "up", made.folder)
+    assert code == 1
+    assert "Address already in use" in text
+    assert members(made.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('role = "boss"', 'role is "server" or "site"'),
+        ('role = "server"\nname = "a"\nprot = 9092', "unknown key 'prot'; did you mean 'port'"),
+        ('role = "server"\nname = "a"\nport = 99999', "too large"),
+        ('role = "server"\nname = "a"\nhosts = "fed"', "not a list of texts"),
+        ('role = "site"\nname = "a"\nsuperlink = "fed"', "is no address"),
+        ('role = "site"\nsuperlink = "fed:1"', "name is missing"),
+    ],
+)
+def test_a_wrong_configuration_is_one_clear_line(tmp_path: Path, line: str, problem: str) -> None:
+    (tmp_path / "site.toml").write_text(line + "\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_signals_go_to_the_process_that_was_meant(recife: Node) -> None:
+    process = processes.launch(
+        recife, [sys.executable, "-c", "import time; time.sleep(60)"], processes.environment(recife)
+    )
+    someone = Process(process.what, process.folder, os.getpid(), "another time", process.log)
+    someone.signal(signal.SIGTERM)  # would end this very test run
+    assert not someone.alive()
+    process.kill()
+    assert not process.alive()

@@ -1,0 +1,149 @@
+"""The whole federation on this machine, as a user rehearses it; and the same from the compose file, without Docker."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from mutirao.cli import main
+from mutirao.deploy import processes
+from mutirao.deploy.compose import INSIDE, compose_text
+from mutirao.deploy.layout import Node, Server, free_port, load
+from mutirao.deploy.processes import members, running, until
+from mutirao.runs.verify import verify_all
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MUTIRAO = str(Path(sys.executable).parent / "mutirao")
+HOSPITALS = ("recife", "natal", "fortaleza")
+
+
+def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
+    command = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    folder, report = tmp_path / "rehearsal", json.loads(done.stdout)
+    assert report["ok"] is True
+    assert set(report["findings"].values()) == {True}
+    assert json.loads((folder / "rehearsal.json").read_text())["digest"] == report["digest"]
+    places = [folder / name for name in ("server", "stranger", *report["sites"])]
+    # What it says of itself, seen from outside.
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert (summary["rounds"], summary["digest"], summary["clients"]) == (1, report["digest"], 2)
+    assert (folder / "run" / "report.html").exists()
+    good, problems = verify_all(folder / "run", [folder / name / "audit.jsonl" for name in report["sites"]])
+    assert (problems, sum("by the site, agree" in line for line in good)) == ([], 2)
+    log = (folder / "server" / "logs" / "superlink.log").read_text()
+    assert log.count("Activated node_id") == 2  # the stranger is not among them
+    assert re.search(r'"POST /v1/fleet/activate-node HTTP/1.1" 4\d\d', log)
+    assert [members(place) for place in places] == [[]] * 4
+    assert processes.port_trouble(load(folder / "server")) == ""  # type: ignore[arg-type]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (again.returncode, "holds a rehearsal already" in again.stderr) == (2, True)
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
+
+
+def test_the_compose_file_is_what_the_library_writes() -> None:
+    server = Server(Path("/srv"), "server", ("server",))
+    sites = [Node(Path("/srv"), name, f"server:{server.port}") for name in HOSPITALS]
+    assert (DEPLOY / "compose.yaml").read_text() == compose_text([server, *sites])
+
+
+def test_each_service_has_one_volume_and_only_the_server_a_port() -> None:
+    content = compose()
+    assert list(content["services"]) == list(content["volumes"]) == ["server", *HOSPITALS]
+    for name, service in content["services"].items():
+        own, *others = service["volumes"]
+        assert own == f"{name}:{INSIDE}"
+        assert all(text.endswith(":/data:ro") for text in others)
+        assert service["image"] == "mutirao"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["read_only"] is True
+        assert ("ports" in service) == (name == "server")
+
+
+def test_the_dockerfile_copies_what_is_there_and_installs_what_is_declared() -> None:
+    joined = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text())
+    steps = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    kinds = [kind for kind, _ in steps]
+    assert kinds[0] == "FROM"
+    assert set(kinds) <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "USER", "ENTRYPOINT", "CMD"}
+    for kind, rest in steps:
+        if kind == "COPY":
+            assert all((ROOT / source).exists() for source in rest.split()[:-1])
+    installed = next(rest for kind, rest in steps if kind == "RUN" and "pip install" in rest)
+    extras = re.search(r"'\.\[([a-z,]+)\]'", installed)
+    assert extras is not None
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert all(f"\n{extra} = [" in declared for extra in extras[1].split(","))
+    assert kinds.index("USER") < kinds.index("ENTRYPOINT")  # it does not run as root
+    assert json.loads(next(rest for kind, rest in steps if kind == "ENTRYPOINT")) == ["mutirao"]
+    words = json.loads(next(rest for kind, rest in steps if kind == "CMD"))
+    assert CliRunner().invoke(main, words).exit_code == 0
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Path:
+    """A folder in place of each volume."""
+    return tmp_path / "volumes"
+
+
+def as_in_container(words: list[str], service: str, volumes: Path, port: int) -> list[str]:
+    """A command of a container, for this machine: its own folder for the volume, loopback for the network."""
+    own = str(volumes / service)
+    changed = [word.replace(INSIDE, own).replace("server:9092", f"localhost:{port}") for word in words]
+    return [MUTIRAO, *(str(port) if word == "9092" else word for word in changed)]
+
+
+def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Path) -> None:
+    text, port, started = (DEPLOY / "compose.yaml").read_text(), free_port(), list[subprocess.Popen[bytes]]()
+    hints = re.findall(r"#   docker compose run --rm -T (\S+) (site init .*)", text)
+    assert [service for service, _ in hints] == ["server", *HOSPITALS]
+    first = dict(hints[:2])
+    for service, line in first.items():
+        words, _, given = line.partition(" < ")
+        content = (volumes / "server" / given).read_bytes() if given else b""
+        command = as_in_container(shlex.split(words), service, volumes, port)
+        done = subprocess.run(command, input=content, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    site = load(volumes / "recife")
+    assert isinstance(site, Node)
+    try:
+        for service in first:
+            command = as_in_container(compose()["services"][service]["command"], service, volumes, port)
+            with (volumes / f"{service}.log").open("wb") as out:
+                started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
+            if service == "server":
+                assert until(lambda: processes.answers(load(volumes / "server")), 60)  # type: ignore[arg-type]
+                admit = [MUTIRAO, "site", "admit", str(volumes / "server"), "-", "--name", "recife"]
+                with site.public_key.open("rb") as key:
+                    done = subprocess.run(admit, stdin=key, capture_output=True, timeout=60)
+                assert done.returncode == 0, done.stderr
+        said = volumes / "recife.log"
+        assert until(lambda: "SuperNode ID:" in said.read_text(), 60), said.read_text()
+        for service, process in zip(first, started, strict=True):
+            there = running(volumes / service)
+            assert there is not None
+            assert there.pid == process.pid  # it became the process, so that whoever started it can watch and end it
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+        for service in first:
+            processes.stop(volumes / service)
+    assert [members(volumes / service) for service in first] == [[], []]
+    shutil.rmtree(volumes)
+    assert os.environ.get(processes.MARK) is None

@@ -1,0 +1,107 @@
+"""What becomes of a run that was handed over, as its folder and Flower tell; and a SuperNode that waits at the door."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mutirao.cli import main
+from mutirao.deploy import submitting
+from mutirao.deploy.founding import found_server
+from mutirao.deploy.layout import Server, free_port
+from mutirao.deploy.submitting import follow, run_folder, submit
+from mutirao.deploy.supernode import patient
+from mutirao.errors import MutiraoError
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+
+
+def write_event(out: Path, **event: Any) -> None:
+    out.mkdir(exist_ok=True)
+    with (out / "audit.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def test_the_end_of_a_run_is_seen_with_each_of_its_rounds(server: Server, tmp_path: Path) -> None:
+    out, said = tmp_path / "run", list[str]()
+    since = time.time() - 1
+    write_event(out, event="round", round=1)
+    (out / "history.csv").write_text("round,seconds,replied,failed,loss,accuracy\n1,2.51234567,3,0,0.25,0.912345\n")
+    (out / "summary.json").write_text("{}")
+    follow(server.folder, "7", out, since, 5, said.append)
+    assert said == ["round=1 seconds=2.512 replied=3 failed=0 loss=0.25 accuracy=0.9123"]
+
+
+def test_a_run_that_failed_says_why(server: Server, tmp_path: Path) -> None:
+    write_event(tmp_path / "run", event="failed", round=2, reason="round 2 failed 3 times")
+    with pytest.raises(MutiraoError, match="the run failed: round 2 failed 3 times"):
+        follow(server.folder, "7", tmp_path / "run", time.time() - 1, 5, print)
+
+
+def test_what_an_earlier_run_left_in_the_folder_does_not_count(server: Server, tmp_path: Path) -> None:
+    write_event(tmp_path / "run", event="failed", round=2, reason="long ago")
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    with pytest.raises(MutiraoError, match="did not end within 0 s"):
+        follow(server.folder, "7", tmp_path / "run", time.time() + 60, 0, print)
+
+
+@pytest.mark.parametrize(("status", "ends"), [("finished:completed", True), ("finished:failed", False)])
+def test_a_run_that_never_wrote_a_folder_is_asked_for_at_flower(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, ends: bool
+) -> None:
+    monkeypatch.setattr(submitting, "status_of", lambda *_: status)
+    monkeypatch.setattr(submitting, "ASK", 0.0)
+    if ends:
+        follow(server.folder, "7", tmp_path / "run", time.time(), 5, print)
+    else:
+        with pytest.raises(MutiraoError, match=r"ended as finished:failed; see .*superlink\.log"):
+            follow(server.folder, "7", tmp_path / "run", time.time(), 5, print)
+
+
+def test_nobody_to_hand_a_run_to(server: Server) -> None:
+    with pytest.raises(MutiraoError, match=r"does not answer at 127.*start it with: mutirao site up"):
+        submit(server.folder, "quickstart")
+    done = CliRunner().invoke(main, ["site", "run", str(server.folder), "quickstart", "--set", "ruonds=3"])
+    assert (done.exit_code, "unknown setting 'ruonds'; did you mean 'rounds'" in done.output) == (2, True)
+
+
+def test_where_a_run_is_written(server: Server, tmp_path: Path) -> None:
+    assert run_folder(server.folder, "my.task:recipe") == server.folder / "runs" / "my.task-recipe"
+    assert run_folder(server.folder, "quickstart", tmp_path / "x") == tmp_path / "x"
+
+
+class Answered(Exception):
+    """An error that carries what a server answered, as httpx's do."""
+
+    def __init__(self, status: int | None) -> None:
+        self.response = None if status is None else type("Response", (), {"status_code": status})
+
+
+def test_a_supernode_that_is_not_let_in_waits_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Exception | str] = [Answered(412), Answered(412), Answered(401), "let in"]
+
+    def activate(client: object, request: object) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert patient(activate, pause=0.0)(None, None) == "let in"
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in told] == ["not let in yet (412)", "not let in yet (401)"]
+    assert "clocks" in told[1]
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_trouble_with_the_network_is_left_to_flower(status: int | None) -> None:
+    def activate(client: object, request: object) -> str:
+        raise Answered(status)
+
+    with pytest.raises(Answered):
+        patient(activate, pause=0.0)(None, None)

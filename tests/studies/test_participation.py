@@ -1,0 +1,176 @@
+"""Who took part, how evenly, and what it cost to get there: figures against hand-made tables."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutirao.drawing.participation import draw_best, draw_participation, draw_shares
+from mutirao.drawing.pictures import KINDS, draw
+from mutirao.errors import ConfigError
+from mutirao.metrics import gini, jain
+from mutirao.runs.tables import Table
+from mutirao.studies.participation import Reached, Story, dominance, everybody, lorenz, participation, reached, stories
+from mutirao.studies.policies import compare, tables, write_comparison
+
+settings.register_profile("steady", deadline=None)  # a busy machine is no failure
+settings.load_profile("steady")
+
+ROWS = [(1, "ana"), (1, "bia"), (2, "ana"), (2, "caio"), (3, "ana"), (3, "bia")]
+
+
+def rows(pairs: list[tuple[int, str]] = ROWS) -> list[dict[str, object]]:
+    return [{"round": t, "client": c} for t, c in pairs]
+
+
+counts = st.lists(st.integers(0, 50), min_size=1, max_size=40)
+
+
+@given(counts)
+def test_fairness_by_definition(times: list[int]) -> None:
+    x = np.array(times, float)
+    n, total = len(x), x.sum()
+    if total:
+        assert gini(times) == pytest.approx(np.abs(x[:, None] - x[None]).sum() / (2 * n * total), abs=1e-12)
+        assert jain(times) == pytest.approx(total**2 / (n * (x**2).sum()))
+        share, part = lorenz(times)
+        assert gini(times) == pytest.approx(1 - 2 * np.trapezoid(part, share), abs=1e-12)
+        assert (np.diff(part, 2) >= -1e-12).all()  # the curve only bends upwards
+    assert 1 / n - 1e-12 <= jain(times) <= 1 + 1e-12
+
+
+def test_times_and_the_matrix_count_rounds_not_tries() -> None:
+    found = participation([*rows(), {"round": 3, "client": "bia", "try": 2}], clients=5, rounds=4)
+    assert found.clients == ["(unseen 1)", "(unseen 2)", "ana", "bia", "caio"]
+    assert found.times.tolist() == [0, 0, 3, 2, 1]
+    assert found.matrix.shape == (5, 4)
+    assert found.matrix[3].tolist() == [True, False, True, False]
+    assert found.figures == {
+        "gini": gini([0, 0, 3, 2, 1]),
+        "jain": 36 / 70,
+        "least": 0,
+        "most": 3,
+        "range": 3,
+        "never": 2,
+    }
+
+
+def test_names_of_virtual_clients_follow_from_their_number() -> None:
+    assert everybody(["c03", "c11"], 12) == [f"c{i:02d}" for i in range(12)]
+    assert everybody(["c3", "x"], 3) == ["(unseen 1)", "c3", "x"]
+    assert everybody(["ana"], 0) == ["ana"]
+
+
+def write_run(folder: Path, accuracy: list[float | None], clients: list[list[str]], population: int = 4) -> None:
+    folder.mkdir(parents=True)
+    history = [
+        {"round": t, "seconds": 2.0, "selected": 2, "bytes_down": 10, "bytes_up": 5, "sim_seconds": t}
+        | ({} if a is None else {"accuracy": a})
+        for t, a in enumerate(accuracy, 1)
+    ]
+    Table(folder / "history.csv").append(history)
+    lines = [
+        {"round": t, "client": c, "try": 1, "replied": 1, "n": 5, "accuracy": (t + i) / 10}
+        for t, names in enumerate(clients, 1)
+        for i, c in enumerate(names)
+    ]
+    Table(folder / "clients.csv").append(lines)
+    (folder / "summary.json").write_text(json.dumps({"clients": population}))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    pairs, same = [["c0", "c1"], ["c2", "c3"]] * 2, [["c0", "c1"]] * 4
+    write_run(tmp_path / "s/cells/fair/seed0", [0.2, 0.5, 0.4, 0.6], pairs)
+    write_run(tmp_path / "s/cells/fair/seed1", [0.4, 0.5, 0.6, 0.6], pairs)
+    write_run(tmp_path / "s/cells/dull/seed0", [0.5, 0.3, None, 0.4], same)
+    write_run(tmp_path / "s/cells/dull/seed1", [0.5, 0.7, 0.4, 0.4], same)
+    return tmp_path / "s"
+
+
+def test_a_story_tells_best_so_far_costs_and_the_worst_decile(study: Path) -> None:
+    story = Story.read(study / "cells/dull/seed0")
+    np.testing.assert_array_equal(story.best_so_far("accuracy"), [0.5, 0.5, 0.5, 0.5])
+    assert math.isnan(story.values("accuracy")[2])
+    fair = Story.read(study / "cells/fair/seed0")
+    assert fair.best_so_far("accuracy").tolist() == [0.2, 0.5, 0.5, 0.6]
+    assert fair.cost_to("accuracy", 0.6) == {"rounds": 4, "seconds": 8, "bytes": 60, "sim_seconds": 10}
+    assert fair.cost_to("accuracy", 0.9) is None
+    assert fair.by_client() == pytest.approx({"c0": 0.3, "c1": 0.4, "c2": 0.4, "c3": 0.5})
+    assert fair.worst_decile() == pytest.approx(0.3)
+    assert fair.participation.gini == 0
+    with pytest.raises(ConfigError, match="no round has a metric 'rmse'"):
+        fair.values("rmse")
+
+
+def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
+    methods = stories(study)
+    assert list(methods) == ["dull", "fair"]
+    found = reached(methods["fair"], "accuracy", 0.6)
+    assert found.rounds == (4, 3)
+    assert found.interval.mean == 3.5
+    assert found.interval.half == pytest.approx(12.706 * 0.5, rel=1e-3)  # Student's t with one degree of freedom
+    assert str(found) == "3.5 ± 6.4 (4, 3)"
+    assert str(reached(methods["dull"], "accuracy", 0.6)) == "> 4, 2"
+    assert math.isnan(Reached(0.6, (None, 2), 4).interval.mean)
+    assert str(Reached(0.6, (3, 4, 4, 5, 4, 4), 9)) == "4.0 ± 0.7 (3 to 5)"
+    assert str(Reached(0.6, (3, None, 4, 5, 4, 4), 9)) == "3 to 5; 1 of 6 not"
+    assert str(Reached(0.6, (None,) * 6, 9)) == "never; 6 of 6 not"
+
+
+def test_a_policy_leads_where_its_best_is_highest_and_a_tie_is_shared(study: Path) -> None:
+    """Means of the best so far: fair 0.3, 0.5, 0.55, 0.6 and dull 0.5, 0.6, 0.6, 0.6."""
+    assert dominance(stories(study), "accuracy") == pytest.approx({"dull": 3.5 / 4, "fair": 0.5 / 4})
+
+
+def test_the_comparison_in_words_numbers_and_pictures(study: Path, tmp_path: Path) -> None:
+    lines = {line["method"]: line for line in compare(stories(study), "accuracy", [0.5])}
+    assert lines["fair"]["gini"] == 0
+    assert lines["dull"]["gini"] == 0.5
+    assert (lines["dull"]["least"], lines["dull"]["most"], lines["dull"]["never"]) == (0, 4, 2)
+    assert lines["fair"]["bytes to 0.5"] == 30
+    assert lines["fair"]["final"] == pytest.approx(0.6)
+    text = tables(list(lines.values()), [0.5])
+    assert "| fair | 2 | 4 | 0.0000 | 1.0000 | 2 | 2 | 0 | 12% |" in text
+    files = draw(study, "selection", tmp_path / "out", targets=[0.5, 0.65])
+    assert {f.name for f in files} == {
+        "selection.md",
+        "selection.json",
+        "selection-curves.png",
+        "selection-fairness.png",
+    }
+    assert all(f.stat().st_size > 100 for f in files)
+    content = json.loads((tmp_path / "out/selection.json").read_text())
+    assert content["targets"] == [0.5, 0.65]
+    assert content["lines"][0]["bytes to 0.65"] is None  # not all of its runs got there
+    with pytest.raises(ConfigError, match="not every run below"):
+        write_comparison(study, tmp_path / "out", metric="rmse")
+
+
+def test_pictures_of_one_run_and_of_many_clients(study: Path, tmp_path: Path) -> None:
+    for kind in ("participation", "curves"):
+        (file,) = draw(study / "cells/fair/seed0", kind, tmp_path)
+        assert file.read_bytes().startswith(b"\x89PNG")
+    many = participation([{"round": t, "client": f"c{i:04d}"} for t in (1, 2) for i in range(0, 2000, t)], 2000)
+    draw_participation(many, tmp_path / "many.svg")
+    assert "of 2,000 shown" in (tmp_path / "many.svg").read_text()
+    eight = {f"policy {i}": stories(study)["fair"] for i in range(8)}
+    draw_best(eight, "accuracy", [], tmp_path / "best.png")
+    draw_shares(eight, tmp_path / "shares.png")
+
+
+def test_what_is_no_folder_or_no_kind_is_refused_in_one_line(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no kind of picture is called 'lorentz'"):
+        draw(study, "lorentz")
+    with pytest.raises(ConfigError, match="is not a folder with a run or a study"):
+        draw(tmp_path / "nowhere", "selection")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds neither a run nor a study"):
+        draw(tmp_path / "empty", "selection")
+    with pytest.raises(ConfigError, match="holds no run"):
+        draw(tmp_path / "empty", "participation")
+    assert set(KINDS) >= {"curves", "participation", "selection"}
