@@ -20,8 +20,9 @@ from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, 
 from mutirao.core.rounds import Run
 from mutirao.groups.signature import generator, noised
 from mutirao.groups.state import State, part_of
+from mutirao.training.descent import one_thread
 from mutirao.training.samples import Samples
-from mutirao.training.trainer import Trainer, one_thread
+from mutirao.training.trainer import Trainer
 
 TAKEN = "model."  # under which a site keeps the model it was handed
 CHUNK = 512  # samples judged at once

@@ -27,7 +27,8 @@ from mutirao.images.verdicts import write_confusion, write_verdict
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import Sources, sources
-from mutirao.training.trainer import Trainer, one_thread
+from mutirao.training.descent import one_thread
+from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.training.engine import fused, train_many
+from mutirao.training.engine import fused
 from mutirao.training.engine.jobs import planned
 from mutirao.training.engine.tape import Unsupported
+from mutirao.training.engine.ways import train_many
 from mutirao.training.samples import VirtualClients, virtual_clients
 from mutirao.training.trainer import Trainer
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,11 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mutirao.core.arrays import Array, Arrays
+from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
 from mutirao.training.engine.tape import Program, Unsupported, frozen, join, record, tidy
-from mutirao.training.trainer import one_thread, seeded
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.plain import PlainTrainer
 
 log = logging.getLogger("mutirao")
 
@@ -35,7 +33,7 @@ CLOSE = 1e-3  # of the largest number: far above rounding, far below a different
 class Machine:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
-    def __init__(self, trainer: "Trainer", job: Job) -> None:
+    def __init__(self, trainer: PlainTrainer, job: Job) -> None:
         self.trainer, self.mu = trainer, job.mu
         self.arrays, self.example = job.arrays, job.first()
         self.module = copy.deepcopy(trainer.blank()).train()  # recording must not touch the one others use

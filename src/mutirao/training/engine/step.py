@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mutirao.training.engine.rows import row_losses
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.losses import row_losses
+from mutirao.training.plain import PlainTrainer
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
 
@@ -54,7 +52,7 @@ class Step:
     optimiser changes from step to step.
     """
 
-    trainer: "Trainer"
+    trainer: PlainTrainer
     module: nn.Module
     layout: Layout
     mu: float
@@ -115,12 +113,12 @@ class Step:
         return [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 
-def moments_of(trainer: "Trainer") -> int:
+def moments_of(trainer: PlainTrainer) -> int:
     """How many tensors the optimiser keeps beside each weight."""
     return 2 if trainer.optimizer == "adam" else int(trainer.momentum > 0)
 
 
-def follow(t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
+def follow(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
     """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v."""
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
         direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g
@@ -130,7 +128,7 @@ def follow(t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments
 
 
 def follow_adam(
-    t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor], scalars: Tensor
+    t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor], scalars: Tensor
 ) -> None:
     """torch's Adam; `scalars` are lr / (1 - beta1^t) and sqrt(1 - beta2^t) of the step."""
     size, root = scalars.unbind()
@@ -141,7 +139,7 @@ def follow_adam(
         weight.sub_(size * m / (v.sqrt() / root + EPSILON))
 
 
-def scalars_of(trainer: "Trainer", steps: int) -> list[tuple[float, float]]:
+def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
     """The two numbers of Adam that depend on the step, which counts from 1."""
     if trainer.optimizer != "adam":
         return [(0.0, 0.0)] * steps

@@ -23,7 +23,7 @@ FEWEST = 16  # tiles for which bringing the weights into the basis of the tiles 
 LARGEST = 1 << 16  # pairs of channels: beyond, the matrices are too large for the cache
 
 
-def hastened(module: nn.Module) -> nn.Module:
+def hasten(module: nn.Module) -> nn.Module:
     """The module with its convolutions done by the kernel where it is at hand and pays; names and weights stay."""
     for conv in module.modules() if kernel is not None else ():
         if type(conv) is nn.Conv2d and fits(conv):
