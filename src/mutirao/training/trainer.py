@@ -7,11 +7,13 @@ from torch import nn
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
+from mutirao.privacy import DPSGD
 from mutirao.training.engine.judging import judge
 from mutirao.training.engine.ways import answer, answer_many
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.private import PrivateTrainer
 from mutirao.training.samples import Samples
 
 
@@ -43,6 +45,10 @@ class Trainer(PlainTrainer):
     ) -> dict[ClientId, Reply | Failure]:
         """The same answers for many clients at once, the fastest way; `engine` may name another way."""
         return answer_many(self, requests, sites)
+
+    def private_training(self, privacy: DPSGD) -> PrivateTrainer:
+        """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""
+        return PrivateTrainer.of(self, privacy)
 
     def evaluate(self, arrays: Arrays, samples: Samples) -> dict[str, float]:
         """Mean loss, and accuracy where the labels are classes."""

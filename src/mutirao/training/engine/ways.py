@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.training.descent import one_thread
@@ -16,6 +17,7 @@ from mutirao.training.engine.threads import is_heavy, train_threads
 from mutirao.training.figures import PROBED, probe_samples, wanted
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples
+from mutirao.training.turns import attempt
 
 log = logging.getLogger("mutirao")
 
@@ -48,7 +50,7 @@ def answer_many(
     with one_thread():
         outcomes = train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
         for client in requests.keys() - outcomes.keys():
-            outcomes[client] = plainly(trainer, requests[client], sites[client])
+            outcomes[client] = attempt(partial(answer, trainer), requests[client], sites[client])
     return dict(sorted(outcomes.items()))
 
 
@@ -66,7 +68,7 @@ def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], site
             outcomes |= in_stacks(trainer, [job for job in group if job.client not in outcomes])
     for job in jobs:
         if job.client not in outcomes:
-            outcomes[job.client] = plainly(trainer, job.request, job.site)
+            outcomes[job.client] = attempt(trainer.train, job.request, job.site)
     return outcomes
 
 
@@ -133,11 +135,3 @@ def with_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[Client
             if isinstance(probe, Reply):
                 replies[client].metrics.update({k: v for k, v in probe.metrics.items() if k in names})
     return replies
-
-
-def plainly(trainer: PlainTrainer, request: Request, site: Site) -> Reply | Failure:
-    """One client's answer, or why there is none."""
-    try:
-        return answer(trainer, request, site)
-    except Exception as error:  # a client may raise anything: it is its own failure alone
-        return failure_of(error)
