@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mutirao.fleets.local import LocalFleet
     from mutirao.recipes.task import Recipe, Task, federate
     from mutirao.runs.execute import execute
-    from mutirao.training.samples import Samples, virtual_clients
+    from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOME = {
     "recipes.task": ["Recipe", "Task", "federate"],
     "core.rounds": ["Aggregator", "Merged", "Round", "Run", "Selector", "step", "train"],
     "runs.execute": ["execute"],
-    "training.samples": ["Samples", "virtual_clients"],
+    "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -38,6 +38,7 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Arrays",
+    "ClientData",
     "Common",
     "Failure",
     "Fleet",

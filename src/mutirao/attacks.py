@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.arrays import Array, Arrays, flat, settle
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Handler, Reply, Request, Site
 from mutirao.randomness import rng
 
 Lies = dict[ClientId, Reply]
+Relabel = Callable[[Any, Callable[[Array], Array]], Any]  # what a client holds, its labels changed
 Attack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
 
 
@@ -64,16 +65,10 @@ class Constant:
 class LabelFlip:
     """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is."""
 
-    def poison(self, data: Any) -> Any:
-        """The data with the labels of its own classes in reverse order."""
-        from mutirao.training.samples import Samples  # late: torch
-
-        if hasattr(data, "train"):
-            return replace(data, train=self.poison(data.train))
-        samples = Samples.of(data)
-        x, y = samples.batch(slice(0, len(samples)))
-        classes, place = np.unique(y.numpy(), return_inverse=True)
-        return Samples(x, classes[::-1][place].copy())
+    def relabel(self, y: Array) -> Array:
+        """The labels, of their own classes in reverse order."""
+        classes, place = np.unique(y, return_inverse=True)
+        return np.asarray(classes[::-1][place])
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         return dict(honest)
@@ -141,10 +136,19 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 class Attacked:
-    """A handler some of whose clients lie; those who start a round from the same model act together."""
+    """A handler some of whose clients lie; those who start a round from the same model act together.
 
-    def __init__(self, handler: Handler, liars: frozenset[ClientId], attack: Attack) -> None:
+    `relabel(data, change)` gives what a client holds with other labels: an attack that changes labels needs it.
+    """
+
+    def __init__(
+        self, handler: Handler, liars: frozenset[ClientId], attack: Attack, relabel: Relabel | None = None
+    ) -> None:
         self.handler, self.liars, self.attack = handler, liars, attack
+        self.change: Callable[[Array], Array] | None = getattr(attack, "relabel", None)
+        self.relabel = relabel
+        if self.change and not relabel:
+            raise ValueError(f"{attack!r} changes labels: say how those of a client's data are, by `relabel`")
         self.provides: frozenset[str] = getattr(handler, "provides", frozenset())
 
     def __call__(self, request: Request, site: Site) -> Reply:
@@ -164,10 +168,9 @@ class Attacked:
         return dict(sorted((replies | self._lies(requests, good)).items()))
 
     def _site(self, request: Request, site: Site) -> Site:
-        poison = getattr(self.attack, "poison", None)
-        if site.id not in self.liars or poison is None or request.do not in ("train", "warm"):
+        if site.id not in self.liars or not (self.change and self.relabel) or request.do not in ("train", "warm"):
             return site
-        return Site(site.id, poison(site.data), site.state)
+        return Site(site.id, self.relabel(site.data, self.change), site.state)
 
     def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
         bands: dict[tuple[str, int], list[ClientId]] = {}

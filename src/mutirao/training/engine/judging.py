@@ -17,7 +17,7 @@ from mutirao.training.engine.threads import in_threads, is_heavy
 from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, wanted
 from mutirao.training.losses import noted_losses
 from mutirao.training.plain import PlainTrainer
-from mutirao.training.samples import Samples
+from mutirao.training.samples import Samples, own_test_of
 
 log = logging.getLogger("mutirao")
 
@@ -50,7 +50,7 @@ def judge_many(
     for client in sorted(requests):
         request = requests[client]
         try:
-            whole = Samples.of(sites[client].data)
+            whole = (own_test_of if request.do == "evaluate" else Samples.of)(sites[client].data)
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")

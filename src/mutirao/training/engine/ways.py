@@ -16,7 +16,7 @@ from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.threads import is_heavy, train_threads
 from mutirao.training.figures import PROBED, probe_samples, wanted
 from mutirao.training.plain import PlainTrainer
-from mutirao.training.samples import Samples
+from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.turns import attempt
 
 log = logging.getLogger("mutirao")
@@ -32,10 +32,11 @@ def answer(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
     if request.do == "train":
         return trainer.train(request, site)
-    samples = Samples.of(site.data)
     if request.do == "evaluate":
+        samples = own_test_of(site.data)
         return Reply({}, metrics=judge(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
+        samples = Samples.of(site.data)
         most, extras = probe_samples(request.config), wanted(request.config, samples)
         return Reply({}, metrics=trainer.probe(request.arrays, samples, most, extras), n=len(samples))
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
