@@ -6,7 +6,7 @@ from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import cifar10 as module
+from mutirao.recipes import cifar10 as module
 from mutirao.recipes.task import find
 
 RECIPE = find("cifar10")

@@ -74,7 +74,7 @@ def test_pooled_and_alone_use_the_same_training_pictures(federation: Path) -> No
     assert len(pooled["pooled"]) == sum(len(together[c]) for c in together)
     alone = make(config(federation, only="client_2")).population
     assert list(alone) == ["client_2"]
-    assert np.array_equal(alone["client_2"].x, together["client_2"].x)
+    assert np.array_equal(alone["client_2"].train.x, together["client_2"].train.x)
     with pytest.raises(ConfigError, match="no hospital 'client_9'"):
         make(config(federation, only="client_9"))
 
