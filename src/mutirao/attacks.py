@@ -29,7 +29,8 @@ class SignFlip:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         return {
-            c: sent(r, current, {k: -self.scale * u for k, u in moved(current, r).items()}) for c, r in honest.items()
+            c: lie(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
+            for c, r in honest.items()
         }
 
 
@@ -42,8 +43,8 @@ class Noise:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         lies = {}
         for c, r in sorted(honest.items()):
-            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = sent(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
+            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = lie(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
         return lies
 
 
@@ -56,8 +57,8 @@ class Constant:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         lies = {}
         for c, r in honest.items():
-            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = sent(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
+            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = lie(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
         return lies
 
 
@@ -85,7 +86,7 @@ class InnerProduct:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         mean, _ = moments(current, honest)
-        return {c: sent(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+        return {c: lie(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Colluding:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         mean, deviation = moments(current, honest)
-        return {c: sent(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+        return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def verdicts(
     return out
 
 
-def moved(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
+def update_of(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
     """The update of a reply."""
     return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
 
@@ -262,11 +263,11 @@ def moments(
     current: Arrays, honest: Mapping[ClientId, Reply]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
     """Mean and deviation of the liars' honest updates, number by number."""
-    updates = [moved(current, honest[c]) for c in sorted(honest)]
+    updates = [update_of(current, honest[c]) for c in sorted(honest)]
     stacked = {k: np.stack([u[k] for u in updates]) for k in current}
     return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
 
 
-def sent(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
+def lie(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
     """The reply with another update in it."""
     return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})

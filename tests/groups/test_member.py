@@ -11,7 +11,7 @@ from torch import nn
 from mutirao.accounting import added, epsilon
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
-from mutirao.groups.member import Member, class_map, held, last_layer, rename
+from mutirao.groups.member import Member, class_map, classes_in, last_layer, rename
 from mutirao.groups.signature import Bias, deviation
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
 from mutirao.training.samples import ClientData, Samples
@@ -48,7 +48,7 @@ def test_samples_are_renamed_and_those_without_an_output_left_out() -> None:
     x, y = some.batch(slice(0, len(some)))
     assert y.tolist() == [1, 0, 1]
     assert torch.equal(x, given.x[[0, 1, 3]])
-    assert held(given, 5).tolist() == [True, True, True, False, True]
+    assert classes_in(given, 5).tolist() == [True, True, True, False, True]
 
 
 def test_judging_is_what_numpy_says_and_known_classes_are_those_held() -> None:

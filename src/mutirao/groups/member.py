@@ -135,7 +135,7 @@ class Member:
             site.state[RELEASES] = table
             return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
         if config.get("holdings"):
-            extras["holdings"] = held(Samples.of(site.data), self.classes).astype(np.uint8)
+            extras["holdings"] = classes_in(Samples.of(site.data), self.classes).astype(np.uint8)
         return Reply({}, extras, {}, made.n)
 
     def charge(self, site: Site) -> Releases:
@@ -151,10 +151,10 @@ class Member:
         A label that the head does not have counts as wrong.
         """
         names = np.array(class_map(request.config, self.classes))
-        model = self.trainers(len(names)).filled(request.arrays).eval()
+        model = self.trainers(len(names)).fill(request.arrays).eval()
         outputs, y = outputs_of(model, test)
         guess = names[outputs.argmax(1).numpy()]
-        known = torch.from_numpy(held(train, self.classes)[names])
+        known = torch.from_numpy(classes_in(train, self.classes)[names])
         among = outputs.masked_fill(~known, -torch.inf) if known.any() else outputs
         place = np.full(self.classes, -1)
         place[names] = np.arange(len(names))
@@ -175,7 +175,7 @@ class Member:
             raise ValueError("the run has formed no groups yet")
         out = {}
         for group, names in state.classes.items():
-            model = self.trainers(len(names)).filled(part_of(run.arrays, group)).eval()
+            model = self.trainers(len(names)).fill(part_of(run.arrays, group)).eval()
             out[group] = outputs_of(model, samples)[0].double().softmax(1).numpy()
         return out, state.classes
 
@@ -218,7 +218,7 @@ def outputs_for(y: Tensor, names: tuple[int, ...], classes: int) -> Tensor:
     return place[y]
 
 
-def held(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def classes_in(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which classes the samples have."""
     y = samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
     return np.bincount(y, minlength=classes) > 0

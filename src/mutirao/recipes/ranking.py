@@ -75,7 +75,7 @@ def task(config: Config) -> Task:
         trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
-        scores = scores_of(trainer.filled(arrays), test)
+        scores = scores_of(trainer.fill(arrays), test)
         metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
         return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
 

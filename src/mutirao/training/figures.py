@@ -42,7 +42,7 @@ def entropies(outputs: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(-1)
 
 
-def wanted(config: Mapping[str, Scalar], samples: Samples) -> frozenset[str]:
+def read_extras(config: Mapping[str, Scalar], samples: Samples) -> frozenset[str]:
     """What a training request wants besides arrays: its `extras`, separated by commas."""
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:

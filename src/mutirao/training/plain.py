@@ -27,7 +27,7 @@ from mutirao.training.figures import (
     is_classes,
     metrics_of,
     probe_samples,
-    wanted,
+    read_extras,
 )
 from mutirao.training.losses import Loss, noted_losses
 from mutirao.training.samples import Index, Samples
@@ -95,7 +95,7 @@ class PlainTrainer:
         """
         if len(samples) == 0:
             raise ValueError("has no samples to be probed on")
-        model = self.filled(arrays).eval()
+        model = self.fill(arrays).eval()
         x, y = samples.batch(slice(0, most))
         with one_thread(), torch.inference_mode():
             outputs = model(x)
@@ -114,10 +114,10 @@ class PlainTrainer:
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
         """One client's training, batch by batch."""
         samples, config = Samples.of(site.data), request.config
-        seed, round, extras = int(config["seed"]), int(config["round"]), wanted(config, samples)
+        seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples)
         mu = float(config.get("mu", self.mu))
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
-        model = self.filled(request.arrays).train()
+        model = self.fill(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
         descent = self.descent(weights, mu)
         total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
@@ -185,7 +185,7 @@ class PlainTrainer:
         module: nn.Module = self._own.module
         return module
 
-    def filled(self, arrays: Arrays) -> nn.Module:
+    def fill(self, arrays: Arrays) -> nn.Module:
         """This thread's own module, holding `arrays`."""
         module = self.blank()
         own = module.state_dict()

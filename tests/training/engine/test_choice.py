@@ -14,7 +14,7 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.training.engine.jobs import Job, planned
+from mutirao.training.engine.jobs import Job, plan_jobs
 from mutirao.training.engine.stacked import cut
 from mutirao.training.engine.ways import way_of
 from mutirao.training.samples import ClientData, Samples
@@ -86,7 +86,7 @@ def test_the_model_decides_unless_the_user_does(model: Any, way: str) -> None:
 def jobs_of(trainer: Trainer, names: list[str], samples: int = 9) -> list[Job]:
     config = {"seed": 0, "round": 1}
     requests = {c: Request("train", trainer.initial(0), config) for c in names}
-    return planned(trainer, requests, {c: Site(c, data(samples)) for c in names})[0]
+    return plan_jobs(trainer, requests, {c: Site(c, data(samples)) for c in names})[0]
 
 
 def test_a_small_round_is_trained_plainly_as_over_a_network() -> None:

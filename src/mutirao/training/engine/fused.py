@@ -85,7 +85,7 @@ def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
     kind = jobs[0].samples.kind
     if kind not in known:
         try:
-            known[kind] = proven(trainer, named_layers(trainer), jobs)
+            known[kind] = prove(trainer, named_layers(trainer), jobs)
         except Unsupported as reason:
             known[kind] = str(reason)
     if isinstance(known[kind], str):
@@ -140,7 +140,7 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear]]:
     return found
 
 
-def proven(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
+def prove(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
     """The same layers, if a step of the kernel is a step of the module, with weights drawn at random."""
     for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
         x, y = job.first()
@@ -156,7 +156,7 @@ def proven(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> l
         rng = np.random.default_rng(draw)
         arrays = {n: rng.normal(0, 1 / np.sqrt(a.shape[-1]), a.shape).astype(np.float32) for n, a in job.arrays.items()}
         with one_thread(), seeded(draw):
-            named = dict(trainer.filled(arrays).train().named_parameters())
+            named = dict(trainer.fill(arrays).train().named_parameters())
             loss = functional.cross_entropy(trainer.blank()(x), y)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         if any(slope is None for slope in slopes):

@@ -14,7 +14,7 @@ from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads, is_heavy
-from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, wanted
+from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, read_extras
 from mutirao.training.losses import noted_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples, own_test_of
@@ -54,7 +54,7 @@ def judge_many(
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
-            extras = wanted(request.config, whole) if request.do == "probe" else frozenset()
+            extras = read_extras(request.config, whole) if request.do == "probe" else frozenset()
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
@@ -107,7 +107,7 @@ def batch_by_batch(
     starts = range(0, len(samples), size)
 
     def some(starts: Sequence[int]) -> list[Seen]:
-        model = trainer.filled(arrays).eval()
+        model = trainer.fill(arrays).eval()
         with one_thread(), torch.inference_mode():
             batches = (samples.batch(slice(start, start + size)) for start in starts)
             return [look(model(x), y) for x, y in batches]

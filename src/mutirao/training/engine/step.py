@@ -62,14 +62,14 @@ class Step:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
         given = list(inputs)
         count = len(self.layout.trained)
-        trained, other = taken(given, count), taken(given, len(self.layout.other))
-        moments, start = taken(given, moments_of(self.trainer) * count), taken(given, count if self.mu else 0)
+        trained, other = take(given, count), take(given, len(self.layout.other))
+        moments, start = take(given, moments_of(self.trainer) * count), take(given, count if self.mu else 0)
         x, y, rows, weights, scalars = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
         outputs, losses, gradients = self.gradients(trained, other, x, y, weights)
         with torch.no_grad():
-            gradients = self.bounded(trained, gradients, start)
+            gradients = self.bound(trained, gradients, start)
             if self.trainer.optimizer == "adam":
                 follow_adam(self.trainer, trained, gradients, moments, scalars)
             else:
@@ -102,7 +102,7 @@ class Step:
         loss = self.trainer.loss
         return outputs, row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
 
-    def bounded(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
+    def bound(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
         """Gradients with the proximal term mu (w - w_global), no longer than `clip` for any client."""
         if self.mu:
             gradients = [g + self.mu * (p - s) for g, p, s in zip(gradients, trained, start, strict=True)]
@@ -147,7 +147,7 @@ def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
     return [(trainer.lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5)) for t in counts]
 
 
-def taken(given: list[Tensor], count: int) -> list[Tensor]:
+def take(given: list[Tensor], count: int) -> list[Tensor]:
     """The first `count` of a list, which loses them."""
     front = given[:count]
     del given[:count]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.pools import joined
+from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
 from mutirao.training.engine.workers import hold_memory, spread
 from mutirao.training.plain import PlainTrainer
@@ -40,7 +40,7 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = joined(copy.deepcopy(template))
+            trainer._own.module = join_pools(copy.deepcopy(template))
         return work(item)
 
     return spread(trainer.workers, prepared, items)
@@ -65,7 +65,7 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
-        module = trainer.filled(job.arrays).train()
+        module = trainer.fill(job.arrays).train()
         with one_thread(), seeded(0), torch.no_grad(), contextlib.suppress(Exception):
             before = torch.get_rng_state()
             module(job.first()[0])

@@ -8,13 +8,13 @@ from functools import partial
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.fused import train_fused
-from mutirao.training.engine.jobs import Job, by_kind, planned
+from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
 from mutirao.training.engine.judging import judge, judge_many
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.threads import is_heavy, train_threads
-from mutirao.training.figures import PROBED, probe_samples, wanted
+from mutirao.training.figures import PROBED, probe_samples, read_extras
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.turns import attempt
@@ -37,7 +37,7 @@ def answer(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
         return Reply({}, metrics=judge(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
         samples = Samples.of(site.data)
-        most, extras = probe_samples(request.config), wanted(request.config, samples)
+        most, extras = probe_samples(request.config), read_extras(request.config, samples)
         return Reply({}, metrics=trainer.probe(request.arrays, samples, most, extras), n=len(samples))
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 
@@ -57,7 +57,7 @@ def answer_many(
 
 def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Outcomes:
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
-    jobs, failures = planned(trainer, requests, sites)
+    jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
     way = way_of(trainer, jobs)
     for group in by_kind(jobs):
