@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mutirao.fleets.local import LocalFleet
     from mutirao.recipes.task import Recipe, Task, federate
     from mutirao.runs.execute import execute
-    from mutirao.training.samples import Samples, virtual_clients
+    from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOME = {
     "core.record": ["Round"],
     "core.rounds": ["Cohort", "Run", "step", "train"],
     "runs.execute": ["execute"],
-    "training.samples": ["Samples", "virtual_clients"],
+    "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -42,6 +42,7 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Arrays",
+    "ClientData",
     "Cohort",
     "Common",
     "Failure",
