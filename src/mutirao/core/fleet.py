@@ -16,11 +16,15 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True)
 class Request:
-    """What a client is asked to `do`, with the current model and settings (among them `seed` and `round`)."""
+    """What a client is asked to `do`, with the current model and settings (among them `seed` and `round`).
+
+    `extras` travel down as those of a reply travel up: arrays beside the model.
+    """
 
     do: str
     arrays: Arrays
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    extras: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

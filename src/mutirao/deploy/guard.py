@@ -15,13 +15,14 @@ import numpy as np
 
 from mutirao.accounting import NOTHING, Releases, added
 from mutirao.core.arrays import Arrays, digest, nbytes
+from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Handler, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rows import ROWS, whole
 from mutirao.deploy.ledger import Ledger, alone, difference
 from mutirao.deploy.policy import Policy, allowed
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, clipped, noised
-from mutirao.runs.audit import Audit, reply_fingerprint
+from mutirao.runs.audit import Audit
 
 Facts = dict[str, Any]
 
@@ -83,7 +84,10 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             "do": str(request.do)[:40],
             "round": request.config.get("round", 0),
         }
-        record(self.policy, "asked", bytes=nbytes(request.arrays), model=digest(request.arrays), **about)
+        came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
+        if request.extras:
+            came["extras"] = sorted(name[:80] for name in request.extras)
+        record(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
             n = self.before(request, site)
             spent = site.state.get(RELEASES)
@@ -96,6 +100,9 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         asked, n = self.policy.asked, samples_in(site.data)
         if request.do not in asked.requests:
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
+        for name in sorted(request.extras):
+            if not allowed(name, asked.extras):
+                raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         if n is not None and n < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         return n

@@ -25,6 +25,7 @@ class Asked:
     requests: tuple[str, ...] = ()
     min_samples: int = 1
     names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
+    extras: tuple[str, ...] = ()  # what may come in besides the model; names may hold `*`
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ def describe(policy: Policy) -> dict[str, str]:
     cover, reply = policy.privacy, policy.reply
     parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
     out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}
+    out["extras coming in"] = ", ".join(policy.asked.extras) or "none"
     out |= {f"{kind} that leave": ", ".join(names) or "none" for kind, names in parts.items()}
     out["fewest samples"] = str(policy.asked.min_samples)
     out["largest reply"] = f"{reply.largest} bytes"
@@ -230,6 +232,8 @@ requests = []
 min_samples = 50
 # Paths or dotted names that the server may use in settings; without this it may send only numbers and plain names.
 names = []
+# Arrays that a request may carry besides the model, by name; * stands for any letters.
+extras = []
 
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.

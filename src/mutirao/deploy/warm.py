@@ -46,7 +46,7 @@ class Warm:
 
         def handler(request: Request, site: Site) -> Any:
             facts = {"ask": "do", "do": request.do, "config": plain_config(request.config)}
-            arrays = {"model": request.arrays, "state": site.state}
+            arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
                 told, groups = self.asked(order, wanted, facts, arrays)
             except (WorkerDied, OSError) as error:

@@ -141,7 +141,8 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
 
             return {"samples": samples_in(data)}, {}
         config = facts.get("config")
-        request = Request(str(facts["do"]), groups.get("model", {}), config if isinstance(config, dict) else {})
+        config = config if isinstance(config, dict) else {}
+        request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))
         reply = task.handler(request, site)
         if not isinstance(reply, Reply):

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ class LocalFleet:
         def work() -> Outcome:
             try:
                 site = self._site(client)
-                own = Request(request.do, {k: v.copy() for k, v in request.arrays.items()}, request.config)
+                sent, more = ({k: v.copy() for k, v in arrays.items()} for arrays in (request.arrays, request.extras))
+                own = replace(request, arrays=sent, extras=more)
                 reply = _sound(self.handler(own, site))
                 if isinstance(reply, Reply):
                     reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)

@@ -1,7 +1,7 @@
 """A fleet that sends each client only the rows it wants of the model's tables; it asks for them first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -39,7 +39,7 @@ class SlicedFleet:
         wishes = without(wishes, self._faults(whole, wishes.replies))
         cut = self._cut(requests, {c: r.extras[self.table] for c, r in wishes.replies.items()})
         answers = self.fleet.ask(cut)
-        down = sum(nbytes(r.arrays) for r in cut.values())
+        down = sum(nbytes(r.arrays) + nbytes(r.extras) for r in cut.values())
         up = bytes_of_replies(wishes) + bytes_of_replies(answers)
         failures = dict(sorted((wishes.failures | answers.failures).items()))
         return Answers(answers.replies, failures, (down, up))
@@ -65,5 +65,5 @@ class SlicedFleet:
             for client, begin, end in zip(clients, [0, *ends], ends, strict=False):
                 request = requests[client]
                 own = {**model, self.table: taken[begin:end], self.table + ROWS: rows[client]}
-                cut[client] = Request(request.do, own, request.config)
+                cut[client] = replace(request, arrays=own)
         return cut

@@ -67,7 +67,7 @@ def execute(
         local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
         seen = FleetWithout(fleet, names) if names and not local else fleet
         if hasattr(fleet, "trail"):
-            fleet.trail = folder.audit  # its head goes with every request, and sites keep it
+            fleet.trail(folder.audit.where)  # its head goes with every request, and sites keep it
         tracker: Tracker = build("track", config.track)
         sink = Gentle(tracker.open(out, name, dict(flattened(tomllib.loads(text))), run.round))
         stopped: BudgetSpent | None = None
@@ -75,7 +75,7 @@ def execute(
             for round in recipe.flow(seen, config, task, run):
                 now = best_row([r for r in (best, round.row) if r], task.judge, task.higher_is_better)
                 states = fleet.snapshot() if isinstance(fleet, LocalFleet) else {}
-                folder.commit(run, round, states, best=now is round.row, heads=getattr(fleet, "take_heads", dict)())
+                folder.commit(run, round, states, best=now is round.row, heads=getattr(fleet, "heads", dict)())
                 best = now
                 sink.round(round.row)
                 if watch is not None:
