@@ -374,7 +374,8 @@ def check(path: Path, as_json: bool) -> None:
 
     Example: mutirao site check policy.toml
     """
-    from mutirao.deploy.policy import describe, load_policy
+    from mutirao.deploy.describing import describe_policy
+    from mutirao.deploy.policy import load_policy
 
-    lines = describe(load_policy(path))
+    lines = describe_policy(load_policy(path))
     click.echo(json.dumps(lines, indent=2) if as_json else "\n".join(f"{k:<18} {v}" for k, v in lines.items()))

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
+from mutirao.deploy.content import content_hash
 from mutirao.deploy.layout import FILE, Node, Server, load, split_address
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import port_trouble, running
@@ -232,8 +233,6 @@ def site_checks(node: Node) -> list[Finding]:
 
 def policy_and_data(node: Node) -> Iterator[Finding]:
     """The policy can be read and allows something; the data it names are there."""
-    from mutirao.deploy.content import content_hash
-
     edit = f"edit {node.policy_file}"
     try:
         policy = load_policy(node.policy_file)

@@ -176,34 +176,6 @@ def flat_settings(path: Path, table: Mapping[str, Any]) -> dict[str, Scalar]:
     return out
 
 
-def describe(policy: Policy) -> dict[str, str]:
-    """What a policy allows, in words, and what was spent."""
-    from mutirao.accounting import epsilon
-    from mutirao.deploy.ledger import Ledger
-
-    out = {}
-    for name, wanted in policy.recipes.items():
-        try:
-            now = "allowed" if content_hash(name) == wanted else "REFUSED: installed with other content than allowed"
-        except ConfigError as error:
-            now = f"REFUSED: {error}"
-        out[f"recipe {name}"] = now
-    cover, reply = policy.privacy, policy.reply
-    parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
-    out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}
-    out["extras coming in"] = ", ".join(policy.asked.extras) or "none"
-    out |= {f"{kind} that leave": ", ".join(names) or "none" for kind, names in parts.items()}
-    out["fewest samples"] = str(policy.asked.min_samples)
-    out["largest reply"] = f"{reply.largest} bytes"
-    out["clip, noise"] = f"{cover.clip:g}, {cover.noise:g}" if cover.clip else "none"
-    if cover.budget or cover.run_budget:
-        spent = epsilon(Ledger(policy.ledger).total(), cover.delta, cover.accountant)
-        out["epsilon spent"] = (
-            f"{spent:.4g} of {cover.budget or math.inf:g}, at most {cover.run_budget or math.inf:g} a run"
-        )
-    return out
-
-
 def policy_template(recipes: Iterable[str] = ()) -> str:
     """A policy that allows nothing yet but these recipes as they are installed, with a word on every key."""
     hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in recipes)

@@ -1,6 +1,8 @@
 """The whole federation on one machine: real processes, TLS, keys and policies, a few rounds, and what was proven."""
 
+import http.client
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
@@ -29,6 +32,9 @@ from mutirao.deploy.processes import (
 from mutirao.deploy.submitting import follow, submit
 from mutirao.deploy.superlink import about
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.verify import verify_all
 
 Say = Callable[[str], None]
 LONGEST = 600.0  # seconds for the rounds
@@ -117,9 +123,6 @@ def rehearse(
 
 def names_of(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[str]:
     """The clients of the recipe's task: each becomes a site of that name."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-
     found = find(recipe)
     return sorted(found.prepare(resolve(found.config, {}, settings)).population)
 
@@ -178,8 +181,6 @@ def trusts(server: Server, ca: Path) -> bool:
 
 def speaks_plain(server: Server) -> bool:
     """Whether the server answers a request that is not encrypted."""
-    import http.client
-
     host, _, port = server.here.rpartition(":")
     line = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
     try:
@@ -194,8 +195,6 @@ def speaks_plain(server: Server) -> bool:
 
 def listens(server: Server) -> bool:
     """Whether anybody listens on the server's port."""
-    import socket
-
     host, _, port = server.here.rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(2)
@@ -204,17 +203,11 @@ def listens(server: Server) -> bool:
 
 def alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
     """The digest of the same run on the local fleet, one client after another as at the sites."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
-
     config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
     return str(execute(recipe, config, out, pictures=False)["digest"])
 
 
 def trails_agree(out: Path, nodes: Sequence[Node]) -> bool:
     """Whether `mutirao verify` finds nothing wrong with the run and the trails of all sites."""
-    from mutirao.runs.verify import verify_all
-
     _, problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])
     return not problems

@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import load_name
 from mutirao.core.fleet import Reply, Request, Site, failure_of
 from mutirao.deploy.caller import birth, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
+from mutirao.deploy.guard import samples_in
 from mutirao.deploy.orders import Order
 from mutirao.errors import Refused
 
@@ -137,8 +139,6 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         task = task_of(order.key())
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
-            from mutirao.deploy.guard import samples_in
-
             return {"samples": samples_in(data)}, {}
         config = facts.get("config")
         config = config if isinstance(config, dict) else {}
@@ -176,7 +176,6 @@ def task_of(key: str) -> Any:
     """The task of an order, kept for the next request."""
     from flwr.app import Context, RecordDict
 
-    from mutirao.config import load_name
     from mutirao.deploy.flower.tasks import recipe_task
 
     order = Order(**json.loads(key))

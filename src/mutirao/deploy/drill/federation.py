@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
 from mutirao.deploy.drill.trials import Impossible, Trial
@@ -28,6 +29,9 @@ from mutirao.deploy.processes import (
     until,
 )
 from mutirao.errors import MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.verify import verify_all
 
 NAMES = ("c0", "c1", "c2")
 TRIVIAL: dict[str, Scalar] = {
@@ -146,8 +150,6 @@ class Federation:
 
     def audits(self, out: Path, liar: str = "") -> list[str]:
         """What is wrong between the server's trail and those of the sites."""
-        from mutirao.runs.verify import verify_all
-
         trails = [load_policy(node.policy_file).audit for node in self.nodes.values() if node.name != liar]
         return verify_all(out, [trail for trail in trails if trail.exists()])[1]
 
@@ -164,10 +166,6 @@ class Federation:
 
 def expected(rounds: int, **sets: Scalar) -> str:
     """The digest of the same run in one process that nobody disturbs."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
-
     settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(find("quickstart").config, {}, list(settings.items()))

@@ -12,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.deploy.drill.federation import TRIVIAL, Federation, expected, rounds_made
 from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.errors import MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 log = logging.getLogger("mutirao")
 
@@ -124,16 +127,11 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
 
 def run_locally(out: Path, rounds: int) -> str:
     """A run of trivial training on the local fleet; its digest."""
-    from mutirao.runs.execute import execute
-
     return str(execute("quickstart", trivial(rounds)[1], out, resume=True, pictures=False)["digest"])
 
 
 def trivial(rounds: int) -> tuple[Any, Any]:
     """The recipe that is run, and its configuration."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-
     recipe = find("quickstart")
     return recipe, resolve(recipe.config, {}, list((TRIVIAL | {"rounds": rounds, "wait": 0.0}).items()))
 

@@ -21,6 +21,7 @@ from mutirao.deploy.flower.tasks import task_from
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.fleets.flower.fleet import FlowerFleet
 from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 
 class Simulation:
@@ -112,7 +113,5 @@ def simulate(
     recipe: str, config: Any, out: Path, resume: bool = False, watch: Any = None, **engine: float
 ) -> dict[str, Any]:
     """Run a recipe over Flower's simulation engine; `engine` may hold `timeout`, `cpus` and `gpus` (a worker)."""
-    from mutirao.runs.execute import execute
-
     with contextlib.closing(Simulation(recipe, config, **engine)) as fleet:
         return execute(recipe, config, out, fleet=fleet, resume=resume, watch=watch)
