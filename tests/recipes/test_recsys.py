@@ -91,10 +91,10 @@ def test_what_travels_is_the_same_model_but_fewer_bytes() -> None:
 
 def test_a_better_start_needs_fewer_rounds(tmp_path: Path) -> None:
     from mutirao.recipes.recsys import load
-    from mutirao.recsys.embeddings import save
+    from mutirao.recsys.embeddings import save_embeddings
 
     made = pretrain(load(config_of("seed=0")), Factorisation(12, epochs=20))
-    save(made, tmp_path / "items.safetensors")
+    save_embeddings(made, tmp_path / "items.safetensors")
     rows, _, _ = trained("rounds=5", "start=transfer", f"start.source={tmp_path}/items.safetensors")
     cold, _, _ = trained("rounds=5")
     assert rows[-1]["rmse"] < cold[-1]["rmse"] - 0.05

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.generate import planted
 from mutirao.recsys.ratings import Ratings, Users, gather, joined
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports

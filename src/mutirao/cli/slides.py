@@ -230,11 +230,12 @@ def screen(
 
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
-    from mutirao.slides.models import NOTICE, load
+    from mutirao.deploy.networks import network_at
+    from mutirao.slides.models import NOTICE
     from mutirao.slides.screening import cut_for, write_screening
     from mutirao.slides.screening import screen as look
 
-    model, path = load(model_path.expanduser()), slide.expanduser()
+    model, path = network_at(model_path.expanduser()), slide.expanduser()
     found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
@@ -255,10 +256,11 @@ def export(run: Path, out: Path, which: str) -> None:
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
-    from mutirao.slides.models import from_run, save
+    from mutirao.deploy.networks import network_of_run
+    from mutirao.slides.models import save_model
 
-    model = from_run(run.expanduser(), which)
-    save(model, out.expanduser())
+    model = network_of_run(run.expanduser(), which)
+    save_model(model, out.expanduser())
     click.echo(f"written: {out}, {out.expanduser().stat().st_size:,} bytes, {len(model.classes)} classes")
 
 

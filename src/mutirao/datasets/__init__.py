@@ -51,13 +51,13 @@ DATA_SETS = {
         about="ratings of films: 100K, 1M, 10M, 20M or 25M of them; there is an embedded stand-in",
         source="GroupLens Research, University of Minnesota: MovieLens ml-100k, ml-1m, ml-10m, ml-20m, ml-25m",
         layout="a folder with u.data and u.item, ratings.dat and movies.dat, or ratings.csv and movies.csv",
-        check="mutirao.recsys.reading:check",
+        check="mutirao.recsys.reading:check_ratings",
     ),
     "netflix": DataSet(
         about="100,480,507 ratings of 17,770 films by 480,189 users, with dates",
         source="the Netflix Prize's nf_prize_dataset",
         layout="a folder with movie_titles.txt and training_set/mv_*.txt, or combined_data_*.txt",
-        check="mutirao.recsys.reading:check",
+        check="mutirao.recsys.reading:check_ratings",
     ),
     "mq2008": DataSet(
         about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",

@@ -19,7 +19,7 @@ from mutirao.recsys.generate import planted
 from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users, joined
-from mutirao.recsys.reading import read
+from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
 
 GENERATED = (600, 400)  # users and items
@@ -61,7 +61,7 @@ def load(config: Config) -> Ratings:
     if config.data == "generated":
         ratings = planted(*GENERATED, rng(config.seed, 0, "generated"))
     else:
-        ratings = read(Path(config.data).expanduser(), config.columns)
+        ratings = read_ratings(Path(config.data).expanduser(), config.columns)
     if config.loss != "squared":
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(3 if config.split == "time" else 2)

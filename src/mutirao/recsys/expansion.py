@@ -20,7 +20,7 @@ from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.ratings import Ratings, gather
 
 START = 1_000_000_000  # seconds: when the first rating is given
