@@ -1,16 +1,12 @@
 """The part of a model that is trained: a head on frozen features, with more of the body where that is asked for."""
 
 import copy
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mutirao.images.bodies import Body
-from mutirao.images.features import Depth
-
-Trainable = Literal["head", "last_block", "all"]
-DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+from mutirao.images.names import Trainable
 
 
 class OneView(nn.Module):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partition
-from mutirao.datasets.folders import Pictures, Rows, agree, read, refuse_shared
+from mutirao.datasets.folders import Pictures, Rows, agree, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
 
 log = logging.getLogger("mutirao")
@@ -128,10 +128,10 @@ def prepare(
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
     if (source / TRAINING).is_dir() or (source / TEST).is_dir():
-        train, test = read(source / TRAINING, slide), read(source / TEST, slide)
+        train, test = read_pictures(source / TRAINING, slide), read_pictures(source / TEST, slide)
         agree({str(source / TRAINING): train.classes, str(source / TEST): test.classes})
     else:
-        everything = read(source, slide)
+        everything = read_pictures(source, slide)
         rows, held = apart(everything, share, seed)
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)

@@ -22,7 +22,8 @@ from mutirao.core.files import load_arrays, save_arrays, write_whole
 from mutirao.errors import ConfigError, Damaged
 from mutirao.images.bodies import BODIES, SIZE, body
 from mutirao.images.diagnosis import abnormal_classes
-from mutirao.images.heads import Trainable, Whole, trained_part
+from mutirao.images.heads import Whole, trained_part
+from mutirao.images.names import Trainable
 from mutirao.slides.reading import Pixels
 from mutirao.training.trainer import one_thread
 

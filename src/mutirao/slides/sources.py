@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import build
-from mutirao.datasets.folders import Pictures, agree, class_folders, read, refuse_shared
+from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
 from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, apart, deal
 from mutirao.randomness import number, rng
@@ -40,10 +40,10 @@ def sources(config: Any) -> Sources:
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return prepared(root, config)
     if (root / TRAINING).is_dir() or (root / TEST).is_dir():
-        train, test = read(root / TRAINING, config.slide), read(root / TEST, config.slide)
+        train, test = read_pictures(root / TRAINING, config.slide), read_pictures(root / TEST, config.slide)
         agree({str(root / TRAINING): train.classes, str(root / TEST): test.classes})
     else:
-        everything = read(root, config.slide)
+        everything = read_pictures(root, config.slide)
         rows, held = apart(everything, config.test, number(config.seed, 0, "test split"))
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
@@ -73,11 +73,11 @@ def prepared(root: Path, config: Any) -> Sources:
 
     @cache
     def test() -> Pictures:
-        return read(test_folder, config.slide)
+        return read_pictures(test_folder, config.slide)
 
     def held_by(folder: Path) -> Callable[[], Pictures]:
         def hospital() -> Pictures:
-            found = read(folder, config.slide)
+            found = read_pictures(folder, config.slide)
             if has_test:
                 refuse_shared(found, test())
             return found
