@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from mutirao.attacks import Attacked, liars_among, verdicts
 from mutirao.config import Common, Part, build, setting
@@ -17,14 +15,12 @@ from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
-from mutirao.groups.member import Member, last_layer
-from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
+from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, findings
-from mutirao.images.networks import NETWORKS
+from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, simulated
-from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 
@@ -42,9 +38,9 @@ class Config(Common):
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
     data: str = setting("digits", "'digits', 'synthetic', or the folder of CIFAR-10's binary or Python version")
     partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
-    hidden: str = setting("none", "hidden populations instead of a partition", choices=KINDS)
+    hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
     populations: int = setting(5, "how many hidden populations", low=1)
-    model: str = setting("small", "the network for CIFAR-10", choices=tuple(NETWORKS))
+    model: str = setting("small", "the network for CIFAR-10", choices=NETWORK_NAMES)
     width: int = setting(64, "width of the hidden layer for digits", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
@@ -72,6 +68,8 @@ def load(config: Config) -> tuple[Any, Any, Any, Any]:
 
 def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
+    from mutirao.groups.populations import dealt, populated, true_groups
+
     draw = rng(config.seed, 0, "partition")
     if config.hidden != "none":
         population = populated(config.clients, config.populations, draw)
@@ -80,24 +78,22 @@ def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     return parts, true_groups(parts, y)
 
 
-def network(config: Config, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The model with a head of so many outputs."""
-    if len(shape) == 1:
-        return nn.Sequential(nn.Linear(shape[0], config.width), nn.ReLU(), nn.Linear(config.width, outputs))
-    layers = list(NETWORKS[config.model]().children())
-    return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
-
-
 def task(config: Config) -> Task:
     """Clients of groups that the server has to find, each with test samples like its own."""
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
+    from mutirao.groups.member import Member, last_layer
+    from mutirao.groups.populations import inhabited
+    from mutirao.images.networks import make_network
+    from mutirao.training.trainer import Trainer
+
     x, y, x_test, y_test = load(config)
     parts, truth = split(config, y)
     test = x_test, y_test
     clients = inhabited(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
     classes, groups = int(y.max()) + 1, dict(zip(clients, truth, strict=True))
-    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(config, x.shape[1:], outputs)))
+    network = partial(make_network, config.model, x.shape[1:], config.width)
+    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     member = Member(trainers, classes, build("signature", config.signature), config.warm_epochs, head)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
@@ -120,7 +116,7 @@ def task(config: Config) -> Task:
 class Known:
     """What only a simulation knows of its clients."""
 
-    member: Member
+    member: Any  # a Member
     liars: frozenset[ClientId]
     truth: dict[ClientId, int] | None
 
@@ -131,7 +127,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate)
     check_needs(task.provides, select, aggregate)
-    member: Member = knows.member
+    member = knows.member
     first = task.initial()
     plan = Plan(
         model=lambda outputs: member.trainers(outputs).initial(config.seed),

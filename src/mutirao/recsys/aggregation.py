@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from mutirao import aggregation
 from mutirao.core.arrays import Array, Arrays
@@ -63,6 +62,8 @@ def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
         sums = np.zeros(x.shape, x.dtype)
         gather_changes(x, rows, values, share, sums)
         return sums
+    from scipy import sparse  # late: most rounds do without
+
     # Column k of `adder` adds what came k-th to its row.
     adder = sparse.csc_array((share, rows, np.arange(len(rows) + 1)), shape=(len(x), len(rows)))
     changes = (values - x[rows]).reshape(len(rows), -1)
