@@ -168,7 +168,7 @@ def test_a_folder_that_others_can_open_is_not_used(
     (place / f"mutirao-{os.getuid()}").mkdir(mode=0o755)
     reply, _ = ask(Warm(os.getpid()))
     assert int(reply.metrics["pid"]) == os.getpid()
-    assert not caller.handed_over(["--parent-pid", str(os.getpid())])
+    assert not caller.hand_over(["--parent-pid", str(os.getpid())])
 
 
 def test_a_worker_that_does_not_answer_is_done_without(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
 from mutirao.images import diagnosis
 from mutirao.images.features import Extractor, views_of
-from mutirao.images.splits import apart, by_laboratory, by_slide, deal, even
+from mutirao.images.splits import by_laboratory, by_slide, deal, even, set_apart
 
 
 def write_set(root: Path, counts: dict[str, int], slides: int = 6, seed: int = 0) -> None:
@@ -83,7 +83,7 @@ def test_no_slide_crosses_and_every_class_is_tested(tmp_path: Path) -> None:
     write_set(tmp_path, {"a": 60, "b": 40, "c": 30}, slides=25)
     found = read_pictures(tmp_path, r"^(\d+)-")
     for seed in range(5):
-        train, held = apart(found, 0.2, seed)
+        train, held = set_apart(found, 0.2, seed)
         assert set(found.slides[train]).isdisjoint(found.slides[held])
         assert sorted([*train, *held]) == list(range(len(found)))
         assert set(found.labels[held]) == {0, 1, 2}
@@ -94,7 +94,7 @@ def test_no_slide_of_herlev_crosses(real_data: Path) -> None:
     found = read_pictures(real_data / "herlev", r"^(\d+)-")
     assert len(found) == 917
     assert sorted(found.counts().values()) == [70, 74, 98, 146, 150, 182, 197]
-    train, held = apart(found, 0.2, 0)
+    train, held = set_apart(found, 0.2, 0)
     assert set(found.slides[train]).isdisjoint(found.slides[held])
     assert "" not in found.slides[held]  # who knows no slide is never in the test
 
@@ -107,10 +107,10 @@ def test_equal_pictures_stay_together_and_without_slides_there_is_a_warning(
         source = sorted((tmp_path / "a").iterdir())[i]
         (tmp_path / "a" / f"{2000 + i}-copy.png").write_bytes(source.read_bytes())
     found = read_pictures(tmp_path, r"^(\d+)-")
-    train, held = apart(found, 0.2, 1)
+    train, held = set_apart(found, 0.2, 1)
     refuse_shared(found.take(train), found.take(held))
     with caplog.at_level(logging.WARNING):
-        apart(read_pictures(tmp_path), 0.2, 1)
+        set_apart(read_pictures(tmp_path), 0.2, 1)
     assert "no slide is known" in caplog.text
 
 

@@ -46,7 +46,7 @@ def test_it_learns_what_was_planted() -> None:
 def test_implicit_feedback_beats_popularity_by_far(loss: str) -> None:
     rows, _, task = trained(f"loss={loss}", "taken=4", "rounds=30", "evaluate_every=30", "ridge=1", "per_round=40")
     popular = np.zeros_like(task.initial()["items"])
-    popular[:, 0] = task.population.ratings.recounted().catalogue.counts
+    popular[:, 0] = task.population.ratings.recount().catalogue.counts
     assert rows[-1]["hr@10"] > task.evaluate({"items": popular})["hr@10"]
     assert task.judge == "ndcg@10"
 

@@ -10,10 +10,10 @@ from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.recsys.fedrecon import FedRecon
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.start import Consent, Random, Transfer
 
-USERS = planted(60, 50, np.random.default_rng(0))
+USERS = plant(60, 50, np.random.default_rng(0))
 METHOD = FedRecon(len(USERS.catalogue), 6)
 
 

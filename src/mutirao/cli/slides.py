@@ -44,7 +44,7 @@ def scaling(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        command(mpp_of=told_mpp(mpp, mpp_table), **rest)
+        command(mpp_of=read_mpp(mpp, mpp_table), **rest)
 
     return with_options(
         with_scale,
@@ -60,7 +60,7 @@ def with_options(
     return functools.reduce(lambda made, option: option(made), options, command)
 
 
-def told_mpp(mpp: float | None, table: Path | None) -> MppOf:
+def read_mpp(mpp: float | None, table: Path | None) -> MppOf:
     """How large a slide's pixels are, as far as the user said."""
     from mutirao.slides.reading import mpp_table
 
@@ -163,11 +163,11 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
       mutirao slides select tiles --quantile 0.5
       mutirao slides select tiles --top 200 --prune
     """
-    from mutirao.slides.tiling import chosen, read_table, write_table
+    from mutirao.slides.tiling import choose, read_table, write_table
 
     rows = {}
     for place in done_slides(folder.expanduser()):
-        tiles = chosen(read_table(place / "tiles.csv"), choice)
+        tiles = choose(read_table(place / "tiles.csv"), choice)
         write_table(tiles, place / "tiles.csv")
         if prune:
             for t in tiles:

@@ -23,7 +23,7 @@ from mutirao.config import load_name
 from mutirao.core.files import write_whole
 from mutirao.deploy import caller
 from mutirao.deploy.orders import code_stamp
-from mutirao.deploy.warm import IDLE, Warm, only_one, resident
+from mutirao.deploy.warm import IDLE, Warm, only_one, start_resident
 from mutirao.errors import ConfigError
 
 COMMAND = "flwr-clientapp"
@@ -108,7 +108,8 @@ def start_herald(parent: int, words: list[str]) -> None:
         folder = caller.folder_of(parent)
         with only_one(folder / "lock"):
             if not (folder / "herald.pid").exists() or not caller.birth(int((folder / "herald.pid").read_text())):
-                process = resident("mutirao.deploy.clientapp", folder, "--herald", str(parent), code_stamp(task), task)
+                words = ["--herald", str(parent), code_stamp(task), task]
+                process = start_resident("mutirao.deploy.clientapp", folder, *words)
                 write_whole(folder / "herald.pid", str(process.pid), durable=False)
     except (OSError, ValueError, caller.WorkerDied):
         return

@@ -72,7 +72,7 @@ class Policy:
         if (cover.budget or cover.run_budget) and (reply.extras or reply.metrics) and not spends_only(reply.metrics):
             raise ConfigError("with a privacy budget reply.extras and reply.metrics must be empty: they are not noised")
 
-    def admit(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
+    def approve(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
         """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported."""
         if recipe not in self.recipes:
             raise Refused("recipes", f"{recipe!r} is not allowed here")
@@ -102,7 +102,7 @@ def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
     return [(k, v) for k, v in run_config.items() if k not in NOT_SETTINGS] + more
 
 
-def allowed(name: str, patterns: Iterable[str]) -> bool:
+def is_allowed(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name is one of those, or fits one with `*` in it."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

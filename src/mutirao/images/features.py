@@ -22,7 +22,7 @@ from PIL import Image
 
 from mutirao.core.files import write_whole
 from mutirao.datasets.pictures import UnreadableError, picture
-from mutirao.images.bodies import SIZE, Body, body, fingerprint
+from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
 from mutirao.images.names import Depth
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
@@ -71,7 +71,7 @@ class Extractor:
     @cached_property
     def folder(self) -> Path:
         """Where the features of this body and these views lie."""
-        return cache_folder() / f"{self.body}-{fingerprint(self.network)}-{self.depth}-{self.views}"
+        return cache_folder() / f"{self.body}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None

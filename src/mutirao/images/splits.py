@@ -22,7 +22,7 @@ log = logging.getLogger("mutirao")
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 
 
-def apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
+def set_apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
     """Rows to train on and about a `share` held out, class by class alike, with no slide on both sides.
 
     A picture whose slide is unknown is never held out. Equal pictures stay together whatever their names say. If no
@@ -132,7 +132,7 @@ def prepare(
         agree({str(source / TRAINING): train.classes, str(source / TEST): test.classes})
     else:
         everything = read_pictures(source, slide)
-        rows, held = apart(everything, share, seed)
+        rows, held = set_apart(everything, share, seed)
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
     parts = deal(split, train, clients, rng)

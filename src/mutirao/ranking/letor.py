@@ -14,10 +14,10 @@ import numpy as np
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks
-from mutirao.ranking.cache import build, key_of, mapped, places
+from mutirao.ranking.cache import build, key_of, map_arrays, places
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
-from mutirao.ranking.parsing import Floats, widened
+from mutirao.ranking.parsing import Floats, widen
 
 log = logging.getLogger("mutirao")
 
@@ -45,7 +45,7 @@ def read_letor(
     if cache and stat.S_ISREG(about.st_mode):
         key = key_of(about)
         for folder in places(file):
-            if (found := mapped(folder / key)) is not None:
+            if (found := map_arrays(folder / key)) is not None:
                 return RankingData(**found)
         for folder in places(file):
             try:
@@ -68,7 +68,7 @@ def folds(
     sets = [read_letor(file, cache) for file in locate(Path(path), fold).values()]
     width = max(s.features for s in sets)
     train, vali, test = (
-        s if s.features == width else RankingData(widened(s.x, width), s.grades, s.queries, s.query_ids) for s in sets
+        s if s.features == width else RankingData(widen(s.x, width), s.grades, s.queries, s.query_ids) for s in sets
     )
     return train, vali, test
 

@@ -20,7 +20,7 @@ from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
 from mutirao.images.verdicts import write_confusion, write_verdict
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import Sources, sources
+from mutirao.slides.sources import Sources, find_sources
 
 log = logging.getLogger("mutirao")
 
@@ -62,7 +62,7 @@ def task(config: Config) -> Task:
     from mutirao.images.hospitals import Hospital, Wards, together
 
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
-    found: Sources = sources(config)
+    found: Sources = find_sources(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
     if config.only and config.only not in wards:

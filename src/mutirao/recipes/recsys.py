@@ -15,10 +15,10 @@ from mutirao.fleets.sliced import SlicedFleet
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings, Users, joined
+from mutirao.recsys.ratings import Ratings, Users, join
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
 
@@ -59,7 +59,7 @@ class Config(Common):
 def load(config: Config) -> Ratings:
     """The ratings, of users with two or more."""
     if config.data == "generated":
-        ratings = planted(*GENERATED, rng(config.seed, 0, "generated"))
+        ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
         ratings = read_ratings(Path(config.data).expanduser(), config.columns)
     if config.loss != "squared":
@@ -89,7 +89,7 @@ def judged(config: Config, ratings: Ratings) -> tuple[Ratings, Ratings, npt.NDAr
         known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
         return parts[0], test, known
     parts = by_time(ratings)
-    test, known = joined(parts[0], parts[which])
+    test, known = join(parts[0], parts[which])
     return parts[0], test, known
 
 

@@ -14,7 +14,7 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.rounds import Merged
 from mutirao.core.rows import ROWS, one_table
-from mutirao.recsys.kernel import compiled
+from mutirao.recsys.kernel import find_kernel
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ByItem:
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
     """For each row of x the sum of share (value - x) over what came for it, in the order it came."""
-    gather_changes = compiled("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
+    gather_changes = find_kernel("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
     if gather_changes is not None:
         sums = np.zeros(x.shape, x.dtype)
         gather_changes(x, rows, values, share, sums)

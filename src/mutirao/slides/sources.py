@@ -14,7 +14,7 @@ from typing import Any
 from mutirao.config import build
 from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, apart, deal
+from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, deal, set_apart
 from mutirao.randomness import number, rng
 
 CLIENT = re.compile(r"client_(\d+)")
@@ -30,21 +30,21 @@ class Sources:
     has_test: bool = True
 
 
-def sources(config: Any) -> Sources:
+def find_sources(config: Any) -> Sources:
     """The parties that a configuration's `data` describes."""
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
-        return prepared(laboratories(config.clients, config.slides, config.side, config.seed), config)
+        return read_prepared(laboratories(config.clients, config.slides, config.side, config.seed), config)
     root = Path(config.data).expanduser()
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
-        return prepared(root, config)
+        return read_prepared(root, config)
     if (root / TRAINING).is_dir() or (root / TEST).is_dir():
         train, test = read_pictures(root / TRAINING, config.slide), read_pictures(root / TEST, config.slide)
         agree({str(root / TRAINING): train.classes, str(root / TEST): test.classes})
     else:
         everything = read_pictures(root, config.slide)
-        rows, held = apart(everything, config.test, number(config.seed, 0, "test split"))
+        rows, held = set_apart(everything, config.test, number(config.seed, 0, "test split"))
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
     split = build("partition", config.partition)
@@ -66,7 +66,7 @@ def clients_in(root: Path) -> list[Path]:
     return [p for _, p in sorted(found)]
 
 
-def prepared(root: Path, config: Any) -> Sources:
+def read_prepared(root: Path, config: Any) -> Sources:
     """A federation as `mutirao data prepare` writes it, or the part of it that one party has."""
     folders, test_folder = clients_in(root), root / GLOBAL_TEST
     has_test = test_folder.is_dir()

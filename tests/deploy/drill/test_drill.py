@@ -34,7 +34,7 @@ def test_killed_runs_end_with_the_digest_of_one_that_was_not(tmp_path: Path) -> 
 
 def test_another_digest_is_a_bad_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = iter(["a", "", "b"])
-    monkeypatch.setattr(kills, "forked", lambda work, fate: next(digests))
+    monkeypatch.setattr(kills, "run_forked", lambda work, fate: next(digests))
     (trial,) = kills.local_kills(tmp_path, 1, seed=0, rounds=2)
     assert not trial.good
     assert "DIFFERS" in trial.happened
@@ -59,7 +59,7 @@ def test_a_shifted_clock_is_shifted(tmp_path: Path) -> None:
     import time
 
     try:
-        env = troubles.shifted(tmp_path, 3600)
+        env = troubles.shift_clock(tmp_path, 3600)
     except Impossible:
         pytest.skip("no C compiler")
     code = "import time, datetime; print(time.time(), datetime.datetime.now().timestamp(), time.monotonic())"

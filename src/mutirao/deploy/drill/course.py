@@ -31,7 +31,7 @@ def run_trials(
         elif name == "in-process":
             made = local_kills(place, in_process, seed)
         else:
-            made = one(name, place, TROUBLES[name])
+            made = run_one(name, place, TROUBLES[name])
         for trial in made:
             trial.seconds = round(time.monotonic() - began, 1)
             began, bad = time.monotonic(), bad or trial.verdict == "BAD"
@@ -40,7 +40,7 @@ def run_trials(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def one(name: str, place: Path, trouble: Any) -> Iterator[Trial]:
+def run_one(name: str, place: Path, trouble: Any) -> Iterator[Trial]:
     """A single trial; what this machine does not allow is said as not run."""
     trial = Trial(name, TRIALS[name])
     try:

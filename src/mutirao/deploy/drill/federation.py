@@ -20,7 +20,7 @@ from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import (
     Process,
-    connected,
+    is_connected,
     members,
     running,
     start_superlink,
@@ -87,12 +87,12 @@ class Federation:
     def start_node(self, name: str, env: dict[str, str] | None = None) -> Process:
         """Start a site's SuperNode."""
         env = self.env | self.extra.get(name, {}) | (env or {})
-        return inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
+        return start_inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
 
     def until_connected(self, name: str, seconds: float = 60.0) -> None:
         """Wait for a site to be let in."""
         process = running(self.nodes[name].folder)
-        if process is None or not until(lambda: connected(process), seconds):
+        if process is None or not until(lambda: is_connected(process), seconds):
             raise MutiraoError(f"{name} was not let in: {process.last_words() if process else 'it ended'}")
 
     def run(self, out: Path, rounds: int, meanwhile: Callable[[Path], None], **sets: Scalar) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Federation:
         return left
 
 
-def expected(rounds: int, **sets: Scalar) -> str:
+def expected_digest(rounds: int, **sets: Scalar) -> str:
     """The digest of the same run in one process that nobody disturbs."""
     settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def expected(rounds: int, **sets: Scalar) -> str:
         return str(execute("quickstart", config, Path(folder) / "run", pictures=False)["digest"])
 
 
-def inside(space: str, action: Callable[[], Process]) -> Process:
+def start_inside(space: str, action: Callable[[], Process]) -> Process:
     """Start a process in a network namespace: from a thread that went there, since children go with it."""
     if not space:
         return action()

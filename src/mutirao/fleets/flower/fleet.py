@@ -19,7 +19,7 @@ from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply
 
 log = logging.getLogger("mutirao")
 
-Entitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
+IsEntitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
 
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
@@ -31,13 +31,13 @@ class FlowerFleet(Fleet):
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
-    one that `entitled` denies it.
+    one that `is_entitled` denies it.
     """
 
     def __init__(
-        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, entitled: Entitled = lambda name, node: True
+        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, is_entitled: IsEntitled = lambda name, node: True
     ) -> None:
-        self.grid, self.timeout, self.greet, self.entitled = grid, timeout, greet, entitled
+        self.grid, self.timeout, self.greet, self.is_entitled = grid, timeout, greet, is_entitled
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -83,7 +83,7 @@ class FlowerFleet(Fleet):
         messages: dict[ClientId, Message] = {}
         records: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
 
-        def packed(arrays: Arrays) -> ArrayRecord:
+        def pack_once(arrays: Arrays) -> ArrayRecord:
             if id(arrays) not in records:
                 records[id(arrays)] = pack(arrays)
             return records[id(arrays)]
@@ -92,9 +92,9 @@ class FlowerFleet(Fleet):
             if client not in self._nodes:
                 yield client, Failure("gone", "is not connected")
                 continue
-            content = {"arrays": packed(request.arrays)}
+            content = {"arrays": pack_once(request.arrays)}
             if request.extras:
-                content["extras"] = packed(request.extras)
+                content["extras"] = pack_once(request.extras)
             messages[client] = request_message(request, content, self._nodes[client], self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
         for client, message in messages.items():
@@ -177,7 +177,7 @@ class FlowerFleet(Fleet):
         for node, name in sorted(self._claims.items()):
             if name is None or self._nodes.get(name) == node:
                 continue
-            if self.entitled(name, node):
+            if self.is_entitled(name, node):
                 claimants.setdefault(name, []).append(node)
             else:
                 self._warn([node], f"node {node} calls itself {name!r}, and its key is another's: refused")
