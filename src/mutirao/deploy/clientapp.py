@@ -108,8 +108,8 @@ def start_herald(parent: int, words: list[str]) -> None:
         folder = caller.folder_of(parent)
         with only_one(folder / "lock"):
             if not (folder / "herald.pid").exists() or not caller.birth(int((folder / "herald.pid").read_text())):
-                words = ["--herald", str(parent), code_stamp(task), task]
-                process = start_resident("mutirao.deploy.clientapp", folder, *words)
+                about = ["--herald", str(parent), code_stamp(task), task]
+                process = start_resident("mutirao.deploy.clientapp", folder, *about)
                 write_whole(folder / "herald.pid", str(process.pid), durable=False)
     except (OSError, ValueError, caller.WorkerDied):
         return

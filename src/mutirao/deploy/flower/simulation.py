@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.core.fleet import Answers, ClientId, Request, failure_of
+from mutirao.core.fleet import Answers, ClientId, Fleet, Request, failure_of
 from mutirao.deploy.flower.client import client_app
 from mutirao.deploy.flower.tasks import task_from
 from mutirao.errors import ConfigError, MutiraoError
@@ -24,7 +24,7 @@ from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 
 
-class Simulation:
+class Simulation(Fleet):
     """A fleet in Flower's own simulation engine; it starts when it is first needed, and ends with `close`."""
 
     def __init__(self, recipe: str, config: Any, timeout: float = 86400, cpus: float = 1, gpus: float = 0) -> None:
