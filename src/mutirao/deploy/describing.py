@@ -3,21 +3,14 @@
 import math
 
 from mutirao.accounting import epsilon
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.ledger import Ledger
 from mutirao.deploy.policy import Policy
-from mutirao.errors import ConfigError
 
 
 def describe_policy(policy: Policy) -> dict[str, str]:
     """What a policy allows, in words, and what was spent."""
-    out = {}
-    for name, wanted in policy.recipes.items():
-        try:
-            now = "allowed" if content_hash(name) == wanted else "REFUSED: installed with other content than allowed"
-        except ConfigError as error:
-            now = f"REFUSED: {error}"
-        out[f"recipe {name}"] = now
+    faults = {name: policy.fault_of(name) for name in policy.recipes}
+    out = {f"recipe {name}": f"REFUSED: {fault}" if fault else "allowed" for name, fault in faults.items()}
     cover, reply = policy.privacy, policy.reply
     parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
     out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import port_trouble, running
@@ -239,14 +238,7 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("policy", "fail", str(error), edit)
         return
-    changed = []
-    for name, wanted in policy.recipes.items():
-        try:
-            if content_hash(name) != wanted:
-                changed.append(name)
-        except ConfigError:
-            changed.append(name)
-    if changed:
+    if changed := [name for name in policy.recipes if policy.fault_of(name)]:
         remedy = f"look at what changed, then put the hash from 'mutirao site hash NAME' into {node.policy_file}"
         yield Finding("policy", "fail", f"installed with other content than allowed: {', '.join(changed)}", remedy)
     elif not policy.recipes or not policy.asked.requests or not policy.reply.arrays:

@@ -10,7 +10,7 @@ from typing import Any
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
 from mutirao.deploy.processes import answers, birth, members
-from mutirao.deploy.submitting import submit
+from mutirao.deploy.submitting import run_folder, submit
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.runs.folder import Folder
 
@@ -44,7 +44,7 @@ def keep_going(
     A run that ends by its own fault, twice in the same round, is not tried a third time.
     """
     server = server_in(folder)
-    place = (out or server.folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
+    place = run_folder(server.folder, recipe, out)
     settings, started, taken, deadline = list(sets), 0, -BEGIN, time.monotonic() + seconds
     rounds, stuck = int(dict(settings).get("rounds", 0)), list[tuple[int, str]]()
     while (done := finished_summary(place, rounds)) is None:

@@ -74,18 +74,23 @@ class Policy:
 
     def approve(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
         """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported."""
-        if recipe not in self.recipes:
-            raise Refused("recipes", f"{recipe!r} is not allowed here")
-        try:
-            found = content_hash(recipe)
-        except ConfigError as error:
-            raise Refused("recipes", str(error)) from error
-        if found != self.recipes[recipe]:
-            raise Refused("recipes", f"{recipe!r} is installed with other content than allowed: {found[:19]}...")
+        if fault := self.fault_of(recipe):
+            raise Refused("recipes", fault)
         for key, value in assignments(run_config):
             text = isinstance(value, str) and any(mark in value for mark in SUSPICIOUS)
             if text and key not in self.settings and value not in self.asked.names:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
+
+    def fault_of(self, recipe: str) -> str:
+        """Why a recipe, as it is installed, may not run here; empty if it may."""
+        if recipe not in self.recipes:
+            return f"{recipe!r} is not allowed here"
+        try:
+            found = content_hash(recipe)
+        except ConfigError as error:
+            return str(error)
+        same = found == self.recipes[recipe]
+        return "" if same else f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
 
 
 def spends_only(metrics: Iterable[str]) -> bool:
@@ -94,12 +99,13 @@ def spends_only(metrics: Iterable[str]) -> bool:
 
 
 def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
-    """Every setting in a run configuration, with those in its `set`."""
+    """Every setting in a run configuration, those of parts after the parts, then those in its `set`."""
+    plain = sorted(((k, v) for k, v in run_config.items() if k not in NOT_SETTINGS), key=lambda pair: "." in pair[0])
     try:
         more = [parse_assignment(text) for text in shlex.split(str(run_config.get("set", "")))]
     except ValueError as error:
         raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
-    return [(k, v) for k, v in run_config.items() if k not in NOT_SETTINGS] + more
+    return [*plain, *more]
 
 
 def is_allowed(name: str, patterns: Iterable[str]) -> bool:

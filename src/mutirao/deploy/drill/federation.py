@@ -166,10 +166,19 @@ class Federation:
 
 def expected_digest(rounds: int, **sets: Scalar) -> str:
     """The digest of the same run in one process that nobody disturbs."""
-    settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
     with tempfile.TemporaryDirectory() as folder:
-        config = resolve(find("quickstart").config, {}, list(settings.items()))
-        return str(execute("quickstart", config, Path(folder) / "run", pictures=False)["digest"])
+        return run_locally(Path(folder) / "run", rounds, **sets)
+
+
+def run_locally(out: Path, rounds: int, **sets: Scalar) -> str:
+    """A run of trivial training on the local fleet, or what is left of it; its digest."""
+    return str(execute("quickstart", trivial_config(rounds, **sets), out, resume=True, pictures=False)["digest"])
+
+
+def trivial_config(rounds: int, **sets: Scalar) -> Any:
+    """The configuration of trivial training."""
+    settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
+    return resolve(find("quickstart").config, {}, list(settings.items()))
 
 
 def start_inside(space: str, action: Callable[[], Process]) -> Process:

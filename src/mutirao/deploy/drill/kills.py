@@ -12,12 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import resolve
-from mutirao.deploy.drill.federation import TRIVIAL, Federation, expected_digest, rounds_made
+from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made, run_locally, trivial_config
 from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.errors import MutiraoError
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
 
 log = logging.getLogger("mutirao")
 
@@ -103,7 +101,7 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
         raise Impossible("this system cannot fork")
     trial = Trial("in-process", TRIALS["in-process"])
     draw, runs, same = random.Random(seed), 0, True
-    trivial_recipe(rounds)[0].prepare(trivial_recipe(rounds)[1])  # imports everything once: children share it
+    find("quickstart").prepare(trivial_config(rounds))  # imports everything once: children share it
     digest = run_forked(partial(run_locally, folder / "undisturbed", rounds), None)
     while trial.kills < count and same:
         runs += 1
@@ -123,17 +121,6 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
         f"{trial.kills} kills in {runs} runs of {rounds} rounds, digest {'equal each time' if same else 'DIFFERS'}"
     )
     yield trial
-
-
-def run_locally(out: Path, rounds: int) -> str:
-    """A run of trivial training on the local fleet; its digest."""
-    return str(execute("quickstart", trivial_recipe(rounds)[1], out, resume=True, pictures=False)["digest"])
-
-
-def trivial_recipe(rounds: int) -> tuple[Any, Any]:
-    """The recipe that is run, and its configuration."""
-    recipe = find("quickstart")
-    return recipe, resolve(recipe.config, {}, list((TRIVIAL | {"rounds": rounds, "wait": 0.0}).items()))
 
 
 def late_enough(out: Path, goal: int, more: float) -> bool:
