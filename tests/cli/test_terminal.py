@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from conftest import iris, iris_task
 from mutirao.cli import main
-from mutirao.cli.terminal import Progress, clock, json_line, sparkline
 from mutirao.core.rounds import Round, Run
 from mutirao.recipes.task import Task
+from mutirao.runs.progress import Progress, clock, json_line, sparkline
 
 TASK = iris_task(iris.config())
 QUICK = ["--set", "rounds=3", "--set", "clients=10", "--set", "per_round=4", "--set", "epochs=1"]

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from mutirao.config import load_name
-from mutirao.datasets import DATA_SETS, check
+from mutirao.datasets import DATA_SETS, check_data_set
 from mutirao.errors import ConfigError
 
 
@@ -16,21 +16,21 @@ def test_every_set_is_described_and_its_check_exists(name):
 
 
 def test_the_embedded_digits_are_there():
-    assert check("digits") == ["embedded in scikit-learn: 1,797 pictures of 8 x 8, 10 classes"]
+    assert check_data_set("digits") == ["embedded in scikit-learn: 1,797 pictures of 8 x 8, 10 classes"]
     with pytest.raises(ConfigError, match="leave '/tmp' out"):
-        check("digits", "/tmp")
+        check_data_set("digits", "/tmp")
 
 
 def test_an_unknown_set_is_refused_with_a_hint():
     with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
-        check("cifar-10")
+        check_data_set("cifar-10")
 
 
 def test_cifar10_without_a_path_or_with_a_wrong_one_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cifar10 needs a path"):
-        check("cifar10")
+        check_data_set("cifar10")
     with pytest.raises(ConfigError, match="does not hold CIFAR-10"):
-        check("cifar10", tmp_path)
+        check_data_set("cifar10", tmp_path)
 
 
 def test_listing_imports_nothing_heavy():

@@ -35,7 +35,8 @@ def handler(request: Request, site: Site) -> Any:
     site.state["visits"] = np.asarray(visits)
     x = site.data[0]
     arrays = {k: v + x.mean(0).astype(v.dtype) for k, v in request.arrays.items()}
-    return Reply(arrays, {"visits": np.array([visits])}, {"pid": float(os.getpid()), "nan": float("nan")}, len(x))
+    extras = {"visits": np.array([visits]), **request.extras}
+    return Reply(arrays, extras, {"pid": float(os.getpid()), "nan": float("nan")}, len(x))
 
 
 def task_of(context: Any) -> Task:

@@ -169,7 +169,7 @@ class Living:
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.server = worker.Server(Path(self.folder.name), "right", 1, 60.0)
+        self.server = worker.Worker(Path(self.folder.name), "right", 1, 60.0)
 
     def __call__(self, draw: Draw) -> None:
         """Damaged greetings, and damaged questions after a sound one."""
@@ -347,7 +347,7 @@ def policies(draw: Draw) -> None:
             else {}
         )
         with contextlib.suppress(Refused, ConfigError):
-            Policy(recipes={"quickstart": "x"}).admit(str(asked.get("recipe", "quickstart")), asked)
+            Policy(recipes={"quickstart": "x"}).approve(str(asked.get("recipe", "quickstart")), asked)
         with contextlib.suppress(MutiraoError):
             settings_in(asked)
 

@@ -31,7 +31,7 @@ def test_a_call_is_taken_by_a_new_process_and_nonsense_by_none(
         words = ["--token", "x", "--insecure", "--runtime-api-address", f"127.0.0.1:{deaf.getsockname()[1]}"]
         words += ["--parent-pid", str(parent.pid)]
         folder = caller.folder_of(parent.pid)
-        assert not caller.handed_over(words)  # there is no herald yet
+        assert not caller.hand_over(words)  # there is no herald yet
         clientapp.start_herald(parent.pid, words)
         pid = int((folder / "herald.pid").read_text())
         clientapp.start_herald(parent.pid, words)
@@ -42,7 +42,7 @@ def test_a_call_is_taken_by_a_new_process_and_nonsense_by_none(
                 link.connect(str(folder / "herald"))
                 if nonsense:
                     link.sendall(nonsense)
-        assert caller.handed_over(words)
+        assert caller.hand_over(words)
         deaf.settimeout(20)
         with deaf.accept()[0]:  # the new process asks the SuperNode for its message
             parent.kill()

@@ -230,7 +230,8 @@ def cut(path: Path, lines: int) -> None:
 
 def rewritten(path: Path) -> None:
     """Change an event and mend the whole chain behind it, as someone would who can write the file."""
-    from mutirao.runs.audit import START, fingerprint
+    from mutirao.core.fingerprints import fingerprint
+    from mutirao.runs.audit import START
 
     head, out = START, []
     for line in path.read_text().splitlines():
@@ -287,8 +288,8 @@ def test_heads_of_liars_are_ignored(tmp_path: Path) -> None:
     fleet.clients()
     answers = fleet.ask({c: Request("train", softmax_task().initial(), {"round": 1}) for c in NAMES})
     assert len(answers.replies) == 5
-    assert list(fleet.take_heads()) == ["eva"]
-    assert fleet.take_heads() == {}
+    assert list(fleet.heads()) == ["eva"]
+    assert fleet.heads() == {}
 
 
 def test_a_site_keeps_its_state_when_supernodes_are_new_and_a_round_is_made_again(tmp_path: Path) -> None:

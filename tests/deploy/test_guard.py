@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from mutirao.accounting import added, epsilon
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Handler, Reply, Request, Site
+from mutirao.core.fingerprints import reply_fingerprint
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.parts import AnyHandler
 from mutirao.deploy.guard import Asker, guarded
 from mutirao.deploy.ledger import Ledger
 from mutirao.deploy.policy import Asked, Cover, Leaving, Policy
 from mutirao.errors import Damaged, Refused
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import RELEASES
-from mutirao.runs.audit import check_chain, reply_fingerprint
+from mutirao.runs.audit import check_chain
 
 MODEL: Arrays = {"w": np.zeros((50, 40)), "steps": np.array(0)}
 SECRET = "maria, 1971-03-02"
@@ -47,9 +49,16 @@ def policy(tmp_path: Path) -> Policy:
     )
 
 
-def ask(policy: Policy, do: str = "train", handler: Handler = answer, data: Any = None, run: str = "1") -> Reply:
+def ask(
+    policy: Policy,
+    do: str = "train",
+    handler: AnyHandler = answer,
+    data: Any = None,
+    run: str = "1",
+    extras: Arrays | None = None,
+) -> Reply:
     site = Site("recife", (np.zeros((57, 2)), np.zeros(57)) if data is None else data)
-    return guarded(handler, policy, Asker(run, "quickstart"))(Request(do, MODEL, {"round": 3}), site)
+    return guarded(handler, policy, Asker(run, "quickstart"))(Request(do, MODEL, {"round": 3}, extras or {}), site)
 
 
 def events(policy: Policy) -> list[dict[str, Any]]:
@@ -76,6 +85,7 @@ def test_what_is_allowed_leaves_rounded_and_is_written_down(policy: Policy) -> N
     [
         ("asked.requests", {"asked": Asked(requests=("evaluate",))}),
         ("asked.min_samples", {"asked": Asked(requests=("train",), min_samples=58)}),
+        ("asked.extras", {"asked": Asked(requests=("train",), extras=("control",))}),
         ("reply.arrays", {"reply": Leaving(arrays=("w",), extras=("*",), metrics=("*",))}),
         ("reply.extras", {"reply": Leaving(arrays=("*",), extras=(), metrics=("*",))}),
         ("reply.metrics", {"reply": Leaving(arrays=("*",), extras=("*",), metrics=("loss",))}),
@@ -85,8 +95,9 @@ def test_what_is_allowed_leaves_rounded_and_is_written_down(policy: Policy) -> N
 )
 def test_each_rule_refuses_by_name_and_nothing_leaves(policy: Policy, rule: str, change: dict[str, Any]) -> None:
     strict = replace(policy, **change) if "privacy" not in change else replace(policy, reply=quiet(), **change)
+    extras: Arrays = {"secret": np.zeros(3)} if rule == "asked.extras" else {}
     with pytest.raises(Refused) as caught:
-        ask(strict, handler=plain if rule == "privacy.budget" else answer)
+        ask(strict, handler=plain if rule == "privacy.budget" else answer, extras=extras)
     assert caught.value.rule == rule
     *_, last = events(strict)
     assert (last["event"], last["rule"]) == ("refused", rule)
@@ -94,9 +105,20 @@ def test_each_rule_refuses_by_name_and_nothing_leaves(policy: Policy, rule: str,
     fleet = LocalFleet(
         guarded(plain if rule == "privacy.budget" else answer, strict), {"recife": (MODEL["w"], MODEL["w"])}
     )
-    failure = fleet.ask({"recife": Request("train", MODEL)}).failures["recife"]
+    failure = fleet.ask({"recife": Request("train", MODEL, extras=extras)}).failures["recife"]
     assert failure.kind == "refused"
     assert failure.reason.startswith(f"{rule}: ") or rule == "asked.min_samples"
+
+
+def test_what_comes_in_besides_the_model_is_counted_and_named(policy: Policy) -> None:
+    open_minded = replace(policy, asked=Asked(requests=("train",), extras=("c*",)))
+
+    def use(request: Request, site: Site) -> Reply:
+        return Reply({"w": request.arrays["w"] + request.extras["control"].sum()}, n=57)
+
+    assert ask(open_minded, handler=use, extras={"control": np.ones(3)}).arrays["w"].max() == 3.0
+    asked = events(open_minded)[0]
+    assert (asked["bytes"], asked["extras"]) == (8 * (2000 + 1 + 3), ["control"])
 
 
 def quiet() -> Leaving:

@@ -13,7 +13,7 @@ import pytest
 
 from mutirao.deploy import keys
 from mutirao.deploy.founding import found_server, found_site, renew, take_key
-from mutirao.deploy.layout import Server, load
+from mutirao.deploy.layout import Server, load_place
 from mutirao.errors import ConfigError
 
 OPENSSL = shutil.which("openssl")
@@ -120,7 +120,7 @@ def test_flower_reads_the_key_of_a_site_and_ssh_agrees_on_its_fingerprint(tmp_pa
     if ssh := shutil.which("ssh-keygen"):
         for file in (node.public_key, node.key):
             told = subprocess.run([ssh, "-lf", file], capture_output=True, text=True)
-            assert keys.fingerprint(node.public_key) in told.stdout, told.stderr
+            assert keys.key_fingerprint(node.public_key) in told.stdout, told.stderr
 
 
 def test_a_renewed_certificate_has_the_same_key_and_authority(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_renewed_certificate_has_the_same_key_and_authority(tmp_path: Path) ->
     old, key = server.certificate.read_bytes(), server.key.read_bytes()
     again = renew(server.folder, ["fed.example.org", "10.9.8.7"], days=10)
     assert handshake(again, server.ca, "10.9.8.7") == "hello"
-    assert load(server.folder) == again
+    assert load_place(server.folder) == again
     assert server.key.read_bytes() == key
     assert (server.folder / "server.old.crt").read_bytes() == old
     left = keys.certificate_in(server.certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)

@@ -25,7 +25,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_the_template_is_a_policy_that_allows_one_recipe_and_lets_nothing_leave(tmp_path: Path) -> None:
     policy = load_policy(written(tmp_path, policy_template(["quickstart"])))
-    policy.admit("quickstart", {"rounds": 3})
+    policy.approve("quickstart", {"rounds": 3})
     assert policy.asked.requests == policy.reply.arrays == policy.reply.metrics == policy.reply.extras == ()
     assert policy.audit == tmp_path / "audit.jsonl"
     nothing = load_policy(written(tmp_path, policy_template()))
@@ -75,13 +75,13 @@ def allowing(recipe: str, **more: Any) -> Policy:
 )
 def test_what_the_server_may_not_choose_is_refused(recipe: str, run_config: dict[str, Any], rule: str) -> None:
     with pytest.raises(Refused) as caught:
-        allowing("quickstart").admit(recipe, run_config)
+        allowing("quickstart").approve(recipe, run_config)
     assert caught.value.rule == rule
 
 
 def test_what_it_may_choose_is_not() -> None:
     policy = allowing("quickstart", settings={"data": "digits"})
-    policy.admit(
+    policy.approve(
         "quickstart", {"data": "/replaced/anyway", "lr": 0.1, "set": "aggregate=fedadam epochs=2", "out": "/x"}
     )
 
@@ -91,15 +91,15 @@ def test_a_recipe_with_other_content_is_refused(tmp_path: Path, monkeypatch: pyt
     module.write_text("raise RuntimeError('hashing must not import')\n")
     monkeypatch.syspath_prepend(tmp_path)
     policy = allowing("site_own_task:recipe")
-    policy.admit("site_own_task:recipe", {})
+    policy.approve("site_own_task:recipe", {})
     module.write_text("recipe = 'another'\n")
     content.sources.cache_clear()
     with pytest.raises(Refused, match="other content than allowed"):
-        policy.admit("site_own_task:recipe", {})
+        policy.approve("site_own_task:recipe", {})
     assert "site_own_task" not in sys.modules
     gone = Policy(recipes={"no_such_module:recipe": "sha256:00"})
     with pytest.raises(Refused, match="cannot be found"):
-        gone.admit("no_such_module:recipe", {})
+        gone.approve("no_such_module:recipe", {})
 
 
 def test_the_hash_is_of_the_package_and_the_name() -> None:

@@ -17,14 +17,14 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.deploy import processes
-from mutirao.deploy.admission import admit, entitled, is_admitted, node_of
+from mutirao.deploy.admission import admit, is_admitted, is_entitled, node_of
 from mutirao.deploy.doctor import examine
 from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.keys import write_authority
-from mutirao.deploy.layout import Node, Server, free_port, load
+from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import (
     Process,
-    connected,
+    is_connected,
     members,
     running,
     start_superlink,
@@ -103,7 +103,7 @@ def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Ser
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.text()
         assert until(lambda: not insecure.alive() or "retrying" in insecure.text(), 60)
         assert "insecure channel" in insecure.text()
-        assert not any(connected(process) for process in started)
+        assert not any(is_connected(process) for process in started)
         log = (server.logs / "superlink.log").read_text()
         assert log.count("Activated node_id") == 0
     finally:
@@ -174,7 +174,7 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     assert code == 0, text
     first = running(recife.folder)
     assert first is not None
-    assert until(lambda: connected(first), 60), first.text()
+    assert until(lambda: is_connected(first), 60), first.text()
     code, text = mutirao("site", "up", recife.folder)
     assert (code, "runs already" in text) == (2, True)
     code, text = mutirao("site", "status", recife.folder, "--json")
@@ -189,7 +189,7 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     assert running(recife.folder) is None
     second = start_supernode(recife.folder)  # what the killed one left is swept away first
     # The server takes the killed one for alive for a while; meanwhile the second one waits.
-    assert until(lambda: connected(second) or bool(waits(second)), 60), second.text()
+    assert until(lambda: is_connected(second) or bool(waits(second)), 60), second.text()
     assert until(lambda: len(members(recife.folder)) > 1, 60)  # its own helper process carries the mark, too
     family = members(recife.folder)
     assert second.pid in [pid for pid, _ in family]
@@ -208,11 +208,11 @@ def test_the_doctor_of_a_server_sees_its_sites_and_a_site_can_be_shut_out(server
     assert (findings["sites"], findings["port"], findings["admitted"], findings["clock"]) == ("ok",) * 4
     node = node_of(server, recife.public_key)
     assert node is not None
-    assert entitled(server.folder, "recife", node)  # as its key says, and nothing else
-    assert not entitled(server.folder, "natal", node)
-    assert not entitled(server.folder, "recife", node + 1)
+    assert is_entitled(server.folder, "recife", node)  # as its key says, and nothing else
+    assert not is_entitled(server.folder, "natal", node)
+    assert not is_entitled(server.folder, "recife", node + 1)
     assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 0
-    assert not entitled(server.folder, "recife", node)
+    assert not is_entitled(server.folder, "recife", node)
     assert not is_admitted(server, recife.public_key)
     assert not kept.exists()
     assert mutirao("site", "dismiss", server.folder, "newcomer")[0] == 2
@@ -276,7 +276,7 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_wrong_configuration_is_one_clear_line(tmp_path: Path, line: str, problem: str) -> None:
     (tmp_path / "site.toml").write_text(line + "\n")
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path)
+        load_place(tmp_path)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.deploy import processes
 from mutirao.deploy.compose import INSIDE, compose_text
-from mutirao.deploy.layout import Node, Server, free_port, load
+from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import members, running, until
 from mutirao.runs.verify import verify_all
 
@@ -47,7 +47,7 @@ def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
     assert log.count("Activated node_id") == 2  # the stranger is not among them
     assert re.search(r'"POST /v1/fleet/activate-node HTTP/1.1" 4\d\d', log)
     assert [members(place) for place in places] == [[]] * 4
-    assert processes.port_trouble(load(folder / "server")) == ""  # type: ignore[arg-type]
+    assert processes.port_trouble(load_place(folder / "server")) == ""  # type: ignore[arg-type]
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (again.returncode, "holds a rehearsal already" in again.stderr) == (2, True)
 
@@ -119,7 +119,7 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
         command = as_in_container(shlex.split(words), service, volumes, port)
         done = subprocess.run(command, input=content, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
-    site = load(volumes / "recife")
+    site = load_place(volumes / "recife")
     assert isinstance(site, Node)
     try:
         for service in first:
@@ -127,7 +127,7 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
             with (volumes / f"{service}.log").open("wb") as out:
                 started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
             if service == "server":
-                assert until(lambda: processes.answers(load(volumes / "server")), 60)  # type: ignore[arg-type]
+                assert until(lambda: processes.answers(load_place(volumes / "server")), 60)  # type: ignore[arg-type]
                 admit = [MUTIRAO, "site", "admit", str(volumes / "server"), "-", "--name", "recife"]
                 with site.public_key.open("rb") as key:
                     done = subprocess.run(admit, stdin=key, capture_output=True, timeout=60)

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import at_work
+
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy import caller
@@ -55,10 +56,12 @@ def cold() -> Any:
     return at_work.task_of(None)
 
 
-def ask(warm: Warm, do: str = "train", state: dict[str, Any] | None = None, **config: Any) -> tuple[Any, Site]:
+def ask(
+    warm: Warm, do: str = "train", state: dict[str, Any] | None = None, extras: Arrays | None = None
+) -> tuple[Any, Site]:
     task = warm.task(ORDER, cold)
     site = Site("c1", task.population["c1"], state or {})
-    return task.handler(Request(do, MODEL, {"round": 3, **config}), site), site
+    return task.handler(Request(do, MODEL, {"round": 3}, extras or {}), site), site
 
 
 def until(happened: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -79,9 +82,11 @@ def same(ours: Reply, theirs: Reply) -> None:
 
 
 def test_the_worker_gives_what_the_handler_gives_and_stays(warm: Warm) -> None:
-    reply, site = ask(warm, state={"visits": np.asarray(4)})
+    extras: Arrays = {"control": np.arange(3.0), "flags": np.array([True])}
+    reply, site = ask(warm, state={"visits": np.asarray(4)}, extras=extras)
     here = Site("c1", cold().population["c1"], {"visits": np.asarray(4)})
-    same(reply, at_work.handler(Request("train", MODEL), here))
+    same(reply, at_work.handler(Request("train", MODEL, extras=extras), here))
+    assert reply.extras.keys() == {"visits", "control", "flags"}
     np.testing.assert_array_equal(site.state["visits"], here.state["visits"])
     pid = int(reply.metrics["pid"])
     assert pid != os.getpid()
@@ -163,7 +168,7 @@ def test_a_folder_that_others_can_open_is_not_used(
     (place / f"mutirao-{os.getuid()}").mkdir(mode=0o755)
     reply, _ = ask(Warm(os.getpid()))
     assert int(reply.metrics["pid"]) == os.getpid()
-    assert not caller.handed_over(["--parent-pid", str(os.getpid())])
+    assert not caller.hand_over(["--parent-pid", str(os.getpid())])
 
 
 def test_a_worker_that_does_not_answer_is_done_without(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,10 @@ def test_arrays_settings_and_empty_records_survive_bit_for_bit() -> None:
     fleet.clients()
     config = {"flag": True, "count": 1, "rate": 1.0, "text": "olá, mundo", "seed": 2**63 + 1, "tiny": 5e-324}
     for arrays in (ARRAYS, {}):
-        reply = fleet.ask({"ana": Request("custom", arrays, config)}).replies["ana"]
+        reply = fleet.ask({"ana": Request("custom", arrays, config, arrays)}).replies["ana"]
         assert asked[-1].do == "custom"
         assert {k: (type(v), v) for k, v in asked[-1].config.items()} == {k: (type(v), v) for k, v in config.items()}
-        for got in (asked[-1].arrays, reply.arrays, reply.extras):
+        for got in (asked[-1].arrays, asked[-1].extras, reply.arrays, reply.extras):
             assert list(got) == list(arrays)
             for name, value in arrays.items():
                 assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape), name
@@ -107,6 +107,31 @@ def test_an_absurd_array_is_that_clients_failure(bad: Parcel, record: str) -> No
     failure = failure_of_bia(meddle)
     assert failure.kind == "malformed"
     assert "\n" not in failure.reason
+
+
+@pytest.mark.parametrize(
+    "bad", [ArrayRecord({"w": BAD_PARCELS["garbage"]}), ConfigRecord({"w": 1})], ids=["array", "kind"]
+)
+@pytest.mark.parametrize("record", ["arrays", "extras"])
+def test_a_request_that_cannot_be_read_reaches_no_handler(bad: ArrayRecord | ConfigRecord, record: str) -> None:
+    asked: list[Request] = []
+
+    def note(request: Request, site: Site) -> Reply:
+        asked.append(request)
+        return Reply({}, n=1)
+
+    grid, fleet = connected(Task(note, {"ana": None}, dict), ["ana"])
+    assert fleet.clients() == ["ana"]
+    deliver = grid.deliver
+
+    def meddle(message: Message, node: int) -> None:
+        message.content[record] = bad
+        deliver(message, node)
+
+    grid.deliver = meddle  # type: ignore[method-assign]
+    failure = fleet.ask({"ana": Request("train", {"w": np.zeros(2)}, {}, {"c": np.zeros(3)})}).failures["ana"]
+    assert failure.reason.startswith("MalformedError: ")
+    assert asked == []
 
 
 def with_content(**records: Any) -> Meddle:

@@ -151,7 +151,7 @@ def test_a_name_that_is_taken_is_refused_until_its_node_is_gone(caplog: pytest.L
 def test_a_node_may_not_take_the_name_of_an_absent_one(caplog: pytest.LogCaptureFixture) -> None:
     grid, fleet = connected(softmax_task(), ["ana", "bia"])
     thief = grid.node_of("bia")
-    fleet.entitled = lambda name, node: name != "bia" or node != thief
+    fleet.is_entitled = lambda name, node: name != "bia" or node != thief
     for _ in range(3):
         assert fleet.clients() == ["ana"]
     assert [r.getMessage() for r in caplog.records] == [

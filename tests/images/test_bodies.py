@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from mutirao.errors import ConfigError
-from mutirao.images.bodies import BODIES, IMAGENET_MEAN, IMAGENET_STD, FrozenNorm, body, fingerprint, installed_weights
+from mutirao.images.bodies import (
+    BODIES,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FrozenNorm,
+    body,
+    installed_weights,
+    weights_fingerprint,
+)
 from mutirao.images.heads import Whole, trained_part
 from mutirao.training.descent import one_thread
 
@@ -119,7 +127,7 @@ def test_training_moves_no_statistics_and_only_the_trained_part_travels(
     with caplog.at_level(logging.WARNING):
         made = body(name, "random")
     assert "RANDOM" in caplog.text
-    before = fingerprint(made)
+    before = weights_fingerprint(made)
     part = trained_part(made, "last_block", 3).train()
     names = set(part.state_dict())
     assert {k for k in names if k.endswith(("mean", "var"))} == set()
@@ -131,7 +139,7 @@ def test_training_moves_no_statistics_and_only_the_trained_part_travels(
     part(maps).square().sum().backward()
     assert all(p.grad is not None for p in part.parameters())
     assert all(torch.equal(m.mean, s) for m, s in zip(norms, statistics, strict=True))
-    assert fingerprint(made) == before
+    assert weights_fingerprint(made) == before
     assert set(trained_part(made, "head", 3).state_dict()) == {"1.weight", "1.bias"}
     for trainable in ("head", "last_block", "all"):
         whole = Whole(made, trained_part(made, trainable, 3), trainable).eval()

@@ -3,7 +3,7 @@
 import pytest
 
 from mutirao.ranking.compiled import has_numba, scan_numba
-from mutirao.ranking.letor import RankingData
+from mutirao.ranking.data import RankingData
 from mutirao.ranking.vectorised import scan_numpy
 
 needs_numba = pytest.param("numba", marks=pytest.mark.skipif(not has_numba(), reason="numba is not installed"))

@@ -11,7 +11,7 @@ from letor_files import EXAMPLE, put, same
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks
-from mutirao.ranking.letor import load
+from mutirao.ranking.letor import read_letor
 
 
 @pytest.fixture
@@ -42,17 +42,17 @@ def kept_in(file):
 
 def test_a_file_is_read_once_and_mapped_after_that(tmp_path, home, reads):
     file = put(tmp_path, EXAMPLE)
-    first, second = load(file), load(file)
+    first, second = read_letor(file), read_letor(file)
     assert reads == [file]
     assert same(first, second)
-    assert same(first, load(file, cache=False))
+    assert same(first, read_letor(file, cache=False))
     assert not home.exists()
     base = second.x
     while isinstance(base, np.ndarray):
         base = base.base
     assert type(base).__name__ == "mmap"
     second.x[0, 0] = 9  # copy-on-write: what is kept stays as it is
-    assert load(file).x[0, 0] == 0.5
+    assert read_letor(file).x[0, 0] == 0.5
     assert sorted(f.name for f in kept_in(file).iterdir()) == [
         "facts.json",
         "grades.npy",
@@ -67,19 +67,19 @@ def test_text_as_names_and_blocks_that_grow_wider_are_kept_too(tmp_path, home, m
     monkeypatch.setattr(blocks, "BLOCK", 16)
     rows = b"".join(b"1 qid:q%d %d:%d\n" % (k, 1 + k // 3, k) for k in range(40))
     file = put(tmp_path, rows)
-    assert same(load(file), load(file, cache=False))
-    assert load(file).x.shape == (40, 14)
-    assert load(file).query_ids[:2].tolist() == ["q0", "q1"]
+    assert same(read_letor(file), read_letor(file, cache=False))
+    assert read_letor(file).x.shape == (40, 14)
+    assert read_letor(file).query_ids[:2].tolist() == ["q0", "q1"]
     assert not list(kept_in(file).glob("narrow*"))
 
 
 def test_a_changed_file_is_read_again_and_the_old_cache_goes(tmp_path, home, reads):
     file = put(tmp_path, EXAMPLE)
-    load(file)
+    read_letor(file)
     old = kept_in(file)
     put(tmp_path, EXAMPLE.replace(b"0.5", b"0.7"))
     os.utime(file, ns=(1, 1))
-    assert load(file).x[0, 0] == np.float32(0.7)
+    assert read_letor(file).x[0, 0] == np.float32(0.7)
     assert len(reads) == 2
     assert not old.exists()
     assert kept_in(file).name.endswith("-1")
@@ -108,11 +108,11 @@ SPOILS = {
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 def test_a_damaged_cache_is_made_again(tmp_path, home, reads, spoil):
     file = put(tmp_path, EXAMPLE)
-    right = load(file, cache=False)
-    load(file)
+    right = read_letor(file, cache=False)
+    read_letor(file)
     spoil(kept_in(file))
-    assert same(load(file), right)
-    assert same(load(file), right)
+    assert same(read_letor(file), right)
+    assert same(read_letor(file), right)
     assert len(reads) == 3
     assert not home.exists()
 
@@ -120,7 +120,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, home, reads, spoil):
 def test_the_cache_goes_to_the_users_folder_if_nothing_can_be_written_beside(tmp_path, home, reads):
     file = put(tmp_path, EXAMPLE)
     file.with_name("some.txt.mutirao").write_text("in the way")  # works for root too, whom permissions do not stop
-    assert same(load(file), load(file))
+    assert same(read_letor(file), read_letor(file))
     assert len(reads) == 1
     assert len(list(home.glob("mutirao/letor/*/v*/x.npy"))) == 1
 
@@ -130,15 +130,15 @@ def test_without_any_place_for_a_cache_the_file_is_read_each_time(tmp_path, home
     file.with_name("some.txt.mutirao").write_text("in the way")
     home.write_text("in the way")
     with caplog.at_level(logging.WARNING):
-        assert len(load(file)) == 4
-    assert len(load(file)) == 4
+        assert len(read_letor(file)) == 4
+    assert len(read_letor(file)) == 4
     assert "read without a cache" in caplog.text
 
 
 def test_a_refused_file_leaves_nothing_behind(tmp_path, home):
     file = put(tmp_path, EXAMPLE + b"wrong\n")
     with pytest.raises(ConfigError, match="line 8"):
-        load(file)
+        read_letor(file)
     assert [f.name for f in tmp_path.iterdir()] == ["some.txt"]
 
 
@@ -149,11 +149,11 @@ def test_who_comes_second_takes_what_the_first_has_kept(tmp_path, home, monkeypa
     def meanwhile(path, *rest):
         if not busy:
             busy.append(1)
-            load(path)  # another process is faster
+            read_letor(path)  # another process is faster
         return real(path, *rest)
 
     monkeypatch.setattr(blocks, "read", meanwhile)
-    assert same(load(file), load(file, cache=False))
+    assert same(read_letor(file), read_letor(file, cache=False))
     assert [f.name for f in file.with_name("some.txt.mutirao").iterdir()] == [kept_in(file).name]
 
 
@@ -168,11 +168,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, home, monkeyp
 
     monkeypatch.setattr(blocks, "read", meanwhile)
     with pytest.raises(ConfigError, match="was changed while it was read"):
-        load(file)
+        read_letor(file)
 
 
 def test_the_sum_in_the_cache_is_crc32(tmp_path, home):
     file = put(tmp_path, EXAMPLE)
-    data = load(file)
+    data = read_letor(file)
     facts = json.loads((kept_in(file) / "facts.json").read_text())
     assert facts["x"] == {"shape": [4, 3], "dtype": "<f4", "crc32": zlib.crc32(data.x.tobytes())}

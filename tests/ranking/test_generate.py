@@ -7,7 +7,7 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import ndcg
 from mutirao.ranking import generate
 from mutirao.ranking.generate import SHARES, mslr_like
-from mutirao.ranking.letor import load, write
+from mutirao.ranking.letor import read_letor, write_letor
 from mutirao.ranking.split import apply, combine, moments
 
 
@@ -88,8 +88,8 @@ def test_queries_differ_in_how_good_their_documents_are(data):
 
 def test_it_can_be_written_and_read(tmp_path):
     data = mslr_like(5, rng(), documents=20)
-    write(tmp_path / "made.txt", data)
-    back = load(tmp_path / "made.txt", cache=False)
+    write_letor(tmp_path / "made.txt", data)
+    back = read_letor(tmp_path / "made.txt", cache=False)
     assert np.array_equal(back.x, data.x)
     assert np.array_equal(back.grades, data.grades)
     assert np.array_equal(back.query_ids[back.queries], data.query_ids[data.queries])

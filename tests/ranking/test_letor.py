@@ -13,7 +13,8 @@ from letor_files import EXAMPLE, READERS, either, put, same
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks, letor, parsing
-from mutirao.ranking.letor import RankingData, folds, load, write
+from mutirao.ranking.data import RankingData
+from mutirao.ranking.letor import folds, read_letor, write_letor
 
 
 @pytest.mark.parametrize("module", [letor, parsing])
@@ -23,7 +24,7 @@ def test_the_examples_in_the_docstrings_hold(module):
 
 @either
 def test_every_form_of_a_line_is_read(tmp_path, reader):
-    data = load(put(tmp_path, EXAMPLE), cache=False, reader=reader)
+    data = read_letor(put(tmp_path, EXAMPLE), cache=False, reader=reader)
     assert data.x.tolist() == [[0.5, -3, 100], [0.25, 0, 7], [0, np.float32(0.4), 0], [0, 0, 1]]
     assert data.grades.tolist() == [2, 0, 1, 3]
     assert data.queries.tolist() == [0, 0, 1, 0]  # the query comes back, and is the same one
@@ -34,7 +35,7 @@ def test_every_form_of_a_line_is_read(tmp_path, reader):
 
 @either
 def test_gzip_windows_line_ends_a_byte_order_mark_and_no_last_line_break_change_nothing(tmp_path, reader):
-    plain = load(put(tmp_path, EXAMPLE), cache=False, reader=reader)
+    plain = read_letor(put(tmp_path, EXAMPLE), cache=False, reader=reader)
     forms = {
         "windows.txt": EXAMPLE.replace(b"\n", b"\r\n"),
         "marked.txt": b"\xef\xbb\xbf" + EXAMPLE,
@@ -43,14 +44,14 @@ def test_gzip_windows_line_ends_a_byte_order_mark_and_no_last_line_break_change_
         "unnamed.txt": gzip.compress(EXAMPLE[:50]) + gzip.compress(EXAMPLE[50:]),
     }
     for name, content in forms.items():
-        assert same(load(put(tmp_path, content, name), cache=False, reader=reader), plain), name
+        assert same(read_letor(put(tmp_path, content, name), cache=False, reader=reader), plain), name
 
 
 @either
 def test_queries_may_have_any_names(tmp_path, reader):
     names = ["GX-12:a", "são", "01", "1", "1.0", "qid:1"]
     content = "".join(f"0 qid:{n} 1:1\n" for n in names).encode()
-    data = load(put(tmp_path, content), cache=False, reader=reader)
+    data = read_letor(put(tmp_path, content), cache=False, reader=reader)
     assert data.query_ids.tolist() == names
     assert data.queries.tolist() == list(range(6))
 
@@ -98,7 +99,7 @@ WRONG = [
 def test_a_wrong_line_is_refused_with_file_and_line(tmp_path, reader, line, what):
     file = put(tmp_path, b"0 qid:1 1:1\n\n# fine\n" + line + b"\n0 qid:1 1:1\n")
     with pytest.raises(ConfigError, match=f"{re.escape(str(file))}, line 4: .*{re.escape(what)}") as caught:
-        load(file, cache=False, reader=reader)
+        read_letor(file, cache=False, reader=reader)
     assert "\n" not in str(caught.value)
 
 
@@ -108,44 +109,44 @@ def test_a_file_cut_short_is_refused_with_its_last_line(tmp_path, reader):
     for cut in range(2, 25):  # the line end may be missing, and the last digit: that cannot be seen
         file = put(tmp_path, whole[:-cut])
         if cut == 2:
-            assert len(load(file, cache=False, reader=reader)) == 20
+            assert len(read_letor(file, cache=False, reader=reader)) == 20
         elif cut == 25:
             continue
         else:
             with pytest.raises(ConfigError, match="line 20: "):
-                load(file, cache=False, reader=reader)
-    assert len(load(put(tmp_path, whole[:-1]), cache=False, reader=reader)) == 20
+                read_letor(file, cache=False, reader=reader)
+    assert len(read_letor(put(tmp_path, whole[:-1]), cache=False, reader=reader)) == 20
 
 
 def test_a_cut_or_damaged_gzip_file_is_refused(tmp_path):
     packed = gzip.compress(EXAMPLE * 50)
     with pytest.raises(ConfigError, match=r"some\.txt\.gz is truncated"):
-        load(put(tmp_path, packed[:-12], "some.txt.gz"), cache=False)
+        read_letor(put(tmp_path, packed[:-12], "some.txt.gz"), cache=False)
     broken = bytearray(packed)
     broken[len(packed) // 2] ^= 255
     with pytest.raises(ConfigError, match=r"some\.txt\.gz"):
-        load(put(tmp_path, bytes(broken), "some.txt.gz"), cache=False)
+        read_letor(put(tmp_path, bytes(broken), "some.txt.gz"), cache=False)
 
 
 def test_what_holds_no_documents_is_refused(tmp_path):
     for content in (b"", b"\n\n", b"# only this\n", b"\xef\xbb\xbf"):
         with pytest.raises(ConfigError, match="holds no documents"):
-            load(put(tmp_path, content), cache=False)
+            read_letor(put(tmp_path, content), cache=False)
     with pytest.raises(ConfigError, match="has no features in any of its 2 lines"):
-        load(put(tmp_path, b"1 qid:1\n0 qid:1\n"), cache=False)
+        read_letor(put(tmp_path, b"1 qid:1\n0 qid:1\n"), cache=False)
     with pytest.raises(ConfigError, match="is a folder"):
-        load(tmp_path)
+        read_letor(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
-        load(tmp_path / "nothing")
+        read_letor(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="reader: 'fast' is not one of"):
-        load(put(tmp_path, EXAMPLE), reader="fast")
+        read_letor(put(tmp_path, EXAMPLE), reader="fast")
 
 
 @either
 def test_a_sparse_file_is_refused_before_it_fills_the_memory(tmp_path, reader):
     file = put(tmp_path, b"0 qid:1 1:1\n" * 20_000 + b"0 qid:1 9999:1\n")
     with pytest.raises(ConfigError, match=r"line 20001: feature 9,999 makes a table of 20,001 documents.* GiB"):
-        load(file, cache=False, reader=reader)
+        read_letor(file, cache=False, reader=reader)
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
@@ -153,28 +154,28 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 1 << 16)
     file = put(tmp_path, b"0 qid:1 1:1\n" + b"1" * (2 << 20))
     with pytest.raises(ConfigError, match="line 2: it is longer than 1 MiB"):
-        load(file, cache=False)
+        read_letor(file, cache=False)
 
 
 @either
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_blocks_and_threads_do_not_matter(tmp_path, monkeypatch, reader, block, threads):
-    whole = load(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader)
+    whole = read_letor(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader)
     monkeypatch.setattr(blocks, "BLOCK", block)
-    assert same(load(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader, threads=threads), whole)
+    assert same(read_letor(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader, threads=threads), whole)
     wrong = put(tmp_path, EXAMPLE * 3 + b"0 qid:1 1:1 1:1\n" + EXAMPLE)
     with pytest.raises(ConfigError, match="line 22: feature 1 stands"):
-        load(wrong, cache=False, reader=reader, threads=threads)
+        read_letor(wrong, cache=False, reader=reader, threads=threads)
 
 
 def test_auto_takes_numpy_where_numba_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "SMALL", 0)
     monkeypatch.setattr(blocks, "has_numba", lambda: False)
     monkeypatch.setattr(blocks, "scan_numba", None)
-    assert len(load(put(tmp_path, EXAMPLE), cache=False)) == 4
+    assert len(read_letor(put(tmp_path, EXAMPLE), cache=False)) == 4
     with pytest.raises(ConfigError, match="numba is not installed"):
-        load(put(tmp_path, EXAMPLE), reader="numba")
+        read_letor(put(tmp_path, EXAMPLE), reader="numba")
 
 
 @given(st.binary(max_size=200), st.integers(1, 64))
@@ -186,7 +187,7 @@ def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, conte
         outcomes = []
         for reader in READERS:
             try:
-                data = load(file, cache=False, reader=reader, threads=1)
+                data = read_letor(file, cache=False, reader=reader, threads=1)
                 outcomes.append((data.x.tobytes(), data.query_ids.tolist()))
             except ConfigError as error:
                 outcomes.append(str(error))
@@ -240,17 +241,17 @@ def test_a_missing_fold_or_file_is_named(tmp_path):
 
 
 def test_check_says_what_is_there_and_keeps_nothing(tmp_path):
-    from mutirao.datasets import check
+    from mutirao.datasets import check_data_set
 
     make_folds(tmp_path)
-    found = check("letor", tmp_path)
+    found = check_data_set("letor", tmp_path)
     assert len(found) == 6
     assert found[2].endswith("Fold1/test.txt: 4 documents of 1 queries, 4 features, grades 2: 100.0%")
-    assert check("mslr", tmp_path / "Fold1" / "test.txt") == [found[2]]
-    assert "136 features" in check("mslr")[0]
+    assert check_data_set("mslr", tmp_path / "Fold1" / "test.txt") == [found[2]]
+    assert "136 features" in check_data_set("mslr")[0]
     assert not list(tmp_path.rglob("*.mutirao"))
     with pytest.raises(ConfigError, match="need a path"):
-        check("mq2008")
+        check_data_set("mq2008")
 
 
 @pytest.mark.parametrize("name", ["made.txt", "made.txt.gz"])
@@ -262,8 +263,8 @@ def test_what_is_written_reads_back_the_same(tmp_path, name):
     data = RankingData(
         x, draw.integers(0, 5, 60), np.repeat(np.arange(6), 10), np.array(["a", "b", "3", "ç", "e", "f"])
     )
-    write(tmp_path / name, data)
-    assert same(load(tmp_path / name, cache=False), data)
+    write_letor(tmp_path / name, data)
+    assert same(read_letor(tmp_path / name, cache=False), data)
     assert [f.name for f in tmp_path.iterdir()] == [name]
     content = (tmp_path / name).read_bytes()
     text = gzip.decompress(content) if name.endswith("gz") else content
@@ -273,11 +274,11 @@ def test_what_is_written_reads_back_the_same(tmp_path, name):
 def test_writing_where_nothing_can_be_written_is_refused(tmp_path):
     data = RankingData(np.zeros((1, 1), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([1]))
     with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "no" / "folder.txt", data)
+        write_letor(tmp_path / "no" / "folder.txt", data)
 
 
 def test_a_part_of_the_data_keeps_only_its_queries(tmp_path):
-    data = load(put(tmp_path, EXAMPLE), cache=False)
+    data = read_letor(put(tmp_path, EXAMPLE), cache=False)
     part = data.take([3, 2])
     assert (part.queries.tolist(), part.query_ids.tolist(), part.grades.tolist()) == ([0, 1], [10, 7], [3, 1])
 
@@ -308,4 +309,4 @@ def test_published_folds_are_read_as_they_are(real_data, folder, features, docum
     assert np.array_equal(grades, sets[1].grades)
     assert sets[1].query_ids[sets[1].queries].tolist() == [int(n) for n in names]
     for reader in READERS:
-        assert same(load(real_data / folder / "Fold1" / "vali.txt", cache=False, reader=reader), sets[1])
+        assert same(read_letor(real_data / folder / "Fold1" / "vali.txt", cache=False, reader=reader), sets[1])

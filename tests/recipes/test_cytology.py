@@ -156,10 +156,10 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from mutirao.slides.models import load
+    from mutirao.slides.models import load_model
     from mutirao.slides.reading import open_slide
 
-    model, opened = load(home / "model.safetensors"), open_slide(slide)
+    model, opened = load_model(home / "model.safetensors"), open_slide(slide)
     tile = opened.region(0, 0, 224, 224)
     opened.close()
     written = onnx.load(home / "model.onnx")

@@ -58,7 +58,7 @@ def test_whole_replies_count_by_the_rows_that_differ() -> None:
 
 def test_without_numba_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = [ByItem(over=over)(CURRENT, replies(), {}).arrays["items"] for over in ("touched", "all")]
-    monkeypatch.setattr(module, "compiled", lambda name: None)
+    monkeypatch.setattr(module, "find_kernel", lambda name: None)
     plain = [ByItem(over=over)(CURRENT, replies(), {}).arrays["items"] for over in ("touched", "all")]
     np.testing.assert_allclose(fast, plain, rtol=1e-6, atol=1e-6)
 

@@ -7,7 +7,9 @@ import pytest
 
 from mutirao.core.files import save_arrays
 from mutirao.errors import ConfigError, Damaged
-from mutirao.recsys.embeddings import Catalogue, Embeddings, load, read_catalogue, save, transfer
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.embeddings import Embeddings, load_embeddings, save_embeddings, transfer
+from mutirao.recsys.reading import read_catalogue
 
 
 def catalogue(*ids: str, counts: tuple[int, ...] = ()) -> Catalogue:
@@ -20,8 +22,8 @@ PAIRS = [("a", "x"), ("b", "y"), ("c", "z")]
 
 
 def test_saved_is_loaded(tmp_path: Path) -> None:
-    save(SOURCE, tmp_path / "e.safetensors")
-    found = load(tmp_path / "e.safetensors")
+    save_embeddings(SOURCE, tmp_path / "e.safetensors")
+    found = load_embeddings(tmp_path / "e.safetensors")
     assert found.catalogue.ids == SOURCE.catalogue.ids
     assert found.catalogue.titles == SOURCE.catalogue.titles
     np.testing.assert_array_equal(found.catalogue.years, SOURCE.catalogue.years)
@@ -33,20 +35,20 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_what_is_no_file_of_vectors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
-        load(tmp_path / "nothing.safetensors")
+        load_embeddings(tmp_path / "nothing.safetensors")
     (tmp_path / "odd.safetensors").write_bytes(b"odd")
     with pytest.raises(Damaged, match="corrupt"):
-        load(tmp_path / "odd.safetensors")
+        load_embeddings(tmp_path / "odd.safetensors")
     save_arrays(tmp_path / "model.safetensors", {"w": np.zeros(3)}, {})
     with pytest.raises(Damaged, match="holds no item embeddings"):
-        load(tmp_path / "model.safetensors")
-    save(Embeddings(SOURCE.catalogue, np.full((3, 2), np.nan, np.float32)), tmp_path / "nan.safetensors")
+        load_embeddings(tmp_path / "model.safetensors")
+    save_embeddings(Embeddings(SOURCE.catalogue, np.full((3, 2), np.nan, np.float32)), tmp_path / "nan.safetensors")
     with pytest.raises(Damaged, match="NaN"):
-        load(tmp_path / "nan.safetensors")
+        load_embeddings(tmp_path / "nan.safetensors")
     arrays = {"vectors": np.zeros((2, 2), np.float32), "years": np.zeros(3), "counts": np.zeros(3)}
     save_arrays(tmp_path / "short.safetensors", arrays, {"kind": "embeddings", "ids": ["a"] * 3, "titles": [""] * 3})
     with pytest.raises(Damaged, match="does not fit together"):
-        load(tmp_path / "short.safetensors")
+        load_embeddings(tmp_path / "short.safetensors")
 
 
 def test_matched_items_take_their_vector_and_others_a_small_random_one() -> None:

@@ -8,11 +8,11 @@ from matplotlib.image import imread
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.expansion import LEAST, MOST, Laws, draw_laws, expand, kept, leading, reduced, write
 from mutirao.recsys.matching import match
 from mutirao.recsys.ratings import Ratings, gather
-from mutirao.recsys.reading import read
+from mutirao.recsys.reading import read_ratings
 
 
 def small(users: int = 60, items: int = 40, seed: int = 0) -> Ratings:
@@ -156,7 +156,7 @@ def test_the_command_writes_a_folder_that_reads_back_and_says_how_the_laws_chang
     done = CliRunner().invoke(main, [*command, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
-    back, made = read(out), expand(read(tmp_path / "small"), 3, 2)
+    back, made = read_ratings(out), expand(read_ratings(tmp_path / "small"), 3, 2)
     assert figures["after"]["ratings"] == len(back) == len(made)
     assert np.array_equal(back.offsets, made.offsets)
     for column in ("ids", "titles"):
@@ -171,7 +171,7 @@ def test_the_command_writes_a_folder_that_reads_back_and_says_how_the_laws_chang
 
 
 def test_expanded_movielens_keeps_the_law_of_items_and_flattens_that_of_users(real_data):
-    before = read(real_data / "ml-100k")
+    before = read_ratings(real_data / "ml-100k")
     figures = Laws.of(before).figures()
     after = {s: Laws.of(expand(before, 3, 3, s)).figures() for s in ("users", "both", "none")}
     for shuffle in ("users", "none"):

@@ -15,10 +15,10 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rows import ROWS
 from mutirao.fleets.local import LocalFleet
 from mutirao.recsys import local
-from mutirao.recsys.bpr import rebuilt, trained
+from mutirao.recsys.bpr import rebuild_vector, train_pairs
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
-from mutirao.recsys.kernel import compiled
-from mutirao.recsys.local import Local, Rules, batch_of, drawn, mixed
+from mutirao.recsys.kernel import find_kernel
+from mutirao.recsys.local import Local, Rules, batch_of, drawn, mix_bits
 from mutirao.recsys.ratings import Taste
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
@@ -123,7 +123,7 @@ def test_supports_are_drawn_alike_with_and_without_numba(seed: int, lengths: lis
 def test_splitmix_gives_the_published_numbers() -> None:
     state, found = 1234567, []  # from the reference implementation in C by Vigna
     for _ in range(3):
-        state, z = mixed(state)
+        state, z = mix_bits(state)
         found.append(z)
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
@@ -257,7 +257,7 @@ def test_samples_cap_what_a_user_works_on() -> None:
 
 
 def test_numba_is_used_where_it_is() -> None:
-    assert compiled("work") is not None
+    assert find_kernel("work") is not None
 
 
 def test_bpr_vectors_are_the_likeliest() -> None:
@@ -269,8 +269,8 @@ def test_bpr_vectors_are_the_likeliest() -> None:
         return float(np.logaddexp(0, -(bias + gap @ v)).sum() + 0.5 * rules.ridge * v @ v)
 
     best = minimize(loss, np.zeros(4), tol=1e-12).x
-    np.testing.assert_allclose(rebuilt(rules, gap, bias), best, atol=1e-3)
-    by_descent = rebuilt(dataclasses.replace(rules, passes=3000, rebuild_lr=1.0), gap, bias)
+    np.testing.assert_allclose(rebuild_vector(rules, gap, bias), best, atol=1e-3)
+    by_descent = rebuild_vector(dataclasses.replace(rules, passes=3000, rebuild_lr=1.0), gap, bias)
     np.testing.assert_allclose(by_descent, best, atol=1e-3)
 
 
@@ -284,7 +284,7 @@ def test_bpr_items_move_down_the_gradient() -> None:
         p = flat.reshape(6, 3) @ step
         return float(np.logaddexp(0, p[pairs[1]] - p[pairs[0]]).sum())
 
-    moved = trained(rules, x, step, pairs, 1, 0.0)
+    moved = train_pairs(rules, x, step, pairs, 1, 0.0)
     slope = (x - moved).ravel() / rules.lr
     assert check_grad(loss, lambda flat: slope, x.ravel()) < 1e-5
     np.testing.assert_array_equal(moved[2], x[2])

@@ -9,11 +9,11 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import ndcg
 from mutirao.recsys import judging
 from mutirao.recsys.fedrecon import FedRecon
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.judging import Judge
 from mutirao.recsys.split import all_but_last, supports
 
-RATINGS = planted(25, 80, np.random.default_rng(0))
+RATINGS = plant(25, 80, np.random.default_rng(0))
 ITEMS = np.random.default_rng(1).normal(0, 0.3, (len(RATINGS.catalogue), 5)).astype(np.float32)
 
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Catalogue, Embeddings, load, read_catalogue, save
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.embeddings import Embeddings, load_embeddings, save_embeddings
 from mutirao.recsys.matching import STEPS, compare, match
-from mutirao.recsys.reading import read as read_ratings
-from mutirao.recsys.review import pairs, pairs_between, verdicts, write
-from mutirao.recsys.titles import read
+from mutirao.recsys.reading import read_catalogue, read_ratings
+from mutirao.recsys.review import pairs, pairs_between, read_verdicts, write_matches
+from mutirao.recsys.titles import parse_title
 
 LABELS = Path(__file__).with_name("matches-labelled.csv")
 
 
 def catalogue(*titles: str | tuple[str, int], counts: list[int] | None = None, prefix: str = "") -> Catalogue:
-    both = [t if isinstance(t, tuple) else (t, read(t).year) for t in titles]
+    both = [t if isinstance(t, tuple) else (t, parse_title(t).year) for t in titles]
     return Catalogue(
         tuple(f"{prefix}{k}" for k in range(len(both))),
         tuple(t for t, _ in both),
@@ -124,7 +125,7 @@ ENTRIES = st.lists(st.tuples(TITLES, st.sampled_from([0, 1990, 1991, 1992, 1994,
 def test_the_result_is_that_of_comparing_everything_with_everything(left, right):
     a, b = catalogue(*left), catalogue(*right)
     found = match(a, b).found
-    mine, theirs = [read(*t) for t in left], [read(*t) for t in right]
+    mine, theirs = [parse_title(*t) for t in left], [parse_title(*t) for t in right]
     free = (set(range(len(left))), set(range(len(right))))
     expected = []
     for steps in (STEPS[:2], STEPS[2:]):
@@ -146,7 +147,7 @@ def test_the_result_is_that_of_comparing_everything_with_everything(left, right)
 @settings(max_examples=50, deadline=None)
 @given(ENTRIES)
 def test_a_catalogue_without_twice_the_same_title_is_matched_with_itself(entries):
-    kinds = {(read(*e).names[0], e[1]): e for e in entries if read(*e).names}
+    kinds = {(parse_title(*e).names[0], e[1]): e for e in entries if parse_title(*e).names}
     if not kinds:
         return
     a = catalogue(*kinds.values())
@@ -206,10 +207,10 @@ def test_a_person_corrects_the_table_and_the_verdicts_last(tmp_path):
     a, b = films()
     table = tmp_path / "matches.csv"
     first = match(a, b)
-    write(first, table)
+    write_matches(first, table)
     assert pairs(table) == tuple(sorted(first.pairs, key=lambda p: pairs(table).index(p)))
     assert set(first.pairs) == {("a0", "b0"), ("a2", "b2"), ("a3", "b3")}
-    assert verdicts(table) == {}
+    assert read_verdicts(table) == {}
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [r["doubtful"] for r in rows if r["step"] != "none"] == ["yes", "", ""]  # what to look at stands first
     assert [(r["a_id"], r["b_id"]) for r in rows if r["step"] == "none"] == [("a1", "b1")]
@@ -217,11 +218,11 @@ def test_a_person_corrects_the_table_and_the_verdicts_last(tmp_path):
     edited(table, {("a2", "b2"): "no", ("a1", "b1"): "YES "})
     assert set(pairs(table)) == {("a0", "b0"), ("a1", "b1"), ("a3", "b3")}
     for _ in range(2):  # and again, from the table written after the review
-        again = match(a, b, verdicts=verdicts(table))
+        again = match(a, b, verdicts=read_verdicts(table))
         assert set(again.pairs) == {("a0", "b0"), ("a1", "b1"), ("a3", "b3")}
         assert again.report()["steps"]["review"] == 1
-        write(again, table)
-        assert verdicts(table) == {("a1", "b1"): True, ("a2", "b2"): False}
+        write_matches(again, table)
+        assert read_verdicts(table) == {("a1", "b1"): True, ("a2", "b2"): False}
 
 
 def test_a_verdict_may_join_what_the_matcher_gave_to_another(tmp_path):
@@ -250,13 +251,13 @@ def test_a_wrong_review_is_refused_with_its_place(tmp_path, text, message):
     table.write_text(text)
     a, b = films()
     with pytest.raises(ConfigError, match=message):
-        match(a, b, verdicts=verdicts(table))
+        match(a, b, verdicts=read_verdicts(table))
 
 
 def test_a_table_from_another_spreadsheet_is_read(tmp_path):
     table = tmp_path / "review.csv"
     table.write_bytes("\ufeffa_id;b_id;step;verdict\r\na1;b1;none;Yes\r\n;;;\r\n".encode())
-    assert verdicts(table) == {("a1", "b1"): True}
+    assert read_verdicts(table) == {("a1", "b1"): True}
     table.write_bytes(b"a_id,b_id,step,verdict\na0,b0,title,\na0,b1,title,\n")
     with pytest.raises(ConfigError, match="'a0' of the first catalogue is in two pairs"):
         pairs(table)
@@ -293,7 +294,7 @@ def test_match_writes_a_table_and_a_report_and_takes_the_table_back(tmp_path):
     assert "may hold verdicts" in refused.output
     done = run("match", a, b, "--review", table, "--out", table, "--json")
     assert json.loads(done.stdout)["matched"] == 4
-    assert verdicts(table) == {("a1", "b1"): True}
+    assert read_verdicts(table) == {("a1", "b1"): True}
 
 
 def test_match_says_in_a_line_what_is_wrong(tmp_path):
@@ -317,13 +318,13 @@ def test_transfer_carries_a_share_of_the_vectors(tmp_path, options, carried):
     a, b = on_disk(tmp_path)
     theirs = read_catalogue(b)
     vectors = rng(0, 0, "vectors").normal(3, 1, (len(theirs), 5)).astype(np.float32)
-    save(Embeddings(theirs, vectors, {"how": "test"}), tmp_path / "source.safetensors")
+    save_embeddings(Embeddings(theirs, vectors, {"how": "test"}), tmp_path / "source.safetensors")
     run("match", a, b, "--out", tmp_path / "m.csv")
     files = [tmp_path / "given.safetensors", tmp_path / "anew.safetensors"]
     for file, extra in zip(files, (["--matches", tmp_path / "m.csv"], []), strict=True):
         done = run("transfer", a, tmp_path / "source.safetensors", *extra, *options, "--out", file, "--json")
         assert json.loads(done.stdout)["carried_over"] == carried
-        made = load(file)
+        made = load_embeddings(file)
         same = (made.vectors[:, None] == vectors[None]).all(-1)
         assert same.sum() == carried
         assert made.card["source"] == {"how": "test"}
@@ -333,7 +334,7 @@ def test_transfer_carries_a_share_of_the_vectors(tmp_path, options, carried):
 
 def test_pairs_of_items_without_a_vector_are_passed_over(tmp_path, caplog):
     a, b = films()
-    write(match(a, b), tmp_path / "m.csv")
+    write_matches(match(a, b), tmp_path / "m.csv")
     some = b.take(np.array([0, 1]))
     assert pairs_between(tmp_path / "m.csv", a, some) == (("a0", "b0"),)
     assert "2 of 3 pairs are of items that one of the catalogues lacks" in caplog.text
@@ -350,7 +351,7 @@ def test_pretrained_vectors_of_one_catalogue_begin_another(tmp_path):
     assert json.loads(done.stdout)["ratings"] == 24
     a, _ = on_disk(tmp_path)
     assert run("transfer", a, source, "--out", tmp_path / "first.safetensors").exit_code == 0
-    made, trained = load(tmp_path / "first.safetensors"), load(source)
+    made, trained = load_embeddings(tmp_path / "first.safetensors"), load_embeddings(source)
     assert np.array_equal(made.vectors[0], trained.vectors[0])
     assert run("pretrain", tmp_path / "source", "--dimension", "0", "--out", source).exit_code == 2
 
@@ -358,7 +359,7 @@ def test_pretrained_vectors_of_one_catalogue_begin_another(tmp_path):
 def test_transfer_says_in_a_line_what_is_wrong(tmp_path):
     a, b = on_disk(tmp_path)
     theirs = read_catalogue(b)
-    save(Embeddings(theirs, np.ones((len(theirs), 2), np.float32)), tmp_path / "source.safetensors")
+    save_embeddings(Embeddings(theirs, np.ones((len(theirs), 2), np.float32)), tmp_path / "source.safetensors")
     (tmp_path / "m.csv").write_text("a_id,b_id,step,verdict\na9,b0,title,\n")
     for extra, message in (
         (["--matches", tmp_path / "m.csv"], "no pair of items that both catalogues have"),

@@ -11,7 +11,7 @@ from sklearn.decomposition import TruncatedSVD
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
 from mutirao.recsys import pretrain as module
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.pretrain import (
     Factorisation,
     Pooled,
@@ -25,7 +25,7 @@ from mutirao.recsys.pretrain import (
 )
 from mutirao.recsys.ratings import gather
 
-RATINGS = planted(120, 60, np.random.default_rng(0))
+RATINGS = plant(120, 60, np.random.default_rng(0))
 SMALL = Factorisation(dimension=8, epochs=15, lr=0.03, decay=0.05)
 
 
@@ -55,7 +55,7 @@ def test_it_predicts_held_out_ratings_better_than_means(biases: bool) -> None:
 
 def test_without_numba_it_learns_about_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fold_errors(RATINGS, SMALL, 0, 0, 5)
-    monkeypatch.setattr(module, "compiled", lambda name: None)
+    monkeypatch.setattr(module, "find_kernel", lambda name: None)
     plain = fold_errors(RATINGS, SMALL, 0, 0, 5)
     assert min(plain) == pytest.approx(min(fast), rel=0.05)
 

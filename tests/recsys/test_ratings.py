@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue
-from mutirao.recsys.generate import planted
-from mutirao.recsys.ratings import Ratings, Users, gather, joined
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.generate import plant
+from mutirao.recsys.ratings import Ratings, Users, gather, join
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
@@ -99,7 +99,7 @@ def test_a_population_knows_its_users_only() -> None:
 
 
 def test_users_are_split_eighty_ten_ten_and_nobody_twice() -> None:
-    ratings = planted(100, 60, np.random.default_rng(0))
+    ratings = plant(100, 60, np.random.default_rng(0))
     parts = by_users(ratings, np.random.default_rng(1))
     assert [len(p.users) for p in parts] == [80, 10, 10]
     assert sorted(u for p in parts for u in p.users) == sorted(ratings.users)
@@ -108,14 +108,14 @@ def test_users_are_split_eighty_ten_ten_and_nobody_twice() -> None:
 
 
 def test_time_splits_every_user_early_ratings_first() -> None:
-    ratings = planted(30, 60, np.random.default_rng(0))
+    ratings = plant(30, 60, np.random.default_rng(0))
     parts = by_time(ratings)
     assert sum(map(len, parts)) == len(ratings)
     for user in range(30):
         spans = [p.times[p.offsets[user] : p.offsets[user + 1]] for p in parts]
         assert spans[0].max() <= spans[1].min() <= spans[1].max() <= spans[2].min()
         assert abs(len(spans[0]) - 0.8 * ratings.counts()[user]) <= 1
-    whole, first = joined(parts[0], parts[2])
+    whole, first = join(parts[0], parts[2])
     assert len(whole) == len(parts[0]) + len(parts[2])
     np.testing.assert_array_equal(whole.where(first).items, parts[0].items)
     np.testing.assert_array_equal(whole.where(~first).times, parts[2].times)
@@ -124,7 +124,7 @@ def test_time_splits_every_user_early_ratings_first() -> None:
 @pytest.mark.parametrize("order", ["random", "time"])
 @pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
 def test_judged_users_have_something_known_and_something_to_judge(order: str, share: float) -> None:
-    ratings = planted(30, 60, np.random.default_rng(0))
+    ratings = plant(30, 60, np.random.default_rng(0))
     known = supports(ratings, share, order, seed=3)
     counts = np.add.reduceat(known, ratings.offsets[:-1])
     assert counts.min() >= 1
@@ -138,15 +138,15 @@ def test_judged_users_have_something_known_and_something_to_judge(order: str, sh
 
 
 def test_leave_one_out_leaves_the_latest_out() -> None:
-    ratings = planted(30, 60, np.random.default_rng(0))
+    ratings = plant(30, 60, np.random.default_rng(0))
     assert np.flatnonzero(~all_but_last(ratings)).tolist() == (ratings.offsets[1:] - 1).tolist()
 
 
 def test_planted_ratings_look_like_ratings() -> None:
-    ratings = planted(200, 100, np.random.default_rng(0))
+    ratings = plant(200, 100, np.random.default_rng(0))
     assert set(ratings.values.tolist()) == {1, 2, 3, 4, 5}
     assert ratings.counts().min() >= 20
     popular = np.sort(ratings.catalogue.counts)[::-1]
     assert popular[:20].sum() > 2 * popular[-20:].sum()
-    again = planted(200, 100, np.random.default_rng(0))
+    again = plant(200, 100, np.random.default_rng(0))
     np.testing.assert_array_equal(ratings.values, again.values)

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from mutirao.errors import ConfigError
 from mutirao.recsys import lines, reading
 from mutirao.recsys.ratings import Ratings
-from mutirao.recsys.reading import check, read
+from mutirao.recsys.reading import check_ratings, read_ratings
 
 DAY = 86_400
 
@@ -41,7 +41,7 @@ def test_movielens_1m(tmp_path: Path) -> None:
         ratings__dat="1::7::5::100\n2::7::4::60\n1::10::3::50\n",
         movies__dat="7::Amélie (2001)::Drama\n10::X::Y\n",
     )
-    ratings = read(folder)
+    ratings = read_ratings(folder)
     assert table(ratings) == EXPECTED
     assert ratings.catalogue.titles == ("Amélie (2001)", "X")
     assert ratings.catalogue.years.tolist() == [2001, 0]
@@ -54,8 +54,8 @@ def test_movielens_100k(tmp_path: Path) -> None:
         u__data="1\t7\t5\t100\n2\t7\t4\t60\n1\t10\t3\t50\n",
         u__item="7|A (1995)|01-Jan-1995||u|0|1\n10|B|||0\n",
     )
-    assert table(read(folder)) == EXPECTED
-    assert read(folder).catalogue.years.tolist() == [1995, 0]
+    assert table(read_ratings(folder)) == EXPECTED
+    assert read_ratings(folder).catalogue.years.tolist() == [1995, 0]
 
 
 def test_movielens_25m(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_movielens_25m(tmp_path: Path) -> None:
         ratings__csv="userId,movieId,rating,timestamp\n1,7,5.0,100\n2,7,3.5,60\n1,10,3.0,50\n",
         movies__csv='movieId,title,genres\n7,"Matrix, The (1999)",Action\n10,Heat (1995),Crime\n',
     )
-    ratings = read(folder)
+    ratings = read_ratings(folder)
     assert [row[2] for row in table(ratings)] == [3.0, 5.0, 3.5]
     assert ratings.catalogue.titles == ("Matrix, The (1999)", "Heat (1995)")
 
@@ -76,7 +76,7 @@ def test_netflix(tmp_path: Path, name: str) -> None:
         "7:\n1,5,2005-09-06\n2,4,1999-12-31\n" + ("10:\n1,3,2000-02-29\n" if "comb" in name else "")
     )
     (tmp_path / "movie_titles.txt").write_bytes("7,NULL,Pokémon, The Movie\n10,1999,B\n".encode("latin-1"))
-    ratings = read(tmp_path)
+    ratings = read_ratings(tmp_path)
     assert ("1", "7", 5.0, 13032 * DAY) in table(ratings)
     assert ("2", "7", 4.0, 10956 * DAY) in table(ratings)
     assert ratings.catalogue.titles[0] == "Pokémon, The Movie"
@@ -86,7 +86,7 @@ def test_netflix(tmp_path: Path, name: str) -> None:
 
 def test_a_file_without_header_is_read_by_the_order_given(tmp_path: Path) -> None:
     file = write(tmp_path, r__txt="7,1,5.0\n7,2,4.0\n10,1,3.0\n") / "r.txt"
-    assert [row[:3] for row in table(read(file, "item,user,rating"))] == [
+    assert [row[:3] for row in table(read_ratings(file, "item,user,rating"))] == [
         ("1", "7", 5.0),
         ("1", "10", 3.0),
         ("2", "7", 4.0),
@@ -95,20 +95,20 @@ def test_a_file_without_header_is_read_by_the_order_given(tmp_path: Path) -> Non
 
 def test_a_file_with_other_names_is_read_by_the_names_given(tmp_path: Path) -> None:
     file = write(tmp_path, r__csv="book,stars,reader,when\n7,5,ana,1\n7,4,bia,2\n") / "r.csv"
-    ratings = read(file, "user=reader,item=book,time=when")
+    ratings = read_ratings(file, "user=reader,item=book,time=when")
     assert table(ratings) == [("ana", "7", 5.0, 1), ("bia", "7", 4.0, 2)]
 
 
 def test_without_a_rating_column_everything_counts_one(tmp_path: Path) -> None:
     file = write(tmp_path, r__csv="user,item\nana,x\nbia,x\nana,y\n") / "r.csv"
-    assert [row[2] for row in table(read(file))] == [1.0, 1.0, 1.0]
+    assert [row[2] for row in table(read_ratings(file))] == [1.0, 1.0, 1.0]
 
 
 def test_parquet(tmp_path: Path) -> None:
     columns = {"reader": ["ana", "bia"], "item": [7, 7], "rating": [4.5, 3.0]}
     columns["time"] = np.array(["1970-01-02", "1970-01-01"], "datetime64[us]")
     parquet.write_table(pa.table(columns), tmp_path / "r.parquet")
-    ratings = read(tmp_path / "r.parquet", "user=reader")
+    ratings = read_ratings(tmp_path / "r.parquet", "user=reader")
     assert table(ratings) == [("ana", "7", 4.5, DAY), ("bia", "7", 3.0, 0)]
 
 
@@ -125,13 +125,13 @@ def test_parquet(tmp_path: Path) -> None:
 def test_a_bad_parquet_is_refused(tmp_path: Path, columns: dict, says: str) -> None:
     parquet.write_table(pa.table(columns), tmp_path / "r.parquet")
     with pytest.raises(ConfigError, match=says):
-        read(tmp_path / "r.parquet")
+        read_ratings(tmp_path / "r.parquet")
 
 
 def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(ConfigError, match="not a Parquet file"):
-        read(tmp_path / "r.parquet")
+        read_ratings(tmp_path / "r.parquet")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, says: str) -> None
     with pytest.raises(
         ConfigError, match=r"ratings\.dat, line 3: .*right would be 'USER::ITEM::RATING::TIME'"
     ) as caught:
-        read(folder)
+        read_ratings(folder)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -163,7 +163,7 @@ def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(reading, "BLOCK", 40)
     folder = write(tmp_path, ratings__dat="".join(f"{u}::7::5::100\n" for u in range(1, 30)) + "x::7::bad::1\n")
     with pytest.raises(ConfigError, match="line 30"):
-        read(folder)
+        read_ratings(folder)
 
 
 @pytest.mark.parametrize(
@@ -179,39 +179,39 @@ def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_what_holds_no_ratings_says_so(tmp_path: Path, files: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        read(write(tmp_path, **files))
+        read_ratings(write(tmp_path, **files))
 
 
 @pytest.mark.parametrize("columns", ["user=nobody,item=film", "who=user", "user="])
 def test_wrong_columns_are_refused(tmp_path: Path, columns: str) -> None:
     file = write(tmp_path, r__csv="user,film,rating\n1,2,3\n") / "r.csv"
     with pytest.raises(ConfigError, match="column"):
-        read(file, columns)
+        read_ratings(file, columns)
 
 
 def test_a_missing_folder_says_what_would_be_right(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there"):
-        read(tmp_path / "nothing")
+        read_ratings(tmp_path / "nothing")
 
 
 def test_real_sets_are_as_published(real_data: Path) -> None:
-    ratings = read(real_data / "ml-1m")
+    ratings = read_ratings(real_data / "ml-1m")
     assert (len(ratings), len(ratings.users), len(ratings.catalogue)) == (1_000_209, 6_040, 3_706)
     assert ratings.counts().min() == 20
-    small = read(real_data / "ml-100k")
+    small = read_ratings(real_data / "ml-100k")
     assert (len(small), len(small.users), len(small.catalogue)) == (100_000, 943, 1_682)
     by_hand = [line.split("\t") for line in (real_data / "ml-100k" / "u.data").read_text().splitlines()]
     assert sorted(table(small)) == sorted((u, i, float(r), int(t)) for u, i, r, t in by_hand)
-    assert any("100,000 ratings of 1,682 items by 943 users" in line for line in check(real_data / "ml-100k"))
+    assert any("100,000 ratings of 1,682 items by 943 users" in line for line in check_ratings(real_data / "ml-100k"))
 
 
 def test_check_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match="name the folder"):
-        check(None)
+        check_ratings(None)
 
 
 def test_numpy_and_slow_path_agree_on_a_real_file(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast: Callable[[], Ratings] = lambda: read(real_data / "ml-100k")  # noqa: E731
+    fast: Callable[[], Ratings] = lambda: read_ratings(real_data / "ml-100k")  # noqa: E731
     quick = fast()
     monkeypatch.setattr(lines, "fast_block", lambda text, layout: None)
     slow = fast()

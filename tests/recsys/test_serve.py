@@ -10,10 +10,12 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.config import resolve
+from mutirao.deploy.models import embeddings_of_run
 from mutirao.errors import ConfigError
 from mutirao.recipes.task import find
-from mutirao.recsys.embeddings import Catalogue, Embeddings, save
-from mutirao.recsys.serve import Recommender, embeddings_of_run
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.embeddings import Embeddings, save_embeddings
+from mutirao.recsys.serve import Recommender
 from mutirao.runs.execute import execute
 
 N, D = 300, 7
@@ -86,7 +88,7 @@ def test_a_run_is_exported_and_served(tmp_path: Path) -> None:
         found = embeddings_of_run(tmp_path / "run", model)
         assert found.card["round"] == number
         assert found.vectors.shape == (len(found.catalogue), 8)
-    save(found, tmp_path / "items.safetensors")
+    save_embeddings(found, tmp_path / "items.safetensors")
     recommender = Recommender.of(tmp_path / "items.safetensors")
     assert recommender.method.ridge == 3.5
     assert recommender.method.levels == (1, 2, 3, 4, 5)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue, Embeddings, save
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.recsys.fedrecon import FedRecon
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.start import Consent, Random, Transfer
 
-USERS = planted(60, 50, np.random.default_rng(0))
+USERS = plant(60, 50, np.random.default_rng(0))
 METHOD = FedRecon(len(USERS.catalogue), 6)
 
 
@@ -22,7 +23,7 @@ def source(path: Path, ids: Any = None, titles: Any = None, biases: bool = True)
     titles = tuple(f"Item {i}" for i in ids) if titles is None else titles
     catalogue = Catalogue(tuple(ids), tuple(titles), np.zeros(len(ids), np.int32), np.arange(len(ids)))
     vectors = np.repeat(np.arange(1, len(ids) + 1, dtype=np.float32)[:, None], 6, axis=1)
-    save(Embeddings(catalogue, vectors, {"biases": biases}), path / "source.safetensors")
+    save_embeddings(Embeddings(catalogue, vectors, {"biases": biases}), path / "source.safetensors")
     return str(path / "source.safetensors")
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.slides.generate import LABORATORIES, Cells, Painter, Smear
-from mutirao.slides.masking import masked, otsu
+from mutirao.slides.masking import mask_slide, otsu
 from mutirao.slides.pyramid import Pyramid
 from mutirao.slides.ranking import Choice, measures
 from mutirao.slides.reading import OpenSlideSource, SlideError, TiffSource, open_slide
-from mutirao.slides.tiling import Cut, Tile, chosen, grid, read_table, tile_slide
+from mutirao.slides.tiling import Cut, Tile, choose, grid, read_table, tile_slide
 
 
 def test_both_readers_see_what_was_drawn(smear: tuple[Path, Cells]) -> None:
@@ -72,7 +72,7 @@ def test_a_bare_slide_has_nothing_to_keep(tmp_path: Path) -> None:
 def test_tiles_at_other_scales_and_with_overlap_cover_the_slide(smear: tuple[Path, Cells]) -> None:
     slide = open_slide(smear[0])
     try:
-        seen = masked(slide)
+        seen = mask_slide(slide)
         for cut in (Cut(size=256, mpp=1.0), Cut(size=200, mpp=0.7, overlap=50)):
             covered = np.zeros((2100, 3000), bool)
             for t in grid(slide, cut, seen):
@@ -114,9 +114,9 @@ def test_measures_against_numpy() -> None:
 def test_choices_by_threshold_share_and_count() -> None:
     tiles = [Tile(f"{i}", i, 0, 0, 1, 1.0, float(i), float(i)) for i in range(10)]
     tiles.append(Tile("glass", 99, 0, 0, 1, 0.0, why="background"))
-    kept = [t.name for t in chosen(tiles, Choice(min_variance=2, min_entropy=3, top=4)) if t.kept]
+    kept = [t.name for t in choose(tiles, Choice(min_variance=2, min_entropy=3, top=4)) if t.kept]
     assert kept == ["6", "7", "8", "9"]
-    why = {t.name: t.why for t in chosen(tiles, Choice(min_variance=2, min_entropy=3, quantile=0.5))}
+    why = {t.name: t.why for t in choose(tiles, Choice(min_variance=2, min_entropy=3, quantile=0.5))}
     assert why["1"] == "variance"
     assert why["2"] == "entropy"
     assert why["5"] == "rank"

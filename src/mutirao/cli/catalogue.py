@@ -39,17 +39,17 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
       mutirao catalogue match ml-1m netflix --out matches.csv
       mutirao catalogue match ml-1m netflix --review matches.csv --out matches.csv
     """
-    from mutirao.recsys.embeddings import read_catalogue
     from mutirao.recsys.matching import match
-    from mutirao.recsys.review import verdicts, write
+    from mutirao.recsys.reading import read_catalogue
+    from mutirao.recsys.review import read_verdicts, write_matches
 
     if out.exists() and (review is None or out.resolve() != review.resolve()):
         raise ConfigError(
             f"{out} is there already and may hold verdicts; give it with --review too, or name another --out"
         )
-    judged = verdicts(review.expanduser()) if review else None
+    judged = read_verdicts(review.expanduser()) if review else None
     matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, judged)
-    write(matches, out)
+    write_matches(matches, out)
     report = matches.report()
     if as_json:
         click.echo(json.dumps(report | {"table": str(out)}, indent=2))
@@ -105,11 +105,12 @@ def transfer_command(
       mutirao catalogue transfer ml-1m netflix.safetensors --share 0.5 --by random
     """
     from mutirao.randomness import rng
-    from mutirao.recsys.embeddings import Embeddings, load, read_catalogue, save, transfer
+    from mutirao.recsys.embeddings import Embeddings, load_embeddings, save_embeddings, transfer
     from mutirao.recsys.matching import match
+    from mutirao.recsys.reading import read_catalogue
     from mutirao.recsys.review import pairs_between
 
-    mine, theirs = read_catalogue(target.expanduser()), load(source.expanduser())
+    mine, theirs = read_catalogue(target.expanduser()), load_embeddings(source.expanduser())
     joined = pairs_between(table.expanduser(), mine, theirs.catalogue) if table else match(mine, theirs.catalogue).pairs
     dimension = theirs.vectors.shape[1]
     vectors = transfer(mine, theirs, joined, dimension=dimension, rng=rng(seed, 0, "transfer"), share=share, by=by)
@@ -121,7 +122,7 @@ def transfer_command(
         "by": by,
         "seed": seed,
     }
-    save(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
+    save_embeddings(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
     if as_json:
         click.echo(json.dumps(facts | {"dimension": dimension, "file": str(out)}, indent=2))
     else:
@@ -164,17 +165,17 @@ def pretrain_command(
     Example: mutirao catalogue pretrain netflix --begin word2vec --out netflix.safetensors
     """
     from mutirao.recsys.pretrain import Factorisation, pretrain
-    from mutirao.recsys.reading import read
+    from mutirao.recsys.reading import read_ratings
 
     how = Factorisation(dimension, begin, epochs, lr, decay, biases, window)
-    keep(pretrain(read(data.expanduser(), columns), how, seed, folds), out, as_json)
+    keep(pretrain(read_ratings(data.expanduser(), columns), how, seed, folds), out, as_json)
 
 
 def keep(made: Any, out: Path, as_json: bool) -> None:
     """Write item vectors and say so."""
-    from mutirao.recsys.embeddings import save
+    from mutirao.recsys.embeddings import save_embeddings
 
-    save(made, out)
+    save_embeddings(made, out)
     if as_json:
         click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
     else:
@@ -211,11 +212,11 @@ def expand_command(
     Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
     """
     from mutirao.recsys.expansion import Laws, draw_laws, expand, write
-    from mutirao.recsys.reading import read
+    from mutirao.recsys.reading import read_ratings
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already and not empty; right would be a new folder")
-    small = read(data.expanduser(), columns)
+    small = read_ratings(data.expanduser(), columns)
     large = expand(small, users, items, shuffle, seed)
     laws = {"before": Laws.of(small), "after": Laws.of(large)}
     sizes = {
@@ -245,7 +246,7 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 
     Example: mutirao catalogue export runs/recsys --out items.safetensors
     """
-    from mutirao.recsys.serve import embeddings_of_run
+    from mutirao.deploy.models import embeddings_of_run
 
     keep(embeddings_of_run(run.expanduser(), model), out, as_json)
 

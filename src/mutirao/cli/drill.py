@@ -35,14 +35,16 @@ def drill(
     """
     from dataclasses import asdict
 
-    from mutirao.deploy.drill.trials import TRIALS, carry_out
+    from mutirao.deploy.drill.trials import TRIALS
 
     if listing:
         for name, text in TRIALS.items():
             click.echo(f"{name:<12} {text}")
         return
+    from mutirao.deploy.drill.course import run_trials
+
     made = []
-    for trial in carry_out(trials or tuple(TRIALS), folder, kills, in_process, seed):
+    for trial in run_trials(trials or tuple(TRIALS), folder, kills, in_process, seed):
         made.append(trial)
         if not as_json:
             click.echo(f"{trial.verdict:<8} {trial.name:<12} {trial.seconds:6.0f} s  {trial.happened}")

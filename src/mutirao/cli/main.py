@@ -353,9 +353,9 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
 
     Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
     """
-    from mutirao.datasets import check
+    from mutirao.datasets import check_data_set
 
-    findings = check(name, path.expanduser() if path else None)
+    findings = check_data_set(name, path.expanduser() if path else None)
     click.echo(json.dumps(findings, indent=2) if as_json else "\n".join(findings))
 
 

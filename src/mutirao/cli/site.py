@@ -88,14 +88,14 @@ def init_site(
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
     """
     from mutirao.deploy.founding import found_site
-    from mutirao.deploy.keys import certificate_fingerprint, fingerprint
+    from mutirao.deploy.keys import certificate_fingerprint, key_fingerprint
 
     node = found_site(folder, name, superlink, ca.read() if ca else None, data, recipes, task, client)
     known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
     click.echo(f"""made: {node.folder}
 keep secret, in a backup:  node.key
 you send to the server:    {node.public_key}
-                           {fingerprint(node.public_key)} (compare it by telephone)
+                           {key_fingerprint(node.public_key)} (compare it by telephone)
 you receive from it:       {known}
 you decide what leaves:    {node.policy_file} (now: nothing)
 next: mutirao site doctor {folder}, then: mutirao site up {folder}""")
@@ -115,7 +115,7 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
 
     from mutirao.deploy.admission import admit as let_in
     from mutirao.deploy.founding import take_key
-    from mutirao.deploy.keys import client_in, fingerprint
+    from mutirao.deploy.keys import client_in, key_fingerprint
     from mutirao.errors import ConfigError
 
     if key.name not in ("-", "<stdin>"):
@@ -128,7 +128,7 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
             copy.write_bytes(key.read(65536))
             kept = take_key(folder, copy, name, client)
     let_in(folder, kept)
-    click.echo(f"admitted: {kept.stem}, who is {client_in(kept)} in recipes; {fingerprint(kept)}")
+    click.echo(f"admitted: {kept.stem}, who is {client_in(kept)} in recipes; {key_fingerprint(kept)}")
 
 
 @site.command()
@@ -170,11 +170,11 @@ def up(folder: Path, foreground: bool) -> None:
     Example: mutirao site up /srv/mutirao
     """
     from mutirao.deploy.admission import admit as let_in
-    from mutirao.deploy.layout import Server, load
-    from mutirao.deploy.processes import connected, in_place_of_this, start, until, waits
+    from mutirao.deploy.layout import Server, load_place
+    from mutirao.deploy.processes import in_place_of_this, is_connected, start, until, waits
     from mutirao.errors import MutiraoError
 
-    place = load(folder)
+    place = load_place(folder)
     if foreground:
         in_place_of_this(folder)
     process = start(folder)
@@ -183,13 +183,13 @@ def up(folder: Path, foreground: bool) -> None:
             let_in(folder, key)
         click.echo(f"the SuperLink listens on {place.host}:{place.port} (process {process.pid}, {process.log})")
         return
-    until(lambda: connected(process) or bool(waits(process)) or not process.alive(), 20)
+    until(lambda: is_connected(process) or bool(waits(process)) or not process.alive(), 20)
     if not process.alive():
         process.stop()
         raise MutiraoError(f"the SuperNode ended: {process.reason()}; look at it with: mutirao site doctor {folder}")
-    state = f"is connected to {place.superlink}" if connected(process) else f"goes on trying {place.superlink}"
+    state = f"is connected to {place.superlink}" if is_connected(process) else f"goes on trying {place.superlink}"
     click.echo(f"the SuperNode {state} (process {process.pid}, {process.log})")
-    if not connected(process):
+    if not is_connected(process):
         click.echo(f"why: {waits(process) or process.last_words()}; look at it with: mutirao site doctor {folder}")
 
 
@@ -200,10 +200,10 @@ def down(folder: Path) -> None:
 
     Example: mutirao site down /srv/mutirao
     """
-    from mutirao.deploy.layout import load
+    from mutirao.deploy.layout import load_place
     from mutirao.deploy.processes import stop
 
-    place = load(folder)
+    place = load_place(folder)
     click.echo(f"the {place.process} has ended" if stop(folder) else f"the {place.process} did not run")
 
 
@@ -215,11 +215,11 @@ def status(folder: Path, as_json: bool) -> None:
 
     Example: mutirao site status /srv/mutirao
     """
-    from mutirao.deploy.layout import Server, load
-    from mutirao.deploy.processes import answers, connected, running
+    from mutirao.deploy.layout import Server, load_place
+    from mutirao.deploy.processes import answers, is_connected, running
 
-    place, process = load(folder), running(folder)
-    works = process is not None and (answers(place) if isinstance(place, Server) else connected(process))
+    place, process = load_place(folder), running(folder)
+    works = process is not None and (answers(place) if isinstance(place, Server) else is_connected(process))
     if as_json:
         facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works}
         if process is not None:
@@ -374,7 +374,8 @@ def check(path: Path, as_json: bool) -> None:
 
     Example: mutirao site check policy.toml
     """
-    from mutirao.deploy.policy import describe, load_policy
+    from mutirao.deploy.describing import describe_policy
+    from mutirao.deploy.policy import load_policy
 
-    lines = describe(load_policy(path))
+    lines = describe_policy(load_policy(path))
     click.echo(json.dumps(lines, indent=2) if as_json else "\n".join(f"{k:<18} {v}" for k, v in lines.items()))

@@ -44,7 +44,7 @@ def scaling(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        command(mpp_of=told_mpp(mpp, mpp_table), **rest)
+        command(mpp_of=read_mpp(mpp, mpp_table), **rest)
 
     return with_options(
         with_scale,
@@ -60,7 +60,7 @@ def with_options(
     return functools.reduce(lambda made, option: option(made), options, command)
 
 
-def told_mpp(mpp: float | None, table: Path | None) -> MppOf:
+def read_mpp(mpp: float | None, table: Path | None) -> MppOf:
     """How large a slide's pixels are, as far as the user said."""
     from mutirao.slides.reading import mpp_table
 
@@ -163,11 +163,11 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
       mutirao slides select tiles --quantile 0.5
       mutirao slides select tiles --top 200 --prune
     """
-    from mutirao.slides.tiling import chosen, read_table, write_table
+    from mutirao.slides.tiling import choose, read_table, write_table
 
     rows = {}
     for place in done_slides(folder.expanduser()):
-        tiles = chosen(read_table(place / "tiles.csv"), choice)
+        tiles = choose(read_table(place / "tiles.csv"), choice)
         write_table(tiles, place / "tiles.csv")
         if prune:
             for t in tiles:
@@ -230,11 +230,12 @@ def screen(
 
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
-    from mutirao.slides.models import NOTICE, load
+    from mutirao.deploy.networks import network_at
+    from mutirao.slides.models import NOTICE
     from mutirao.slides.screening import cut_for, write_screening
     from mutirao.slides.screening import screen as look
 
-    model, path = load(model_path.expanduser()), slide.expanduser()
+    model, path = network_at(model_path.expanduser()), slide.expanduser()
     found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
@@ -255,10 +256,11 @@ def export(run: Path, out: Path, which: str) -> None:
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
-    from mutirao.slides.models import from_run, save
+    from mutirao.deploy.networks import network_of_run
+    from mutirao.slides.models import save_model
 
-    model = from_run(run.expanduser(), which)
-    save(model, out.expanduser())
+    model = network_of_run(run.expanduser(), which)
+    save_model(model, out.expanduser())
     click.echo(f"written: {out}, {out.expanduser().stat().st_size:,} bytes, {len(model.classes)} classes")
 
 

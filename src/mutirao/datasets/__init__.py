@@ -45,36 +45,36 @@ DATA_SETS = {
         about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
         source="whoever publishes in the form of LETOR or SVMlight",
         layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
-        check="mutirao.ranking.letor:check",
+        check="mutirao.ranking.letor:check_letor",
     ),
     "movielens": DataSet(
         about="ratings of films: 100K, 1M, 10M, 20M or 25M of them; there is an embedded stand-in",
         source="GroupLens Research, University of Minnesota: MovieLens ml-100k, ml-1m, ml-10m, ml-20m, ml-25m",
         layout="a folder with u.data and u.item, ratings.dat and movies.dat, or ratings.csv and movies.csv",
-        check="mutirao.recsys.reading:check",
+        check="mutirao.recsys.reading:check_ratings",
     ),
     "netflix": DataSet(
         about="100,480,507 ratings of 17,770 films by 480,189 users, with dates",
         source="the Netflix Prize's nf_prize_dataset",
         layout="a folder with movie_titles.txt and training_set/mv_*.txt, or combined_data_*.txt",
-        check="mutirao.recsys.reading:check",
+        check="mutirao.recsys.reading:check_ratings",
     ),
     "mq2008": DataSet(
         about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
         source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
-        check="mutirao.ranking.letor:check",
+        check="mutirao.ranking.letor:check_letor",
     ),
     "cells": DataSet(
         about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",
         source="Herlev University Hospital and DTU, or whoever publishes one folder a class",
         layout="a folder with one folder a class, or Training/ and Test/ of that kind",
-        check="mutirao.datasets.folders:check",
+        check="mutirao.datasets.folders:check_pictures",
     ),
 }
 
 
-def check(name: str, path: Path | str | None = None) -> list[str]:
+def check_data_set(name: str, path: Path | str | None = None) -> list[str]:
     """Read a data set as its recipe would; a few lines say what was found."""
     if name not in DATA_SETS:
         raise ConfigError(f"no data set is called {name!r}{nearest(name, DATA_SETS)}")

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import one_line
+from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
-from mutirao.images.features import UnreadableError, picture
 
 log = logging.getLogger("mutirao")
 
@@ -73,7 +73,7 @@ def class_folders(root: Path) -> list[Path]:
     return found
 
 
-def read(root: Path, slide: str = "", classes: Sequence[str] = ()) -> Pictures:
+def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> Pictures:
     """All pictures of a set; those that cannot be read are named in the log and left out.
 
     `slide` says how a picture's slide is known: a pattern whose first group is the slide's name, looked for in the
@@ -181,7 +181,7 @@ def refuse_shared(train: Pictures, test: Pictures) -> None:
         )
 
 
-def check(path: Path | str | None) -> list[str]:
+def check_pictures(path: Path | str | None) -> list[str]:
     """What is found at `path`, for `mutirao data check cells PATH`."""
     if path is None:
         raise ConfigError(f"cells need a path: {LAYOUT}, or Training/ and Test/ of that kind")
@@ -189,7 +189,7 @@ def check(path: Path | str | None) -> list[str]:
     parts = [p for p in (root / "Training", root / "Test") if p.is_dir()] or [root]
     sets = []
     for part in parts:
-        found = read(part, r"^(\d+)-")
+        found = read_pictures(part, r"^(\d+)-")
         sets.append(found)
         counts = ", ".join(f"{name} {count}" for name, count in found.counts().items())
         findings.append(f"{part}: {len(found):,} pictures in {len(found.classes)} classes: {counts}")

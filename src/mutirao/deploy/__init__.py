@@ -1,9 +1,10 @@
 """What an institution runs: its own policy over what leaves, its own account of privacy, its own audit trail.
 
-`policy` reads the site's `policy.toml`; `guard` enforces it around any handler, in the site's process; `ledger` keeps
-the privacy account on disk; `content` names a recipe by its content; `clientapp` is the command with which a SuperNode
-runs the site's installed code instead of code the server sends, and `caller` its quick beginning. `worker` is the
-process that stays and holds the site's data; `warm` asks it, in `frames`, to work on what `orders` describes.
+`policy` reads the site's `policy.toml`, `describing` says it in words, and `guard` enforces it around any handler, in
+the site's process; `ledger` keeps the privacy account on disk; `content` names a recipe by its content; `clientapp` is
+the command with which a SuperNode runs the site's installed code instead of code the server sends, and `caller` its
+quick beginning. `worker` is the process that stays and holds the site's data; `warm` asks it, in `frames`, to work on
+what `orders` describes.
 
 A folder is all there is of a server or a site: `layout` says what lies where, `founding` makes it with the `keys`,
 `processes` starts and ends what runs in it (`superlink` and `supernode` are Flower's, with a door and with patience),

@@ -35,7 +35,7 @@ def node_of(server: Server, public_key: Path) -> int | None:
     return int(found) if found is not None else None
 
 
-def entitled(folder: Path, client: str, node: int) -> bool:
+def is_entitled(folder: Path, client: str, node: int) -> bool:
     """Whether the site that was admitted as this client is the one that Flower has given this number."""
     server = server_in(folder)
     held = [key for key in server.sites.glob("*.pub") if client_in(key) == client]

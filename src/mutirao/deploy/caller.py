@@ -66,7 +66,7 @@ def parent_in(words: list[str]) -> int:
     return int(value) if value.isdecimal() else os.getppid()
 
 
-def handed_over(words: list[str]) -> bool:
+def hand_over(words: list[str]) -> bool:
     """Whether the herald took the message: its new process says so itself, so that nobody does it twice."""
     with contextlib.suppress(OSError, WorkerDied), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(GREET)
@@ -80,7 +80,7 @@ def handed_over(words: list[str]) -> bool:
 def main() -> None:
     """Hand over, or do it the long way."""
     words = sys.argv[1:]
-    if os.environ.get("MUTIRAO_WORKER", "on").lower() in OFF or not handed_over(words):
+    if os.environ.get("MUTIRAO_WORKER", "on").lower() in OFF or not hand_over(words):
         os.execv(sys.executable, [sys.executable, "-m", "mutirao.deploy.clientapp", *words])
 
 

@@ -19,8 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import load_name
 from mutirao.core.files import write_whole
 from mutirao.deploy import caller
+from mutirao.deploy.orders import code_stamp
+from mutirao.deploy.warm import IDLE, Warm, only_one, start_resident
 from mutirao.errors import ConfigError
 
 COMMAND = "flwr-clientapp"
@@ -67,7 +70,6 @@ def answer_one_message(words: list[str], parent: int) -> None:
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     from mutirao.deploy.flower import client_app
-    from mutirao.deploy.warm import Warm
 
     parser = argparse.ArgumentParser(COMMAND)
     parser.add_argument("--runtime-api-address", default=SUPERNODE_DEFAULT_CLIENT_ADDRESS)
@@ -93,8 +95,6 @@ def later(name: str) -> Any:
     """A function of the site by its dotted path, imported when it is called: mostly the worker does that."""
 
     def task_of(context: Any) -> Any:
-        from mutirao.config import load_name
-
         return load_name(name)(context)
 
     task_of.__module__, _, task_of.__qualname__ = name.partition(":")
@@ -103,15 +103,13 @@ def later(name: str) -> Any:
 
 def start_herald(parent: int, words: list[str]) -> None:
     """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
-    from mutirao.deploy.orders import code_stamp
-    from mutirao.deploy.warm import only_one, resident
-
     task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
     try:
         folder = caller.folder_of(parent)
         with only_one(folder / "lock"):
             if not (folder / "herald.pid").exists() or not caller.birth(int((folder / "herald.pid").read_text())):
-                process = resident("mutirao.deploy.clientapp", folder, "--herald", str(parent), code_stamp(task), task)
+                about = ["--herald", str(parent), code_stamp(task), task]
+                process = start_resident("mutirao.deploy.clientapp", folder, *about)
                 write_whole(folder / "herald.pid", str(process.pid), durable=False)
     except (OSError, ValueError, caller.WorkerDied):
         return
@@ -119,9 +117,6 @@ def start_herald(parent: int, words: list[str]) -> None:
 
 def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
     """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
-    from mutirao.deploy.orders import code_stamp
-    from mutirao.deploy.warm import IDLE
-
     prepare()
     born, last = caller.birth(parent), time.monotonic()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them

@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
-from mutirao.deploy.layout import FILE, Node, Server, load, split_address
+from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import port_trouble, running
 from mutirao.deploy.superlink import about, versions
 from mutirao.errors import ConfigError, MutiraoError
 
-State = Literal["ok", "warn", "fail", "skip"]
+Health = Literal["ok", "warn", "fail", "skip"]
 SOON = 30  # days before the end of a certificate at which to renew it
 AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
 GIGABYTE = 2**30
@@ -38,7 +38,7 @@ class Finding:
     """What one check found."""
 
     check: str
-    state: State
+    state: Health
     text: str
     remedy: str = ""
 
@@ -47,7 +47,7 @@ def examine(folder: Path) -> list[Finding]:
     """All checks for the folder of a server or a site."""
     found = [*python_and_packages()]
     try:
-        place = load(folder)
+        place = load_place(folder)
     except ConfigError as error:
         return [*found, Finding("folder", "fail", str(error), "make it with: mutirao site init")]
     found.append(Finding("folder", "ok", f"{place.role} {place.name!r} in {place.folder}"))
@@ -125,7 +125,7 @@ def own_pair(node: Node) -> Iterator[Finding]:
     except (OSError, ValueError, ConfigError) as error:
         same, text = False, f"cannot be read: {error}"
     if same:
-        yield Finding("key pair", "ok", keys.fingerprint(node.public_key))
+        yield Finding("key pair", "ok", keys.key_fingerprint(node.public_key))
     else:
         yield Finding("key pair", "fail", text, "restore both from one backup; never mix two folders")
 
@@ -232,22 +232,13 @@ def site_checks(node: Node) -> list[Finding]:
 
 def policy_and_data(node: Node) -> Iterator[Finding]:
     """The policy can be read and allows something; the data it names are there."""
-    from mutirao.deploy.content import content_hash
-
     edit = f"edit {node.policy_file}"
     try:
         policy = load_policy(node.policy_file)
     except ConfigError as error:
         yield Finding("policy", "fail", str(error), edit)
         return
-    changed = []
-    for name, wanted in policy.recipes.items():
-        try:
-            if content_hash(name) != wanted:
-                changed.append(name)
-        except ConfigError:
-            changed.append(name)
-    if changed:
+    if changed := [name for name in policy.recipes if policy.fault_of(name)]:
         remedy = f"look at what changed, then put the hash from 'mutirao site hash NAME' into {node.policy_file}"
         yield Finding("policy", "fail", f"installed with other content than allowed: {', '.join(changed)}", remedy)
     elif not policy.recipes or not policy.asked.requests or not policy.reply.arrays:
@@ -368,7 +359,7 @@ def disk(folder: Path, free: Callable[[Path], int] | None = None) -> Iterator[Fi
     """Room for models, logs and trails."""
     left = free(folder) if free else shutil.disk_usage(folder).free
     text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
-    state: State = "fail" if left < GIGABYTE else "warn" if left < 5 * GIGABYTE else "ok"
+    state: Health = "fail" if left < GIGABYTE else "warn" if left < 5 * GIGABYTE else "ok"
     yield Finding("disk", state, text, "" if state == "ok" else remedy)
 
 
@@ -378,7 +369,7 @@ def memory(available: float | None = None) -> Iterator[Finding]:
     if left is None:
         yield Finding("memory", "skip", "cannot be told on this system")
         return
-    state: State = "fail" if left < 0.5 * GIGABYTE else "warn" if left < 2 * GIGABYTE else "ok"
+    state: Health = "fail" if left < 0.5 * GIGABYTE else "warn" if left < 2 * GIGABYTE else "ok"
     remedy = "" if state == "ok" else "end other programs, or give the machine more; torch alone takes half a gigabyte"
     yield Finding("memory", state, f"{left / GIGABYTE:.1f} GB available", remedy)
 

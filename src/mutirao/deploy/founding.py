@@ -10,7 +10,7 @@ from mutirao.config import quoted
 from mutirao.core.files import write_whole
 from mutirao.deploy import keys
 from mutirao.deploy.compose import compose_text
-from mutirao.deploy.layout import FILE, PORT, Node, Server, save, server_in
+from mutirao.deploy.layout import FILE, PORT, Node, Server, save_place, server_in
 from mutirao.deploy.policy import policy_template
 from mutirao.errors import ConfigError
 
@@ -28,7 +28,7 @@ def found_server(
         keys.write_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts)
         server.sites.mkdir()
         write_whole(server.folder / "compose.yaml", compose_text([server]))
-        save(server)
+        save_place(server)
     return server
 
 
@@ -54,7 +54,7 @@ def found_site(
             keys.certificate_in(node.ca)  # a clear word now rather than at the first connection
         keys.write_new(node.policy_file, policy.encode())
         write_whole(node.folder / "compose.yaml", compose_text([node]))
-        save(node)
+        save_place(node)
     return node
 
 
@@ -68,11 +68,11 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
     kept = server.sites / f"{name or public_key.stem}.pub"
     if public_key.resolve() == kept.resolve():
         return kept
-    if kept.exists() and keys.fingerprint(kept) != keys.fingerprint(public_key):
+    if kept.exists() and keys.key_fingerprint(kept) != keys.key_fingerprint(public_key):
         raise ConfigError(f"{kept} holds another key; a site that made a new one needs a new name, or remove the file")
     client = client or keys.client_in(public_key)
     for other in sorted(server.sites.glob("*.pub")):
-        if other != kept and keys.fingerprint(other) == keys.fingerprint(public_key):
+        if other != kept and keys.key_fingerprint(other) == keys.key_fingerprint(public_key):
             raise ConfigError(f"{other} holds this key already, under another name")
         if other != kept and keys.client_in(other) == client:
             raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
@@ -86,7 +86,7 @@ def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS)
     names = tuple(map(keys.plain_host, hosts)) or before.hosts
     server = Server(before.folder, before.name, names, before.host, before.port)
     keys.renew_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts, days)
-    save(server)
+    save_place(server)
     return server
 
 

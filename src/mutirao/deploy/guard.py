@@ -2,7 +2,7 @@
 
 The seam: a handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
 process with the site's installed code; a refusal is raised as `Refused`, which every fleet turns into a failure of
-kind `refused` that names the rule. `fleets/flower/client.py` calls `admit` before a task is made and puts `guarded`
+kind `refused` that names the rule. `deploy/flower/client.py` calls `approve` before a task is made and puts `guarded`
 around its handler, if the node has a policy; whatever else a site is run by does the same with the same two calls.
 """
 
@@ -15,14 +15,15 @@ import numpy as np
 
 from mutirao.accounting import NOTHING, Releases, added
 from mutirao.core.arrays import Arrays, digest, nbytes
+from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
-from mutirao.core.parts import AnyHandler as Handler
+from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
 from mutirao.deploy.ledger import Ledger, alone, difference
-from mutirao.deploy.policy import Policy, allowed
+from mutirao.deploy.policy import Policy, is_allowed
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, clipped, noised
-from mutirao.runs.audit import Audit, reply_fingerprint
+from mutirao.runs.audit import Audit
 
 Facts = dict[str, Any]
 
@@ -42,10 +43,10 @@ class Asker:
         return {k: v for k, v in facts.items() if v}
 
 
-def admit(policy: Policy, asker: Asker, run_config: Mapping[str, Scalar]) -> None:
+def approve(policy: Policy, asker: Asker, run_config: Mapping[str, Scalar]) -> None:
     """Judge a recipe and its settings before anything of it is imported; a refusal is written down and raised."""
     with discreet(policy, asker.facts()):
-        policy.admit(asker.recipe, run_config)
+        policy.approve(asker.recipe, run_config)
 
 
 @contextlib.contextmanager
@@ -72,7 +73,7 @@ def record(policy: Policy, event: str, **facts: Any) -> None:
 class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
     """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule."""
 
-    handler: Handler
+    handler: AnyHandler
     policy: Policy
     asker: Asker = field(default_factory=Asker)
 
@@ -84,7 +85,10 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             "do": str(request.do)[:40],
             "round": request.config.get("round", 0),
         }
-        record(self.policy, "asked", bytes=nbytes(request.arrays), model=digest(request.arrays), **about)
+        came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
+        if request.extras:
+            came["extras"] = sorted(name[:80] for name in request.extras)
+        record(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
             n = self.before(request, site)
             spent = site.state.get(RELEASES)
@@ -97,6 +101,9 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         asked, n = self.policy.asked, samples_in(site.data)
         if request.do not in asked.requests:
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
+        for name in sorted(request.extras):
+            if not is_allowed(name, asked.extras):
+                raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         if n is not None and n < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         return n
@@ -109,22 +116,22 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         if samples is None and reply.n < self.policy.asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {self.policy.asked.min_samples} samples were used")
         for name in sorted(reply.arrays):
-            if not allowed(name, rules.arrays):
+            if not is_allowed(name, rules.arrays):
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
-        extras = self.permitted("extras", reply.extras, rules.extras)
-        metrics = self.permitted("metrics", reply.metrics, rules.metrics)
+        extras = self.permit("extras", reply.extras, rules.extras)
+        metrics = self.permit("metrics", reply.metrics, rules.metrics)
         metrics = {k: round(float(v), rules.decimals) for k, v in metrics.items()} if rules.decimals < 17 else metrics
         n = max(1, reply.n // rules.samples_step * rules.samples_step)
         arrays = reply.arrays
         if self.policy.privacy.clip and arrays:
-            arrays = self.covered(request, arrays)
+            arrays = self.cover(request, arrays)
             n = 1 if self.policy.privacy.noise else n  # there is no noise on the number of samples
         out = Reply(arrays, extras, metrics, n)
         if (size := bytes_of(out)) > rules.largest:
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
 
-    def covered(self, request: Request, arrays: Arrays) -> Arrays:
+    def cover(self, request: Request, arrays: Arrays) -> Arrays:
         """An update clipped and noised as the policy asks for; what is no update cannot be, and is refused."""
         cover, model = self.policy.privacy, request.arrays
         if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
@@ -134,12 +141,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         moved = noised(model, update, np.random.default_rng(), cover.noise * cover.clip)
         return moved if cover.noise else {k: moved[k] if v.dtype.kind == "f" else full[k] for k, v in model.items()}
 
-    def permitted(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
+    def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
         """The values whose names may leave; others are taken out or end it, as the policy says."""
         for name in sorted(values):
-            if not allowed(name, patterns) and not self.policy.reply.remove:
+            if not is_allowed(name, patterns) and not self.policy.reply.remove:
                 raise Refused(f"reply.{kind}", f"one of the {kind} of the reply may not leave", name[:80])
-        return {k: v for k, v in values.items() if allowed(k, patterns)}
+        return {k: v for k, v in values.items() if is_allowed(k, patterns)}
 
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""

@@ -10,7 +10,7 @@ from typing import Any
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
 from mutirao.deploy.processes import answers, birth, members
-from mutirao.deploy.submitting import submit
+from mutirao.deploy.submitting import run_folder, submit
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.runs.folder import Folder
 
@@ -44,10 +44,10 @@ def keep_going(
     A run that ends by its own fault, twice in the same round, is not tried a third time.
     """
     server = server_in(folder)
-    place = (out or server.folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
+    place = run_folder(server.folder, recipe, out)
     settings, started, taken, deadline = list(sets), 0, -BEGIN, time.monotonic() + seconds
     rounds, stuck = int(dict(settings).get("rounds", 0)), list[tuple[int, str]]()
-    while (done := finished(place, rounds)) is None:
+    while (done := finished_summary(place, rounds)) is None:
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run in {place} did not end within {seconds:g} s")
         meanwhile(place)
@@ -62,14 +62,14 @@ def keep_going(
             if answers(server):
                 submit(folder, recipe, settings, place, resume=True, timeout=timeout)
                 started, taken = started + 1, time.monotonic()
-                begun(place, server.folder)
+                wait_for_start(place, server.folder)
         except MutiraoError as error:
             log.warning("%s; trying again", error)
         time.sleep(PAUSE)
     return done | {"flower_runs": started}
 
 
-def finished(out: Path, rounds: int = 0) -> dict[str, Any] | None:
+def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
     """The summary of a run that has ended well, with so many rounds at least."""
     summary = Folder(out).summary() if (out / "summary.json").exists() else None
     return summary if summary is not None and summary["rounds"] >= rounds else None
@@ -102,10 +102,10 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def begun(out: Path, server: Path) -> None:
+def wait_for_start(out: Path, server: Path) -> None:
     """Wait until the process of a run that was just taken appears."""
     deadline = time.monotonic() + BEGIN
-    while not at_work(out, server) and time.monotonic() < deadline and finished(out) is None:
+    while not at_work(out, server) and time.monotonic() < deadline and finished_summary(out) is None:
         time.sleep(PAUSE)
 
 

@@ -41,7 +41,7 @@ def write_authority(certificate: Path, key: Path, name: str, days: int = CA_DAYS
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
     )
     write_private(key, pem(private))
-    write_new(certificate, signed(made, private))
+    write_new(certificate, sign(made, private))
 
 
 def write_server(
@@ -79,7 +79,7 @@ def server_certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)  # type: ignore[arg-type]
     )
-    return signed(made, private_key(ca_key))
+    return sign(made, private_key(ca_key))
 
 
 def write_node_key(key: Path, public: Path, client: str) -> None:
@@ -110,7 +110,7 @@ def client_in(path: Path) -> str:
     return path.read_text(encoding="utf-8").strip().partition(" ")[2].partition(" ")[2].strip() or path.stem
 
 
-def fingerprint(path: Path) -> str:
+def key_fingerprint(path: Path) -> str:
     """The hash of a public key as `ssh-keygen -lf` prints it: two people can compare it by telephone."""
     blob = base64.b64decode(path.read_text(encoding="utf-8").split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
@@ -217,7 +217,7 @@ def key_usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_
     )
 
 
-def signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+def sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
     """The certificate, signed, as PEM text."""
     return builder.sign(key, hashes.SHA384()).public_bytes(form.Encoding.PEM)
 

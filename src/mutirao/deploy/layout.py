@@ -76,7 +76,7 @@ class Server(Place):
     @property
     def here(self) -> str:
         """The address at which this machine reaches its own SuperLink."""
-        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '::') else bracketed(self.host)}:{self.port}"
+        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '::') else bracket(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Node(Place):
 ROLES: dict[str, type[Server] | type[Node]] = {"server": Server, "site": Node}
 
 
-def load(folder: Path) -> Server | Node:
+def load_place(folder: Path) -> Server | Node:
     """What a folder is for; ConfigError if it was not made by `mutirao site init`, or says something wrong."""
     path = folder / FILE
     if not path.is_file():
@@ -145,7 +145,7 @@ def load(folder: Path) -> Server | Node:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def save(place: Server | Node) -> None:
+def save_place(place: Server | Node) -> None:
     """Write `site.toml`."""
     values = {f.name: getattr(place, f.name) for f in fields(place) if f.name not in ("folder", "hosts")}
     text = [f'role = "{place.role}"', *lines(values)]
@@ -156,7 +156,7 @@ def save(place: Server | Node) -> None:
 
 def server_in(folder: Path) -> Server:
     """The server of this folder; ConfigError if it is a site's."""
-    place = load(folder)
+    place = load_place(folder)
     if not isinstance(place, Server):
         raise ConfigError(f"{folder} is the folder of the site {place.name!r}; this needs the server's")
     return place
@@ -164,7 +164,7 @@ def server_in(folder: Path) -> Server:
 
 def node_in(folder: Path) -> Node:
     """The site of this folder; ConfigError if it is the server's."""
-    place = load(folder)
+    place = load_place(folder)
     if not isinstance(place, Node):
         raise ConfigError(f"{folder} is the server's folder; this needs a site's")
     return place
@@ -178,7 +178,7 @@ def split_address(text: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-def bracketed(host: str) -> str:
+def bracket(host: str) -> str:
     """A host as it stands in an address."""
     return f"[{host}]" if ":" in host else host
 

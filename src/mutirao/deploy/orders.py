@@ -64,24 +64,24 @@ def dates_of_package(top: str) -> list[str]:
             file = Path(spec.origin)
             alone = top in WHOLE or spec.submodule_search_locations is None
             found = [file] if alone else sorted(f for f in file.parent.rglob("*") if f.suffix in {".py", ".c", ".so"})
-            return [dated(f) for f in found]
+            return [date_of(f) for f in found]
     return []
 
 
 def dates_in(path: Path) -> Iterator[str]:
     """A file or folder with sizes and dates, down to the first few thousand files."""
-    yield dated(path)
+    yield date_of(path)
     left = MOST_FILES
     for folder, names, files in os.walk(path):
         names.sort()
         for name in sorted(files)[:left]:
             left -= 1
-            yield dated(Path(folder) / name)
+            yield date_of(Path(folder) / name)
         if left <= 0:
             return
 
 
-def dated(path: Path) -> str:
+def date_of(path: Path) -> str:
     """A file by its name, size and date."""
     try:
         facts = path.stat()

@@ -25,6 +25,7 @@ class Asked:
     requests: tuple[str, ...] = ()
     min_samples: int = 1
     names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
+    extras: tuple[str, ...] = ()  # what may come in besides the model; names may hold `*`
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,25 @@ class Policy:
         if (cover.budget or cover.run_budget) and (reply.extras or reply.metrics) and not spends_only(reply.metrics):
             raise ConfigError("with a privacy budget reply.extras and reply.metrics must be empty: they are not noised")
 
-    def admit(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
+    def approve(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
         """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported."""
-        if recipe not in self.recipes:
-            raise Refused("recipes", f"{recipe!r} is not allowed here")
-        try:
-            found = content_hash(recipe)
-        except ConfigError as error:
-            raise Refused("recipes", str(error)) from error
-        if found != self.recipes[recipe]:
-            raise Refused("recipes", f"{recipe!r} is installed with other content than allowed: {found[:19]}...")
+        if fault := self.fault_of(recipe):
+            raise Refused("recipes", fault)
         for key, value in assignments(run_config):
             text = isinstance(value, str) and any(mark in value for mark in SUSPICIOUS)
             if text and key not in self.settings and value not in self.asked.names:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
+
+    def fault_of(self, recipe: str) -> str:
+        """Why a recipe, as it is installed, may not run here; empty if it may."""
+        if recipe not in self.recipes:
+            return f"{recipe!r} is not allowed here"
+        try:
+            found = content_hash(recipe)
+        except ConfigError as error:
+            return str(error)
+        same = found == self.recipes[recipe]
+        return "" if same else f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
 
 
 def spends_only(metrics: Iterable[str]) -> bool:
@@ -93,15 +99,16 @@ def spends_only(metrics: Iterable[str]) -> bool:
 
 
 def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
-    """Every setting in a run configuration, with those in its `set`."""
+    """Every setting in a run configuration, those of parts after the parts, then those in its `set`."""
+    plain = sorted(((k, v) for k, v in run_config.items() if k not in NOT_SETTINGS), key=lambda pair: "." in pair[0])
     try:
         more = [parse_assignment(text) for text in shlex.split(str(run_config.get("set", "")))]
     except ValueError as error:
         raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
-    return [(k, v) for k, v in run_config.items() if k not in NOT_SETTINGS] + more
+    return [*plain, *more]
 
 
-def allowed(name: str, patterns: Iterable[str]) -> bool:
+def is_allowed(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name is one of those, or fits one with `*` in it."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -175,33 +182,6 @@ def flat_settings(path: Path, table: Mapping[str, Any]) -> dict[str, Scalar]:
     return out
 
 
-def describe(policy: Policy) -> dict[str, str]:
-    """What a policy allows, in words, and what was spent."""
-    from mutirao.accounting import epsilon
-    from mutirao.deploy.ledger import Ledger
-
-    out = {}
-    for name, wanted in policy.recipes.items():
-        try:
-            now = "allowed" if content_hash(name) == wanted else "REFUSED: installed with other content than allowed"
-        except ConfigError as error:
-            now = f"REFUSED: {error}"
-        out[f"recipe {name}"] = now
-    cover, reply = policy.privacy, policy.reply
-    parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
-    out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}
-    out |= {f"{kind} that leave": ", ".join(names) or "none" for kind, names in parts.items()}
-    out["fewest samples"] = str(policy.asked.min_samples)
-    out["largest reply"] = f"{reply.largest} bytes"
-    out["clip, noise"] = f"{cover.clip:g}, {cover.noise:g}" if cover.clip else "none"
-    if cover.budget or cover.run_budget:
-        spent = epsilon(Ledger(policy.ledger).total(), cover.delta, cover.accountant)
-        out["epsilon spent"] = (
-            f"{spent:.4g} of {cover.budget or math.inf:g}, at most {cover.run_budget or math.inf:g} a run"
-        )
-    return out
-
-
 def policy_template(recipes: Iterable[str] = ()) -> str:
     """A policy that allows nothing yet but these recipes as they are installed, with a word on every key."""
     hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in recipes)
@@ -230,6 +210,8 @@ requests = []
 min_samples = 50
 # Paths or dotted names that the server may use in settings; without this it may send only numbers and plain names.
 names = []
+# Arrays that a request may carry besides the model, by name; * stands for any letters.
+extras = []
 
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.

@@ -22,7 +22,7 @@ from typing import Any
 from mutirao.config import lines, quoted
 from mutirao.core.files import write_whole
 from mutirao.deploy.clientapp import own_command
-from mutirao.deploy.layout import FILE, Node, Server, free_port, load, node_in, server_in
+from mutirao.deploy.layout import FILE, Node, Server, free_port, load_place, node_in, server_in
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.superlink import about
 from mutirao.deploy.supernode import NOT_YET
@@ -112,7 +112,7 @@ def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: fl
 def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Process:
     """Start the site's SuperNode with its key and its policy, running the site's own installed code.
 
-    `connected(process)` tells when it is let in; until then it tries again without end, whether the server is away,
+    `is_connected(process)` tells when it is let in; until then it tries again without end, whether the server is away,
     does not know its key, or still takes a killed one for alive. `env` is added to its environment.
     """
     node = node_in(folder)
@@ -121,12 +121,12 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
 
 def start(folder: Path) -> Process:
     """Start whatever the folder is for."""
-    return start_superlink(folder) if isinstance(load(folder), Server) else start_supernode(folder)
+    return start_superlink(folder) if isinstance(load_place(folder), Server) else start_supernode(folder)
 
 
 def in_place_of_this(folder: Path) -> None:
     """Become the SuperLink or SuperNode: for containers and service managers, which watch and log by themselves."""
-    place = load(folder)
+    place = load_place(folder)
     refuse_second(folder)
     if isinstance(place, Server):
         write_connection(place)
@@ -168,7 +168,7 @@ def stop(folder: Path) -> bool:
     return process is not None or bool(left)
 
 
-def connected(process: Process) -> bool:
+def is_connected(process: Process) -> bool:
     """Whether a SuperNode has been let in by its SuperLink."""
     return "SuperNode ID:" in process.text()
 

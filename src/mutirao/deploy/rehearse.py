@@ -1,6 +1,8 @@
 """The whole federation on one machine: real processes, TLS, keys and policies, a few rounds, and what was proven."""
 
+import http.client
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
@@ -18,7 +21,7 @@ from mutirao.deploy.keys import write_authority
 from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.processes import (
     Process,
-    connected,
+    is_connected,
     members,
     start_superlink,
     start_supernode,
@@ -29,6 +32,9 @@ from mutirao.deploy.processes import (
 from mutirao.deploy.submitting import follow, submit
 from mutirao.deploy.superlink import about
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.verify import verify_all
 
 Say = Callable[[str], None]
 LONGEST = 600.0  # seconds for the rounds
@@ -48,7 +54,7 @@ class Rehearsal:
         self.steps.append((text, round(time.time() - began, 2)))
         self.say(f"{time.time() - self.begun:6.1f} s  {text}")
 
-    def found(self, text: str, holds: bool) -> None:
+    def note(self, text: str, holds: bool) -> None:
         """Something that must hold."""
         self.findings[text] = holds
         self.say(f"{'ok' if holds else 'FAIL':>8}  {text}")
@@ -90,9 +96,9 @@ def rehearse(
         with made.step("the SuperNodes are connected"):
             begun = [start_supernode(node.folder) for node in nodes]
             running += begun
-            until(lambda: all(connected(process) or not process.alive() for process in begun), 90)
+            until(lambda: all(is_connected(process) or not process.alive() for process in begun), 90)
             for process in begun:
-                if not connected(process):
+                if not is_connected(process):
                     raise MutiraoError(f"the SuperNode of {process.folder.name} did not connect: {process.reason()}")
         since = time.time()
         with made.step("the run is submitted"):
@@ -105,11 +111,12 @@ def rehearse(
         stop_all(reversed(running))
     with made.step("the same run in process"):
         there = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        made.found("the model is the same, bit for bit", there["digest"] == alone(recipe, settings, folder / "alone"))
-    made.found("both sides' audit trails agree", trails_agree(out, nodes))
+        here = run_alone(recipe, settings, folder / "alone")
+        made.note("the model is the same, bit for bit", there["digest"] == here)
+    made.note("both sides' audit trails agree", trails_agree(out, nodes))
     left = [pid for place in (server, *nodes) for pid, _ in members(place.folder)]
-    made.found("no process is left over", not left)
-    made.found("nobody listens on the port any more", not listens(server))
+    made.note("no process is left over", not left)
+    made.note("nobody listens on the port any more", not listens(server))
     report = made.report(recipe=recipe, sites=[n.name for n in nodes], final=there["final"], digest=there["digest"])
     write_whole(folder / "rehearsal.json", json.dumps(report, indent=2) + "\n")
     return report
@@ -117,9 +124,6 @@ def rehearse(
 
 def names_of(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[str]:
     """The clients of the recipe's task: each becomes a site of that name."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-
     found = find(recipe)
     return sorted(found.prepare(resolve(found.config, {}, settings)).population)
 
@@ -157,12 +161,12 @@ def try_strangers(made: Rehearsal, server: Server, folder: Path) -> None:
     """What must not get in: a key nobody admitted, a server of another authority, speech that is not encrypted."""
     other = found_site(folder / "stranger", "stranger", f"localhost:{server.port}", server.ca)
     stranger = start_supernode(other.folder)
-    until(lambda: bool(waits(stranger)) or connected(stranger), 60)
-    made.found("a key that was not admitted is refused", bool(waits(stranger)) and not connected(stranger))
+    until(lambda: bool(waits(stranger)) or is_connected(stranger), 60)
+    made.note("a key that was not admitted is refused", bool(waits(stranger)) and not is_connected(stranger))
     stranger.stop()
     write_authority(folder / "stranger" / "other.crt", folder / "stranger" / "other.key", "stranger")
-    made.found("a server of another authority is refused", not trusts(server, folder / "stranger" / "other.crt"))
-    made.found("plain HTTP is refused", not speaks_plain(server))
+    made.note("a server of another authority is refused", not trusts(server, folder / "stranger" / "other.crt"))
+    made.note("plain HTTP is refused", not speaks_plain(server))
 
 
 def trusts(server: Server, ca: Path) -> bool:
@@ -178,8 +182,6 @@ def trusts(server: Server, ca: Path) -> bool:
 
 def speaks_plain(server: Server) -> bool:
     """Whether the server answers a request that is not encrypted."""
-    import http.client
-
     host, _, port = server.here.rpartition(":")
     line = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
     try:
@@ -194,27 +196,19 @@ def speaks_plain(server: Server) -> bool:
 
 def listens(server: Server) -> bool:
     """Whether anybody listens on the server's port."""
-    import socket
-
     host, _, port = server.here.rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(2)
         return s.connect_ex((host.strip("[]"), int(port))) == 0
 
 
-def alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
+def run_alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
     """The digest of the same run on the local fleet, one client after another as at the sites."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
-
     config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
     return str(execute(recipe, config, out, pictures=False)["digest"])
 
 
 def trails_agree(out: Path, nodes: Sequence[Node]) -> bool:
     """Whether `mutirao verify` finds nothing wrong with the run and the trails of all sites."""
-    from mutirao.runs.verify import verify_all
-
     _, problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])
     return not problems

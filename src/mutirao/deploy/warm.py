@@ -39,16 +39,16 @@ class Warm:
         """The task of an order: its handler asks the worker, and does by itself (`cold`) what no worker can."""
         wanted = stamp(order)
         try:
-            samples = self.asked(order, wanted, {"ask": "open"})[0].get("samples")
+            samples = self.ask(order, wanted, {"ask": "open"})[0].get("samples")
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
 
         def handler(request: Request, site: Site) -> Any:
             facts = {"ask": "do", "do": request.do, "config": plain_config(request.config)}
-            arrays = {"model": request.arrays, "state": site.state}
+            arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
-                told, groups = self.asked(order, wanted, facts, arrays)
+                told, groups = self.ask(order, wanted, facts, arrays)
             except (WorkerDied, OSError) as error:
                 log.warning("no worker (%s): this process does the work by itself", error)
                 task = cold()
@@ -64,7 +64,7 @@ class Warm:
         # What the guard counts is here, the data themselves are not.
         return Task(handler, {order.name: None if samples is None else (range(int(samples)),)}, dict)
 
-    def asked(
+    def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
     ) -> tuple[dict[str, Any], Groups]:
         """The worker's answer, from a second worker if the first one dies; what its code raised is raised here."""
@@ -87,22 +87,22 @@ class Warm:
         """A line to a worker that has the code, the environment and the data of now."""
         folder = folder_of(self.parent)
         with only_one(folder / "lock"):
-            link = greeted(folder, wanted) or self.started(folder, wanted)
+            link = greet(folder, wanted) or self.start(folder, wanted)
         with link:
             yield link
 
-    def started(self, folder: Path, wanted: str) -> socket.socket:
+    def start(self, folder: Path, wanted: str) -> socket.socket:
         """A line to a new worker."""
-        process = resident("mutirao.deploy.worker", folder, wanted, str(self.parent), str(self.idle))
+        process = start_resident("mutirao.deploy.worker", folder, wanted, str(self.parent), str(self.idle))
         deadline = time.monotonic() + START
         while time.monotonic() < deadline and process.poll() is None:
-            if link := greeted(folder, wanted):
+            if link := greet(folder, wanted):
                 return link
             time.sleep(0.02)
         raise WorkerDied(f"a new one did not start, {folder / 'worker.log'} says why")
 
 
-def greeted(folder: Path, wanted: str) -> socket.socket | None:
+def greet(folder: Path, wanted: str) -> socket.socket | None:
     """A line to the worker in a folder, if there is one of the right kind; one of another kind ends by this."""
     link = socket.socket(socket.AF_UNIX)
     try:
@@ -136,7 +136,7 @@ def error_from(told: Mapping[str, Any]) -> Exception:
     return kind(str(told["text"]))
 
 
-def resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+def start_resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
     """Start a process that outlives this one; what it says is in the folder."""
     command = [sys.executable, "-m", module, str(folder), *words]
     with (folder / f"{module.rpartition('.')[2]}.log").open("ab") as out:

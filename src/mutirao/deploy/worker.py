@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import load_name
 from mutirao.core.fleet import Reply, Request, Site, failure_of
 from mutirao.deploy.caller import birth, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
+from mutirao.deploy.guard import samples_in
 from mutirao.deploy.orders import Order
 from mutirao.errors import Refused
 
@@ -30,7 +32,7 @@ log = logging.getLogger("mutirao")
 MOST_LINES = 16  # open at once
 
 
-class Server:
+class Worker:
     """The worker: one request is worked on at a time, each line has a thread."""
 
     def __init__(self, folder: Path, made_of: str, parent: int, idle: float) -> None:
@@ -110,7 +112,7 @@ class Server:
         try:
             send(link, told, arrays)
         except (TypeError, ValueError) as error:  # the handler gave what cannot travel
-            send(link, said(error))
+            send(link, facts_of_error(error))
 
 
 def end_with(link: socket.socket, done: threading.Event) -> None:
@@ -137,11 +139,10 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         task = task_of(order.key())
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
-            from mutirao.deploy.guard import samples_in
-
             return {"samples": samples_in(data)}, {}
         config = facts.get("config")
-        request = Request(str(facts["do"]), groups.get("model", {}), config if isinstance(config, dict) else {})
+        config = config if isinstance(config, dict) else {}
+        request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))
         reply = task.handler(request, site)
         if not isinstance(reply, Reply):
@@ -153,7 +154,7 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
             "state": site.state,
         }
     except (Exception, SystemExit) as error:
-        return said(error), {}
+        return facts_of_error(error), {}
 
 
 def order_in(content: Any) -> Order:
@@ -164,7 +165,7 @@ def order_in(content: Any) -> Order:
         raise ProtocolError("a frame without an order") from error
 
 
-def said(error: BaseException) -> dict[str, Any]:
+def facts_of_error(error: BaseException) -> dict[str, Any]:
     """What is told of an error: its kind, its text, and of a refusal the rule."""
     facts = {"raised": type(error).__name__, "text": str(error)[:1000]}
     return facts | ({"rule": error.rule, "detail": error.detail} if isinstance(error, Refused) else {})
@@ -175,7 +176,6 @@ def task_of(key: str) -> Any:
     """The task of an order, kept for the next request."""
     from flwr.app import Context, RecordDict
 
-    from mutirao.config import load_name
     from mutirao.deploy.flower.tasks import recipe_task
 
     order = Order(**json.loads(key))
@@ -196,7 +196,7 @@ def main() -> None:
     """Run the worker of a folder."""
     folder, made_of, parent, idle = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    Server(Path(folder), made_of, int(parent), float(idle)).run()
+    Worker(Path(folder), made_of, int(parent), float(idle)).run()
 
 
 if __name__ == "__main__":

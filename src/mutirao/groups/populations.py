@@ -15,7 +15,6 @@ from mutirao.training.samples import ClientData, Samples
 Indices = npt.NDArray[np.intp]
 Array = npt.NDArray[Any]
 
-KINDS = ("none", "skewed", "permuted", "rotated")
 OWN = 0.8  # part of a skewed population's samples that are of its own classes
 
 

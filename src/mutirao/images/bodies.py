@@ -285,7 +285,7 @@ def fill(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str |
             tensor.copy_(named[key])
 
 
-def fingerprint(module: nn.Module) -> str:
+def weights_fingerprint(module: nn.Module) -> str:
     """A short hash of all weights and statistics: features of two bodies must not be mixed up."""
     found = hashlib.sha256()
     for key, value in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):

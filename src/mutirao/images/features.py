@@ -13,43 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 
-from mutirao.config import one_line
 from mutirao.core.files import write_whole
-from mutirao.images.bodies import SIZE, Body, body, fingerprint
+from mutirao.datasets.pictures import UnreadableError, picture
+from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
+from mutirao.images.names import Depth
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 
 Pixels = npt.NDArray[np.uint8]
-Depth = Literal["features", "maps", "pixels"]
-MOST_PIXELS = 100_000_000  # a picture of a cell or a tile has far fewer: more is an attack or a whole slide
-
-
-class UnreadableError(ValueError):
-    """A file that is no picture, or a broken one."""
-
-
-def picture(content: bytes) -> Image.Image:
-    """The whole picture in colours, or UnreadableError in one line; a truncated file is not a picture."""
-    if not content:
-        raise UnreadableError("it is empty (0 bytes)")
-    try:
-        found = Image.open(io.BytesIO(content))
-        if found.width * found.height > MOST_PIXELS:
-            raise UnreadableError(f"{found.width} x {found.height} pixels are too many for a picture of cells")
-        return found.convert("RGB")
-    except UnreadableError:
-        raise
-    except Exception as error:  # Pillow raises many kinds for broken files
-        text = one_line(error)
-        raise UnreadableError("it is no picture that can be read" if "BytesIO" in text else text[:120]) from error
 
 
 def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pixels:
@@ -92,7 +71,7 @@ class Extractor:
     @cached_property
     def folder(self) -> Path:
         """Where the features of this body and these views lie."""
-        return cache_folder() / f"{self.body}-{fingerprint(self.network)}-{self.depth}-{self.views}"
+        return cache_folder() / f"{self.body}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None

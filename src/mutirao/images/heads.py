@@ -1,16 +1,16 @@
 """The part of a model that is trained: a head on frozen features, with more of the body where that is asked for."""
 
 import copy
-from typing import Literal
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from mutirao.images.bodies import Body
-from mutirao.images.features import Depth
-
-Trainable = Literal["head", "last_block", "all"]
-DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+from mutirao.images.names import Trainable
+from mutirao.training.descent import one_thread
 
 
 class OneView(nn.Module):
@@ -49,3 +49,13 @@ class Whole(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities, a row a picture."""
         return torch.softmax(self.trained(self.frozen(x)), -1)
+
+
+def probabilities(model: nn.Module, x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views."""
+    model.eval()
+    views = torch.from_numpy(x)
+    with one_thread(), torch.inference_mode():
+        rows = [torch.softmax(model(views[i : i + 64]).double(), -1) for i in range(0, len(views), 64)]
+    found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
+    return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it

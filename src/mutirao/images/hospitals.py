@@ -16,7 +16,7 @@ from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.errors import ConfigError
 from mutirao.images.features import Extractor
-from mutirao.images.splits import apart
+from mutirao.images.splits import set_apart
 from mutirao.randomness import number
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
@@ -97,7 +97,7 @@ class Wards(Population):
         seed = number(self.seed, 0, "validation", name)
         rows = np.arange(len(held)), np.empty(0, np.intp)
         if self.validation and len(held) > 1:
-            rows = apart(held, self.validation, seed, f"the validation set of {name}")
+            rows = set_apart(held, self.validation, seed, f"the validation set of {name}")
         if self.most:
             order = np.random.default_rng(seed).permutation(rows[0])
             rows = np.sort(order[: self.most]), rows[1]

@@ -1,4 +1,4 @@
-"""Small convolutional networks for pictures of 32 x 32; they take bytes, and normalise them in their first layer."""
+"""Small networks for pictures; the convolutional ones take 32 x 32 bytes, and normalise them in their first layer."""
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,19 @@ def small() -> nn.Module:
         nn.ReLU(),
         nn.Linear(84, 10),
     )
+
+
+def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Module:
+    """One hidden layer; as it is, for scikit-learn's digits."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
+    """A network for samples of that shape with so many outputs: for vectors dense, or else the one of that name."""
+    if len(shape) == 1:
+        return mlp(shape[0], width, outputs)
+    layers = list(NETWORKS[name]().children())
+    return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
 
 
 NETWORKS = {"cnn": cnn, "small": small}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partition
-from mutirao.datasets.folders import Pictures, Rows, agree, read, refuse_shared
+from mutirao.datasets.folders import Pictures, Rows, agree, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
 
 log = logging.getLogger("mutirao")
@@ -22,7 +22,7 @@ log = logging.getLogger("mutirao")
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 
 
-def apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
+def set_apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
     """Rows to train on and about a `share` held out, class by class alike, with no slide on both sides.
 
     A picture whose slide is unknown is never held out. Equal pictures stay together whatever their names say. If no
@@ -128,11 +128,11 @@ def prepare(
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
     if (source / TRAINING).is_dir() or (source / TEST).is_dir():
-        train, test = read(source / TRAINING, slide), read(source / TEST, slide)
+        train, test = read_pictures(source / TRAINING, slide), read_pictures(source / TEST, slide)
         agree({str(source / TRAINING): train.classes, str(source / TEST): test.classes})
     else:
-        everything = read(source, slide)
-        rows, held = apart(everything, share, seed)
+        everything = read_pictures(source, slide)
+        rows, held = set_apart(everything, share, seed)
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
     parts = deal(split, train, clients, rng)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.ranking.compiled import has_numba, scan_numba
-from mutirao.ranking.parsing import Block, Floats, Ints, Reader, read_block, sparse_text, too_sparse, widened
+from mutirao.ranking.parsing import Block, Floats, Ints, Reader, read_block, sparse_text, too_sparse, widen
 from mutirao.ranking.vectorised import scan_numpy
 from mutirao.training.cores import cores
 
@@ -90,7 +90,7 @@ class InMemory:
     def add(self, x: Floats) -> None:
         """Put these rows below the others."""
         if x.shape[1] > self.x.shape[1]:
-            self.x = widened(self.x[: self.rows], x.shape[1])
+            self.x = widen(self.x[: self.rows], x.shape[1])
         end = self.rows + len(x)
         if end > len(self.x):
             spare = GROWTH // (4 * max(1, self.x.shape[1]))
@@ -101,7 +101,7 @@ class InMemory:
     def finish(self, width: int) -> Floats:
         """The table."""
         self.x.resize((self.rows, self.x.shape[1]), refcheck=False)
-        return self.x if self.x.shape[1] == width else widened(self.x, width)
+        return self.x if self.x.shape[1] == width else widen(self.x, width)
 
 
 class Dropped:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks
-from mutirao.ranking.parsing import Floats, Reader, widened
+from mutirao.ranking.parsing import Floats, Reader, widen
 
 log = logging.getLogger("mutirao")
 
@@ -69,13 +69,13 @@ def build(file: Path, folder: Path, key: str, scan: Reader, threads: int) -> Arr
         try:
             part.rename(whole)
         except OSError:  # it is there: somebody else was faster, or it is damaged
-            if mapped(whole) is None:
+            if map_arrays(whole) is None:
                 if whole.is_dir():
                     shutil.rmtree(whole)
                 else:
                     whole.unlink()
                 part.rename(whole)
-        found = mapped(whole)
+        found = map_arrays(whole)
         if found is None:
             raise OSError("it does not read back as it was written")
         _tidy(folder, key)
@@ -85,7 +85,7 @@ def build(file: Path, folder: Path, key: str, scan: Reader, threads: int) -> Arr
         _remove_if_empty(folder)
 
 
-def mapped(folder: Path) -> Arrays | None:
+def map_arrays(folder: Path) -> Arrays | None:
     """The arrays of a cache, mapped into memory, if all of it is there and nothing in it has changed."""
     try:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
@@ -170,7 +170,7 @@ class OnDisk:
                 for at in range(0, rows, step):
                     many = min(step, rows - at)
                     x = np.frombuffer(stream.read(many * own * 4), "<f4").reshape(many, own)
-                    wide.add(widened(x, width))
+                    wide.add(widen(x, width))
         narrow.unlink()
         return wide
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.ranking.letor import RankingData
+from mutirao.ranking.data import RankingData
 
 Floats = npt.NDArray[np.float32]
 

@@ -7,17 +7,17 @@ import gzip
 import logging
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks
-from mutirao.ranking.cache import build, key_of, mapped, places
-from mutirao.ranking.parsing import Floats, Ints, widened
+from mutirao.ranking.cache import build, key_of, map_arrays, places
+from mutirao.ranking.data import RankingData
+from mutirao.ranking.generate import mslr_like
+from mutirao.ranking.parsing import Floats, widen
 
 log = logging.getLogger("mutirao")
 
@@ -25,39 +25,7 @@ PARTS = {"train": ("train",), "vali": ("vali", "valid", "val", "validation"), "t
 LAYOUT = "a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)"
 
 
-@dataclass(frozen=True, eq=False)
-class RankingData:
-    """Documents by rows: features, grades, and the query of each as a number into `query_ids`.
-
-    Queries are numbered as they first appear; their ids are whole numbers if all of them are, or else text.
-    """
-
-    x: Floats
-    grades: Ints
-    queries: Ints
-    query_ids: npt.NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.grades)
-
-    @property
-    def features(self) -> int:
-        """How many features a document has."""
-        return int(self.x.shape[1])
-
-    def take(self, rows: npt.ArrayLike) -> "RankingData":
-        """Only these documents, and only the queries they belong to.
-
-        >>> data = RankingData(np.zeros((3, 2), np.float32), np.arange(3), np.array([0, 0, 1]), np.array([7, 9]))
-        >>> data.take([2]).query_ids, data.take([2]).queries
-        (array([9]), array([0]))
-        """
-        at = np.asarray(rows)
-        used, queries = np.unique(self.queries[at], return_inverse=True)
-        return RankingData(self.x[at], self.grades[at], queries.astype(np.int64), self.query_ids[used])
-
-
-def load(
+def read_letor(
     path: Path | str,
     cache: bool = True,
     *,
@@ -77,7 +45,7 @@ def load(
     if cache and stat.S_ISREG(about.st_mode):
         key = key_of(about)
         for folder in places(file):
-            if (found := mapped(folder / key)) is not None:
+            if (found := map_arrays(folder / key)) is not None:
                 return RankingData(**found)
         for folder in places(file):
             try:
@@ -97,10 +65,10 @@ def folds(
 
     `path` is the folder that holds Fold1 to Fold5, or one such folder itself; `fold` is 1 if nothing is said.
     """
-    sets = [load(file, cache) for file in locate(Path(path), fold).values()]
+    sets = [read_letor(file, cache) for file in locate(Path(path), fold).values()]
     width = max(s.features for s in sets)
     train, vali, test = (
-        s if s.features == width else RankingData(widened(s.x, width), s.grades, s.queries, s.query_ids) for s in sets
+        s if s.features == width else RankingData(widen(s.x, width), s.grades, s.queries, s.query_ids) for s in sets
     )
     return train, vali, test
 
@@ -146,7 +114,7 @@ def _part_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def check(path: Path | str | None) -> list[str]:
+def check_letor(path: Path | str | None) -> list[str]:
     """What a file, or each fold of a folder, holds; everything is read, nothing is kept."""
     if path is None:
         raise ConfigError(f"ranking data need a path: a file, or {LAYOUT}")
@@ -161,9 +129,7 @@ def check(path: Path | str | None) -> list[str]:
 def check_mslr(path: Path | str | None) -> list[str]:
     """The same for MSLR-WEB10K/30K; without a path, what the stand-in looks like."""
     if path is not None:
-        return check(path)
-    from mutirao.ranking.generate import mslr_like
-
+        return check_letor(path)
     made = mslr_like(50, np.random.default_rng(0))
     columns = blocks.Columns(made.features, made.grades, made.queries, made.query_ids)
     return [f"embedded stand-in, for example: {_facts(columns)}"]
@@ -183,7 +149,7 @@ def _facts(columns: blocks.Columns) -> str:
     )
 
 
-def write(path: Path | str, data: RankingData) -> None:
+def write_letor(path: Path | str, data: RankingData) -> None:
     """Write a LETOR file, gzipped if its name ends in .gz; reading it back gives the same numbers."""
     file = Path(path)
     part = file.with_name(f".{file.name}.part")

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mutirao.training.descent import one_thread
 from mutirao.training.samples import Index
+
+CHUNK = 65_536  # documents scored at once
 
 PAD = -1.0  # the grade of a place in a list that holds no document
 
@@ -91,3 +94,12 @@ def lists_of(
     for i, r in enumerate(rows):
         xs[i, : len(r)], ys[i, : len(r)] = x[r], grades[r]
     return xs, ys, owned
+
+
+def score(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What the documents are ranked by."""
+    model.eval()
+    with one_thread(), torch.inference_mode():
+        chunks = [expected_grade(model(torch.from_numpy(x[i : i + CHUNK]))) for i in range(0, len(x), CHUNK)]
+    scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()
+    return np.nan_to_num(scores)  # a diverged model ranks nothing; the round itself names it

@@ -246,7 +246,7 @@ def _read_odd(text: bytes, found: Found, block: Block) -> None:
             if too_sparse(len(block.x), top, len(text)):
                 block.problem = at, sparse_text(len(block.x), top)
                 return
-            block.x = widened(block.x, top)
+            block.x = widen(block.x, top)
         block.x[row] = 0  # the fast reader may have come half way
         block.x[row, np.array(line.indices, np.intp) - 1] = line.values
         block.grades[row], block.counts[row] = line.grade, len(line.indices)
@@ -258,7 +258,7 @@ def _read_odd(text: bytes, found: Found, block: Block) -> None:
     block.runs = np.diff(heads, append=len(fresh)).astype(np.int64)
 
 
-def widened(x: Floats, width: int) -> Floats:
+def widen(x: Floats, width: int) -> Floats:
     """The same rows with zeros for the features they lack."""
     wide = np.zeros((len(x), width), np.float32)
     wide[:, : x.shape[1]] = x

@@ -173,7 +173,7 @@ def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
         rows = slice(start, start + ROWS_AT_ONCE)
         order = np.argsort(query[rows], kind="stable")
         names, firsts = np.unique(query[rows][order], return_index=True)
-        profile[names] += np.add.reduceat((transformed(x[rows], "log")[order] - mean) / std, firsts, axis=0)
+        profile[names] += np.add.reduceat((transform_features(x[rows], "log")[order] - mean) / std, firsts, axis=0)
     profile /= np.bincount(query, minlength=many)[:, None]
     profile -= profile.mean(0)
     _, directions = np.linalg.eigh(profile.T @ profile)
@@ -184,10 +184,10 @@ def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
     return place
 
 
-def transformed(x: npt.ArrayLike, transform: Transform = "none") -> Floats:
+def transform_features(x: npt.ArrayLike, transform: Transform = "none") -> Floats:
     """The values in float64, or sign(x) log(1 + |x|) of them, which tames the heavy tails of MSLR's features.
 
-    >>> transformed([-1.0, 0.0, 1e6], "log").round(3)
+    >>> transform_features([-1.0, 0.0, 1e6], "log").round(3)
     array([-0.693,  0.   , 13.816])
     """
     values = np.asarray(x, np.float64)
@@ -209,10 +209,10 @@ def moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
         raise ConfigError(f"moments: a table with a row a document is needed, this has shape {rows.shape}")
     total, missed, squares = np.zeros((3, rows.shape[1]))
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        total += transformed(rows[start : start + ROWS_AT_ONCE], transform).sum(0)
+        total += transform_features(rows[start : start + ROWS_AT_ONCE], transform).sum(0)
     mean = total / max(1, len(rows))
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        apart = transformed(rows[start : start + ROWS_AT_ONCE], transform) - mean
+        apart = transform_features(rows[start : start + ROWS_AT_ONCE], transform) - mean
         missed += apart.sum(0)  # what rounding has kept from the sum
         squares += np.square(apart).sum(0)
     total += missed
@@ -257,10 +257,10 @@ def apply(
     transform: Transform = "none",
     out: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """(transformed(x) - mean) / std as float32, row by row the same however many there are; `out` may be x itself."""
+    """(features - mean) / std as float32, row by row the same however many there are; `out` may be x itself."""
     rows = np.asarray(x)
     scaled = np.empty(rows.shape, np.float32) if out is None else out
     for start in range(0, len(rows), ROWS_AT_ONCE):
         here = slice(start, start + ROWS_AT_ONCE)
-        scaled[here] = (transformed(rows[here], transform) - mean) / std
+        scaled[here] = (transform_features(rows[here], transform) - mean) / std
     return scaled

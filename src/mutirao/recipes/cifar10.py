@@ -8,12 +8,10 @@ import numpy as np
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import cifar10
 from mutirao.drawing.plots import draw_partition
-from mutirao.images.networks import NETWORKS
+from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.task import Recipe, Task
-from mutirao.training.samples import Samples, pooled, virtual_clients
-from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of the real set: enough to learn from, soon done
 
@@ -29,7 +27,7 @@ class Config(Common):
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
     data: str = setting("synthetic", "'synthetic', or the folder of CIFAR-10's binary or Python version")
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt to clients")
-    model: str = setting("cnn", "the network: the papers', or one a tenth its size", choices=tuple(NETWORKS))
+    model: str = setting("cnn", "the network: the papers', or one a tenth its size", choices=NETWORK_NAMES)
 
 
 def load(config: Config) -> cifar10.Cifar10:
@@ -43,6 +41,10 @@ def load(config: Config) -> cifar10.Cifar10:
 
 def task(config: Config) -> Task:
     """Training images dealt to the clients; the test images, which nobody trains on, judge the model."""
+    from mutirao.images.networks import NETWORKS
+    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.trainer import Trainer
+
     data = load(config)
     x, y, test = data.x_train, data.y_train, Samples(data.x_test, data.y_test)
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))

@@ -7,10 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from mutirao.config import Common, Part, setting
 from mutirao.core.arrays import Arrays
@@ -18,17 +15,12 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Patience, Round, Run, gather
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
-from mutirao.images.bodies import BODIES
 from mutirao.images.diagnosis import abnormal_classes, judge
-from mutirao.images.features import Extractor
-from mutirao.images.heads import DEPTHS, Trainable, trained_part
-from mutirao.images.hospitals import Hospital, Wards, agree_on_classes, distributed, together
+from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
 from mutirao.images.verdicts import write_confusion, write_verdict
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import Sources, sources
-from mutirao.training.descent import one_thread
-from mutirao.training.trainer import Trainer
+from mutirao.slides.sources import Sources, find_sources
 
 log = logging.getLogger("mutirao")
 
@@ -48,7 +40,7 @@ class Config(Common):
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=("sgd", "adam"))
     data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
-    body: str = setting("efficientnet_lite0", "the pretrained network", choices=tuple(BODIES))
+    body: str = setting("efficientnet_lite0", "the pretrained network", choices=BODY_NAMES)
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
     trainable: Trainable = setting("head", "what is trained, and travels: head, last_block or all")
     views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
@@ -65,8 +57,12 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
+    from mutirao.images.features import Extractor
+    from mutirao.images.heads import probabilities, trained_part
+    from mutirao.images.hospitals import Hospital, Wards, together
+
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
-    found: Sources = sources(config)
+    found: Sources = find_sources(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
     if config.only and config.only not in wards:
@@ -78,13 +74,10 @@ def task(config: Config) -> Task:
     )
     seen: dict[str, npt.NDArray[Any]] = {}
 
-    def looked_at() -> Tensor:
+    def evaluate(arrays: Arrays) -> dict[str, float]:
         if "x" not in seen:
             seen["x"] = extract(found.test().files)
-        return torch.from_numpy(seen["x"])
-
-    def evaluate(arrays: Arrays) -> dict[str, float]:
-        seen["p"] = probabilities(hospital, arrays, looked_at())
+        seen["p"] = probabilities(hospital.fill(arrays), seen["x"])
         figures = judge(seen["p"], found.test().labels, classes, abnormal)
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
 
@@ -111,17 +104,10 @@ def task(config: Config) -> Task:
     )
 
 
-def probabilities(hospital: Trainer, arrays: Arrays, x: Tensor) -> npt.NDArray[np.float64]:
-    """The class probabilities of each picture as it is."""
-    model = hospital.fill(arrays).eval()
-    with one_thread(), torch.inference_mode():
-        rows = [torch.softmax(model(x[i : i + 64]).double(), -1) for i in range(0, len(x), 64)]
-    found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
-    return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
+    from mutirao.images.hospitals import agree_on_classes, distributed
+
     private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
     hospitals = len(task.population)
     if private:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from mutirao.attacks import Attacked, liars_among, verdicts
 from mutirao.config import Common, Part, build, setting
@@ -19,18 +17,15 @@ from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
-from mutirao.groups.member import Member, last_layer
-from mutirao.groups.populations import KINDS, deal, draw_populations, furnish, true_groups
+from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, findings
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
-from mutirao.images.networks import NETWORKS
+from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.privacy import Central, Privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
-from mutirao.training.samples import relabel
-from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 
@@ -48,9 +43,9 @@ class Config(Common):
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
     data: str = setting("digits", "'digits', 'synthetic', or the folder of CIFAR-10's binary or Python version")
     partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
-    hidden: str = setting("none", "hidden populations instead of a partition", choices=KINDS)
+    hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
     populations: int = setting(5, "how many hidden populations", low=1)
-    model: str = setting("small", "the network for CIFAR-10", choices=tuple(NETWORKS))
+    model: str = setting("small", "the network for CIFAR-10", choices=NETWORK_NAMES)
     width: int = setting(64, "width of the hidden layer for digits", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
@@ -77,6 +72,8 @@ def load(config: Config) -> tuple[Any, Any, Any, Any]:
 
 def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
+    from mutirao.groups.populations import deal, draw_populations, true_groups
+
     draw = rng(config.seed, 0, "partition")
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
@@ -85,16 +82,14 @@ def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     return parts, true_groups(parts, y)
 
 
-def network(config: Config, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The model with a head of so many outputs."""
-    if len(shape) == 1:
-        return nn.Sequential(nn.Linear(shape[0], config.width), nn.ReLU(), nn.Linear(config.width, outputs))
-    layers = list(NETWORKS[config.model]().children())
-    return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
-
-
 def task(config: Config) -> Task:
     """Clients of groups that the server has to find, each with test samples like its own."""
+    from mutirao.groups.member import Member, last_layer
+    from mutirao.groups.populations import furnish
+    from mutirao.images.networks import make_network
+    from mutirao.training.samples import relabel
+    from mutirao.training.trainer import Trainer
+
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_privacy(config)
@@ -103,7 +98,8 @@ def task(config: Config) -> Task:
     test = x_test, y_test
     clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
     classes, groups = int(y.max()) + 1, dict(zip(clients, truth, strict=True))
-    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(config, x.shape[1:], outputs)))
+    network = partial(make_network, config.model, x.shape[1:], config.width)
+    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = build("signature", config.signature), build("privacy", config.privacy)
     member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
@@ -141,7 +137,7 @@ def check_privacy(config: Config) -> None:
 class Known:
     """What only a simulation knows of its clients."""
 
-    member: Member
+    member: Any  # a Member
     liars: frozenset[ClientId]
     truth: dict[ClientId, int] | None
 
@@ -149,15 +145,13 @@ class Known:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
-    member: Member = knows.member
+    member = knows.member
     privacy: Privacy = build("privacy", config.privacy)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        made: tuple[AnySelector, AnyAggregator]
-        made = privacy.at_server(select, build("aggregate", config.aggregate), clients, config)
-        return made
+        return privacy.at_server(select, build("aggregate", config.aggregate), clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:
         return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Central) else {}

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import digits
 from mutirao.drawing.plots import draw_partition
@@ -12,8 +10,6 @@ from mutirao.errors import ConfigError
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.task import Recipe, Task
-from mutirao.training.samples import Samples, pooled, virtual_clients
-from mutirao.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +29,17 @@ def task(config: Config) -> Task:
     """Digits dealt to the clients with skewed labels, a fifth of them kept as the common test set."""
     if config.data != "digits":
         raise ConfigError(f"data: the quickstart knows only 'digits', not {config.data!r}")
+    from mutirao.images.networks import mlp  # late: a mistyped setting is told without torch
+    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.trainer import Trainer
+
     x, y, x_test, y_test = digits.load(config.seed)
     test = Samples(x_test, y_test)
 
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
     own = deal_tests(y, parts, y_test, config.seed)
     clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"), test, own)
-    trainer = Trainer.of(
-        config,
-        lambda: nn.Sequential(nn.Linear(64, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10)),
-    )
+    trainer = Trainer.of(config, lambda: mlp(width=config.hidden))
 
     def picture(path: Path) -> None:
         draw_partition(describe(y, parts), path)

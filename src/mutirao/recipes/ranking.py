@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import nn
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
@@ -14,17 +11,13 @@ from mutirao.drawing.plots import draw_partition
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
+from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
-from mutirao.ranking.letor import RankingData, folds
-from mutirao.ranking.models import LOSSES, Scorer, classifier, expected_grade, lists_of
+from mutirao.ranking.letor import folds
 from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
 from mutirao.recipes.task import Recipe, Task
-from mutirao.training.descent import one_thread
-from mutirao.training.samples import pooled, virtual_clients
-from mutirao.training.trainer import Trainer
 
 CUTS = (1, 5, 10)
-CHUNK = 65_536  # documents judged at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +35,7 @@ class Config(Common):
         Part("dirichlet", {"alpha": 0.5}, home="mutirao.ranking.split"), "how documents are dealt to clients"
     )
     aggregate: Part = setting(Part("fedrisk", {"memory": "momentum"}), "how updates are joined")
-    loss: str = setting("grades", "classify grades, or rank lists", choices=("grades", *LOSSES))
+    loss: str = setting("grades", "classify grades, or rank lists", choices=("grades", "listnet", "lambdarank"))
     hidden: int = setting(64, "width of the hidden layer", low=1)
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
 
@@ -59,6 +52,10 @@ def load(config: Config) -> tuple[RankingData, RankingData]:
 
 def task(config: Config) -> Task:
     """Documents dealt to the clients, put on one scale by the moments each of them sends."""
+    from mutirao.ranking.models import LOSSES, Scorer, classifier, lists_of, score
+    from mutirao.training.samples import pooled, virtual_clients
+    from mutirao.training.trainer import Trainer
+
     train, judged = load(config)
     split = build("partition", config.partition)
     parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
@@ -75,7 +72,7 @@ def task(config: Config) -> Task:
         trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
-        scores = scores_of(trainer.fill(arrays), test)
+        scores = score(trainer.fill(arrays), test)
         metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
         return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
 
@@ -91,15 +88,6 @@ def task(config: Config) -> Task:
         pictures={} if config.centralised else {"partition.png": picture},
         classes=highest + 1 if config.loss == "grades" else None,
     )
-
-
-def scores_of(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """What the documents are ranked by."""
-    model.eval()
-    with one_thread(), torch.inference_mode():
-        chunks = [expected_grade(model(torch.from_numpy(x[i : i + CHUNK]))) for i in range(0, len(x), CHUNK)]
-    scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()
-    return np.nan_to_num(scores)  # a diverged model ranks nothing; the round itself names it
 
 
 recipe = Recipe(Config, task)

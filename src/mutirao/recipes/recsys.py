@@ -15,11 +15,11 @@ from mutirao.fleets.sliced import SlicedFleet
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
-from mutirao.recsys.generate import planted
+from mutirao.recsys.generate import plant
 from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings, Users, joined
-from mutirao.recsys.reading import read
+from mutirao.recsys.ratings import Ratings, Users, join
+from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
 
 GENERATED = (600, 400)  # users and items
@@ -59,9 +59,9 @@ class Config(Common):
 def load(config: Config) -> Ratings:
     """The ratings, of users with two or more."""
     if config.data == "generated":
-        ratings = planted(*GENERATED, rng(config.seed, 0, "generated"))
+        ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
-        ratings = read(Path(config.data).expanduser(), config.columns)
+        ratings = read_ratings(Path(config.data).expanduser(), config.columns)
     if config.loss != "squared":
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(3 if config.split == "time" else 2)
@@ -72,6 +72,8 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
     for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
         if getattr(config, name) != plain:
             raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
+    if config.clients_every:
+        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
     if config.partition.name != "dirichlet":
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
     shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
@@ -89,7 +91,7 @@ def judged(config: Config, ratings: Ratings) -> tuple[Ratings, Ratings, npt.NDAr
         known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
         return parts[0], test, known
     parts = by_time(ratings)
-    test, known = joined(parts[0], parts[which])
+    test, known = join(parts[0], parts[which])
     return parts[0], test, known
 
 

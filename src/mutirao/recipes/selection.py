@@ -5,22 +5,19 @@ Clients hold equally many samples of skewed classes, and each is judged by test 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.datasets import cifar10, digits
 from mutirao.drawing.plots import draw_partition
-from mutirao.images.networks import NETWORKS
+from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.task import Recipe, Task
-from mutirao.training.engine.judging import batch_by_batch
-from mutirao.training.samples import Samples, pooled, virtual_clients
-from mutirao.training.trainer import Trainer
 
 Index = npt.NDArray[np.intp]
 
@@ -38,22 +35,28 @@ class Config(Common):
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
     partition_seed: int = setting(42, "where the randomness of dealing starts, whatever the seed of the run", low=0)
     select: Part = setting(Part("aoiu"), "who takes part in a round")
-    model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORKS))
+    model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
     own_test: int = setting(100, "test samples a client is judged by at most, of its own classes", low=1)
 
 
-def load(config: Config) -> tuple[npt.NDArray[np.generic], Index, Samples]:
-    """Training samples and labels, and the common test set."""
+def load(config: Config) -> tuple[Any, Any, Any, Any]:
+    """Training and test samples of the set that `data` names."""
     if config.data == "digits":
-        x, y, x_test, y_test = digits.load(config.partition_seed)
-        return x, y, Samples(x_test, y_test)
-    data = cifar10.load(Path(config.data).expanduser())
-    return data.x_train, data.y_train, Samples(data.x_test, data.y_test)
+        return digits.load(config.partition_seed)
+    return cifar10.load(Path(config.data).expanduser())[:4]
 
 
 def task(config: Config) -> Task:
     """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
-    x, y, test = load(config)
+    from torch import Tensor
+
+    from mutirao.images.networks import NETWORKS, mlp
+    from mutirao.training.engine.judging import batch_by_batch
+    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.trainer import Trainer
+
+    x, y, x_test, y_test = load(config)
+    test = Samples(x_test, y_test)
     deal = build("partition", config.partition, size=len(y) // config.clients)
     parts = deal(y, clients=config.clients, rng=rng(config.partition_seed, 0, "partition"))
     own = deal_tests(y, parts, test.y.numpy(), config.partition_seed, config.own_test)
@@ -86,11 +89,6 @@ def task(config: Config) -> Task:
         pictures={} if config.centralised else {"partition.png": picture},
         classes=int(y.max()) + 1,
     )
-
-
-def mlp() -> nn.Module:
-    """A small network for the digits."""
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 recipe = Recipe(Config, task)

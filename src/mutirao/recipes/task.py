@@ -66,6 +66,16 @@ def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
     return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()
 
 
+def check_own_tests(config: Any, task: "Task") -> None:
+    """Refuse to judge clients on what they were trained on, before the first round."""
+    if not config.clients_every or "evaluate" in task.provides:
+        return
+    from mutirao.training.samples import can_judge  # late: it brings torch
+
+    if not can_judge(task.population):
+        raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
+
+
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate."""
     everyone, fleet = fleet, simulate(fleet, config, run)
@@ -75,6 +85,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     privacy: Privacy = build("privacy", config.privacy)
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
+    check_own_tests(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     rounds = train(
         run,

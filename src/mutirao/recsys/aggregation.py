@@ -8,14 +8,13 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from mutirao import aggregation
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 from mutirao.core.rows import ROWS, one_table
-from mutirao.recsys.kernel import compiled
+from mutirao.recsys.kernel import find_kernel
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,13 @@ class ByItem:
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
     """For each row of x the sum of share (value - x) over what came for it, in the order it came."""
-    gather_changes = compiled("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
+    gather_changes = find_kernel("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
     if gather_changes is not None:
         sums = np.zeros(x.shape, x.dtype)
         gather_changes(x, rows, values, share, sums)
         return sums
+    from scipy import sparse  # late: most rounds do without
+
     # Column k of `adder` adds what came k-th to its row.
     adder = sparse.csc_array((share, rows, np.arange(len(rows) + 1)), shape=(len(x), len(rows)))
     changes = (values - x[rows]).reshape(len(rows), -1)

@@ -29,16 +29,16 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
         gap = x[i] - x[j]
         bias = gap[:, :first].sum(1)
         gap[:, :first] = 0  # a user's own bias changes no rank
-        v = rebuilt(rules, gap, bias)
+        v = rebuild_vector(rules, gap, bias)
         step = v.copy()
         step[:first] = 1  # d p / d x
         batch.vectors[user] = v
         batch.predictions[asked] = x[~known] @ step
         if epochs:
-            batch.trained[asked] = trained(rules, x, step, pairs[:, ~known[pairs[0]]], epochs, proximal)[~known]
+            batch.trained[asked] = train_pairs(rules, x, step, pairs[:, ~known[pairs[0]]], epochs, proximal)[~known]
 
 
-def rebuilt(rules: Rules, gap: Floats, bias: Floats) -> Floats:
+def rebuild_vector(rules: Rules, gap: Floats, bias: Floats) -> Floats:
     """The vector under which the pairs are likeliest: by Newton's method, or by so many passes of gradient descent."""
     v = np.zeros(gap.shape[1])
     for _ in range(rules.passes or NEWTON):
@@ -55,7 +55,7 @@ def rebuilt(rules: Rules, gap: Floats, bias: Floats) -> Floats:
     return v
 
 
-def trained(
+def train_pairs(
     rules: Rules, x: Floats, step: Floats, pairs: npt.NDArray[np.int64], epochs: int, proximal: float
 ) -> Floats:
     """The items of the pairs after `epochs` steps."""

@@ -20,7 +20,7 @@ from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ def expand(ratings: Ratings, users: int = 4, items: int = 4, shuffle: Shuffle = 
     position = np.arange(1, len(every) + 1) - np.repeat(offsets[:-1], np.diff(offsets))  # stands for time
     catalogue = _copies(ratings.catalogue, items, named=shuffle != "both")
     names = tuple(str(k) for k in range(1, len(offsets)))
-    return Ratings(names, catalogue, offsets, every, np.ones(len(every), np.float32), position).recounted()
+    return Ratings(names, catalogue, offsets, every, np.ones(len(every), np.float32), position).recount()
 
 
 def _copies(catalogue: Catalogue, copies: int, named: bool) -> Catalogue:

@@ -170,7 +170,7 @@ class FedRecon:
             return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]
         if do not in ("train", "evaluate", "probe"):
             raise ValueError(f"FedRecon can train, evaluate and probe, not {do!r}")
-        asked, (table, at) = asked_for(config), gathered(requests, works)
+        asked, (table, at) = asked_for(config), gather_rows(requests, works)
         batch = batch_of(works, table, self.centre, self.compiled, at)
         with np.errstate(over="ignore", invalid="ignore"):  # training that diverges is named by the round
             self.work(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)))
@@ -241,7 +241,7 @@ class FedRecon:
         return np.array((0.0, 1.0) if self.implicit else self.levels)
 
 
-def gathered(
+def gather_rows(
     requests: Sequence[Request], works: Sequence[Local]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]] | None]:
     """A table with the vectors of all items worked on, below each other: the slices sent, or else the item matrix.

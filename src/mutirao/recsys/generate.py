@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.ratings import Ratings, gather
 
 START = 1_000_000_000  # seconds: when the first rating is given
 SPAN = 100_000_000
 
 
-def planted(users: int, items: int, draw: np.random.Generator, rank: int = 4, noise: float = 0.6) -> Ratings:
+def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, noise: float = 0.6) -> Ratings:
     """Ratings 1 to 5 of users and items with biases and `rank` hidden traits each.
 
     r = 3.6 + b_u + b_i + t_u t_i + N(0, noise), rounded and cut. Popularity falls as a power of an item's rank, users

@@ -217,7 +217,7 @@ def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> No
 
 
 @functools.cache
-def compiled(name: str) -> Any:
+def find_kernel(name: str) -> Any:
     """A function of this module compiled; None without numba, which keeps it on disk: only the first process waits."""
     try:
         numba: Any = importlib.import_module("numba")

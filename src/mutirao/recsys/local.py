@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.recsys.kernel import MIX, compiled
+from mutirao.recsys.kernel import MIX, find_kernel
 from mutirao.training.cores import cores
 
 USER = 40  # ratings that take as long as what a user takes however few it has
@@ -111,21 +111,21 @@ def batch_of(
 def drawn(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fast: bool) -> Mask:
     """A mask with so many ratings of each user, drawn from its seed; the same with numba and without."""
     support = np.zeros(offsets[-1], np.bool_)
-    split = compiled("split") if fast else None
+    split = find_kernel("split") if fast else None
     if split is not None:
         split(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
         return support
     for state, count, begin, end in zip(seeds, counts, offsets.tolist(), offsets[1:].tolist(), strict=False):
         order = list(range(end - begin))
         for k in range(count):  # see `split` in the kernel, of which this is the plain form
-            state, z = mixed(state)
+            state, z = mix_bits(state)
             other = k + z % (len(order) - k)
             support[begin + order[other]] = True
             order[other] = order[k]
     return support
 
 
-def mixed(state: int) -> tuple[int, int]:
+def mix_bits(state: int) -> tuple[int, int]:
     """The next state and number of SplitMix64 (Steele, Lea and Flood, 2014)."""
     last = (1 << 64) - 1
     state = (state + MIX[0]) & last
@@ -136,7 +136,7 @@ def mixed(state: int) -> tuple[int, int]:
 
 def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
     """Fill in the vectors and predictions of a batch, then let the items of its queries make `epochs` steps."""
-    work = compiled("work") if rules.fast else None
+    work = find_kernel("work") if rules.fast else None
     batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
     if work is None:
         for user in range(len(batch)):

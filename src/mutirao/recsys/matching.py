@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue
-from mutirao.recsys.titles import Title, read
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.titles import Title, parse_title
 
 STEPS = ("title+year", "title", "fuzzy")
 NEAR_YEARS = 2  # publishers differ between festival, cinema and disc
@@ -115,7 +115,7 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
         raise ConfigError("matching titles needs rapidfuzz: pip install 'mutirao[recsys]'")
     found, refused = _judged(a, b, verdicts or {})
     known = {(p.a, p.b) for p in (*found, *refused)}
-    mine, theirs = ([read(t, int(y)) for t, y in zip(c.titles, c.years, strict=True)] for c in (a, b))
+    mine, theirs = ([parse_title(t, int(y)) for t, y in zip(c.titles, c.years, strict=True)] for c in (a, b))
     often = [Counter((t.names[0], t.year) for t in titles if t.names) for titles in (mine, theirs)]
     free_a = set(range(len(a))) - {p.a for p in found}
     free_b = set(range(len(b))) - {p.b for p in found}
@@ -151,7 +151,7 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
 def compare(x: Title, y: Title, threshold: float = 75.0) -> Likeness:
     """How alike two titles are, by the first step that applies; a film and a season never count as the same.
 
-    >>> compare(read("Matrix, The (1999)"), read("The Matrix", 1999))
+    >>> compare(parse_title("Matrix, The (1999)"), parse_title("The Matrix", 1999))
     Likeness(step='title+year', score=100.0, counts=True, doubtful=False, rank=(0, 0))
     """
     gap = abs(x.year - y.year) if x.year and y.year else None

@@ -13,7 +13,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import number, rng
 from mutirao.recsys.embeddings import SPREAD, Embeddings
-from mutirao.recsys.kernel import compiled
+from mutirao.recsys.kernel import find_kernel
 from mutirao.recsys.ratings import Ratings
 
 log = logging.getLogger("mutirao")
@@ -69,7 +69,7 @@ def pretrain(ratings: Ratings, how: Factorisation, seed: int = 0, folds: int = 0
     users = first_users(ratings, how, seed)
     for epoch in range(how.epochs):
         one_epoch(ratings, how, rng(seed, epoch + 1, "order"), users, vectors)
-    return Embeddings(ratings.recounted().catalogue, vectors, card | asdict(how))
+    return Embeddings(ratings.recount().catalogue, vectors, card | asdict(how))
 
 
 def begin(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
@@ -146,7 +146,7 @@ def one_epoch(ratings: Ratings, how: Factorisation, draw: np.random.Generator, u
     """Train `users` and `items` in place by every rating once, in an order drawn; the RMSE as met on the way."""
     owners, order = ratings.owners(), draw.permutation(len(ratings))
     y = ratings.values - np.float32(centre(ratings, how.biases))
-    train: Callable[..., float] = compiled("factorise") or factorise_plainly
+    train: Callable[..., float] = find_kernel("factorise") or factorise_plainly
     total = train(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
     if not np.isfinite(total):
         raise ConfigError(f"the factorisation diverged; lr={how.lr} is too large for these ratings")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 
 log = logging.getLogger("mutirao")
 
@@ -62,7 +62,7 @@ class Ratings:
             times=self.times[keep],
         )
 
-    def recounted(self) -> "Ratings":
+    def recount(self) -> "Ratings":
         """The same with the catalogue's counts taken from these ratings."""
         counts = np.bincount(self.items, minlength=len(self.catalogue)).astype(np.int64)
         return replace(self, catalogue=replace(self.catalogue, counts=counts))
@@ -70,7 +70,7 @@ class Ratings:
     def implicit(self, threshold: float = 0.0) -> "Ratings":
         """Implicit feedback: what was rated `threshold` or above counts as taken (1), all else as not seen."""
         kept = self.where(self.values >= threshold)
-        return replace(kept, values=np.ones_like(kept.values)).recounted()
+        return replace(kept, values=np.ones_like(kept.values)).recount()
 
     def with_at_least(self, ratings: int) -> "Ratings":
         """The users with so many ratings; how many are left out is said."""
@@ -129,7 +129,7 @@ def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalog
     return Catalogue(tuple(ids), titles, years, counts.astype(np.int64))
 
 
-def joined(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
+def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
     """Two parts of the same users' ratings as one, and which of them are of the first."""
     if first.users != then.users:
         raise ValueError("only parts of the same users can be joined")

@@ -1,8 +1,9 @@
-"""Ratings as their publishers ship them: MovieLens, the Netflix Prize, or any CSV or Parquet with named columns."""
+"""Ratings and catalogues as publishers ship them: MovieLens, the Netflix Prize, or any table with named columns."""
 
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue, catalogue_file, read_titles
+from mutirao.recsys.catalogues import Catalogue, catalogue_file, read_titles
+from mutirao.recsys.embeddings import load_embeddings
 from mutirao.recsys.lines import MOVIELENS_1M, MOVIELENS_100K, NETFLIX, Columns, Ids, Layout, read_block
 from mutirao.recsys.ratings import Ratings, gather
 
@@ -26,7 +28,7 @@ HEADING = re.compile(rb"^(\d+):[ \r]*\n", re.MULTILINE)
 FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
 
 
-def read(path: Path, columns: str = "") -> Ratings:
+def read_ratings(path: Path, columns: str = "") -> Ratings:
     """The ratings at `path`: a folder as published, or a file. `columns` names those of a file of one's own.
 
     `columns` is "item,user,rating" (the order in a file without a header), or "user=reader,item=book,rating=stars"
@@ -40,11 +42,11 @@ def read(path: Path, columns: str = "") -> Ratings:
     return gather(users, items, values, times, titles_beside(path))
 
 
-def check(path: Path | str | None) -> list[str]:
+def check_ratings(path: Path | str | None) -> list[str]:
     """What a set of ratings holds, in a few lines."""
     if path is None:
         raise ConfigError("name the folder, such as: mutirao data check movielens ~/ml-1m")
-    ratings = read(Path(path))
+    ratings = read_ratings(Path(path))
     counts, catalogue = ratings.counts(), ratings.catalogue
     titled = sum(bool(title) for title in catalogue.titles)
     filled = len(ratings) / (len(ratings.users) * len(catalogue))
@@ -54,6 +56,34 @@ def check(path: Path | str | None) -> list[str]:
         f"ratings from {low:g} to {high:g}, {mean:.3f} on average; {titled:,} items have titles",
         f"a user has {counts.min():,} to {counts.max():,} ratings, half of them at most {int(np.median(counts)):,}",
     ]
+
+
+def read_catalogue(path: Path) -> Catalogue:
+    """The catalogue at `path`, in any of the forms publishers ship, or of an embeddings file.
+
+    A folder or file of MovieLens (`movies.dat`, `u.item`, `movies.csv`), Netflix's `movie_titles.txt`, or a CSV
+    with columns id, title and (if known) year. In a folder that holds ratings too, the ratings of each item are
+    counted.
+    """
+    if path.suffix == ".safetensors":
+        return load_embeddings(path).catalogue
+    file = catalogue_file(path)
+    if file is None:
+        raise ConfigError(
+            f"{path} holds no catalogue; right would be movies.dat, u.item, movies.csv, movie_titles.txt, "
+            f"a CSV with columns id, title and year, or an embeddings file"
+        )
+    known = read_titles(file)
+    return replace(known, counts=_counts_beside(path, known)) if path.is_dir() else known
+
+
+def _counts_beside(folder: Path, known: Catalogue) -> npt.NDArray[np.int64]:
+    """How often each item was rated in the ratings of the folder; 0 for all if it holds none."""
+    if not has_ratings(folder):
+        return known.counts
+    rated = read_ratings(folder).catalogue
+    times = dict(zip(rated.ids, rated.counts.tolist(), strict=True))
+    return np.array([times.get(name, 0) for name in known.ids], np.int64)
 
 
 def together(ids: Sequence[Ids]) -> Ids:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.recsys.embeddings import Catalogue
+from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.matching import Matches, Pair
 
 log = logging.getLogger("mutirao")
@@ -19,7 +19,7 @@ NONE = "none"  # the step of a near pair, which does not count
 VERDICTS = {"yes": True, "no": False}
 
 
-def write(matches: Matches, path: Path) -> None:
+def write_matches(matches: Matches, path: Path) -> None:
     """Write all pairs, those to look at first: doubtful ones, near ones, then the rest.
 
     An empty verdict leaves a pair as the matcher judged it; a person writes yes or no.
@@ -49,7 +49,7 @@ def _cells(matches: Matches, pair: Pair, step: str, refused: bool) -> list[str]:
     ]
 
 
-def verdicts(path: Path) -> dict[tuple[str, str], bool]:
+def read_verdicts(path: Path) -> dict[tuple[str, str], bool]:
     """The pairs a person said yes or no to."""
     return {ids: verdict for ids, _, verdict in _rows(path) if verdict is not None}
 

@@ -4,7 +4,7 @@ Needs nothing but NumPy and the file of item vectors; the ratings go nowhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.files import load_arrays
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Embeddings, has_biases, load
-from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings
+from mutirao.recsys.fedrecon import FedRecon
 from mutirao.recsys.local import Local, batch_of
 from mutirao.recsys.ratings import Taste
 
@@ -33,7 +32,7 @@ class Recommendation(NamedTuple):
 class Recommender:
     """Ranks the items of `embeddings` for anyone; the card says how vectors are rebuilt.
 
-    >>> from mutirao.recsys.embeddings import Catalogue
+    >>> from mutirao.recsys.catalogues import Catalogue
     >>> films = Catalogue(("a", "b", "c"), ("Ant", "Bee", "Cat"), np.zeros(3, np.int32), np.zeros(3, np.int64))
     >>> vectors = np.array([[1, 0], [0.9, 0.1], [0, 1]], np.float32)
     >>> Recommender(Embeddings(films, vectors, {"ridge": 0.1})).recommend({"a": 5.0}, k=1)[0].title
@@ -45,7 +44,7 @@ class Recommender:
     @classmethod
     def of(cls, file: Path | str) -> "Recommender":
         """From a file of item vectors."""
-        return cls(load(Path(file)))
+        return cls(load_embeddings(Path(file)))
 
     @cached_property
     def method(self) -> FedRecon:
@@ -100,28 +99,3 @@ class Recommender:
         catalogue = self.embeddings.catalogue
         ranked = best[np.lexsort((best, -scores[best]))].tolist()
         return [Recommendation(catalogue.ids[i], catalogue.titles[i], float(scores[i])) for i in ranked]
-
-
-def embeddings_of_run(folder: Path, model: str = "best") -> Embeddings:
-    """The item vectors of a run of the recsys recipe, at its best round or its last, with all that serving needs."""
-    from mutirao.recipes import recsys
-    from mutirao.runs.execute import continued
-    from mutirao.runs.folder import Folder
-
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} holds no run")
-    name, config = continued(None, folder, [])
-    if name != "recsys":
-        raise ConfigError(f"{folder} holds a run of {name!r}, not of 'recsys'")
-    if model == "best":
-        arrays, facts = load_arrays(folder / "checkpoints" / "best.safetensors")
-    else:
-        rounds = Folder(folder).committed()
-        if not rounds:
-            raise ConfigError(f"{folder} holds no whole round")
-        arrays, facts = load_arrays(Folder(folder).model(rounds[0]))
-    ratings = recsys.load(config)
-    method = asdict(recsys.method_of(config, ratings))
-    card = {"how": "recsys", "round": facts.get("round"), "seed": config.seed, "data": Path(config.data).name}
-    kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled")}
-    return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)

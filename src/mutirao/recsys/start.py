@@ -16,10 +16,13 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.embeddings import Catalogue, Embeddings, has_biases, load, transfer
+from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings, transfer
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.matching import match
 from mutirao.recsys.pretrain import Begin, Factorisation, pretrain
 from mutirao.recsys.ratings import Ratings
+from mutirao.recsys.review import pairs_between
 
 log = logging.getLogger("mutirao")
 
@@ -52,7 +55,7 @@ class Transfer:
         check_share(self.share)
 
     def __call__(self, users: Ratings, method: FedRecon, seed: int) -> tuple[Ratings, Arrays]:
-        source, target = load(Path(self.source).expanduser()), users.catalogue
+        source, target = load_embeddings(Path(self.source).expanduser()), users.catalogue
         if has_biases(source.card) != method.biases:
             have = "with" if has_biases(source.card) else "without"
             raise ConfigError(f"{self.source} was trained {have} biases; set biases={str(not method.biases).lower()}")
@@ -67,14 +70,10 @@ class Transfer:
     def pairs(self, target: Catalogue, source: Embeddings) -> Sequence[tuple[str, str]]:
         """Ids that are the same item in both catalogues."""
         if self.matches:
-            from mutirao.recsys.review import pairs_between  # late: it needs rapidfuzz
-
             return pairs_between(Path(self.matches).expanduser(), target, source.catalogue)
         theirs = dict(zip(source.catalogue.ids, source.catalogue.titles, strict=True))
         if all(theirs.get(i) == title for i, title in zip(target.ids, target.titles, strict=True)):
             return [(i, i) for i in target.ids]
-        from mutirao.recsys.matching import match  # late: it needs rapidfuzz
-
         return match(target, source.catalogue, self.threshold).pairs
 
 

@@ -1,7 +1,7 @@
 """Titles as different catalogues write them, brought to one form, so that "Matrix, The (1999)" is "The Matrix".
 
 A title may carry several names (in brackets, after "a.k.a."), a year, an edition, and words that say it is not one
-film: a season, bonus material, a double feature. `read` takes it apart; `plain` makes a name comparable.
+film: a season, bonus material, a double feature. `parse_title` takes it apart; `plain` makes a name comparable.
 """
 
 import html
@@ -108,10 +108,10 @@ def plain(text: str) -> str:
     return " ".join(out)
 
 
-def read(text: str, year: int = 0) -> Title:
+def parse_title(text: str, year: int = 0) -> Title:
     """Take a title apart; a year in brackets counts if none is given.
 
-    >>> title = read("Postino, Il (The Postman) (1994)")
+    >>> title = parse_title("Postino, Il (The Postman) (1994)")
     >>> title.names, title.year
     (('il postino', 'postman'), 1994)
     """

@@ -1,30 +1,16 @@
 """The audit trail: one JSON line an event, each carrying the hash of the line before, so that changes show."""
 
 import datetime
-import hashlib
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.arrays import digest
 from mutirao.core.files import append_whole
-from mutirao.core.fleet import Reply
+from mutirao.core.fingerprints import fingerprint
 
 log = logging.getLogger("mutirao")
 START = "0" * 64
-
-
-def fingerprint(value: Any) -> str:
-    """sha256 of a value's canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
-
-
-def reply_fingerprint(reply: Reply) -> str:
-    """What a reply is known by on both sides: sha256 over its arrays, extras, metrics and count."""
-    metrics = {k: float(v) for k, v in reply.metrics.items()}
-    parts = {"arrays": digest(reply.arrays), "extras": digest(reply.extras), "metrics": metrics, "n": int(reply.n)}
-    return fingerprint(parts)
 
 
 class Audit:

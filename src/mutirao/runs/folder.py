@@ -16,10 +16,11 @@ from typing import Any
 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.files import load_arrays, plain, save_arrays, write_whole
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged
-from mutirao.runs.audit import START, Audit, fingerprint
+from mutirao.runs.audit import START, Audit
 from mutirao.runs.tables import Table, typed_row
 
 log = logging.getLogger("mutirao")

@@ -15,6 +15,7 @@ import numpy as np
 from mutirao.config import dump
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.files import write_whole
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import ClientId
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
@@ -22,7 +23,7 @@ from mutirao.errors import ConfigError, Damaged
 from mutirao.fleets.without import names_in
 from mutirao.privacy import RELEASES
 from mutirao.recipes.task import find
-from mutirao.runs.audit import check_chain, fingerprint
+from mutirao.runs.audit import check_chain
 from mutirao.runs.execute import Watch, continued, execute
 from mutirao.runs.folder import Folder, metrics_of, versions
 from mutirao.runs.tables import Table, typed_row

@@ -7,8 +7,9 @@ from typing import Any
 
 from mutirao.core.arrays import digest
 from mutirao.core.files import load_arrays
+from mutirao.core.fingerprints import fingerprint
 from mutirao.errors import ConfigError, Damaged
-from mutirao.runs.audit import check_chain, fingerprint
+from mutirao.runs.audit import check_chain
 from mutirao.runs.folder import Folder
 from mutirao.runs.tables import Table
 

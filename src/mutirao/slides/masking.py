@@ -61,7 +61,7 @@ class Masked:
         return float(part.mean()) if part.size else 0.0
 
 
-def masked(slide: Slide, mpp: float = 6.0) -> Masked:
+def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:
     """Find the cells on an overview of about `mpp` micrometres a pixel; lonely pixels are dust and count as glass."""
     picture = slide.overview(mpp)
     stained = stain(picture)

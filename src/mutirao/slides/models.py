@@ -6,7 +6,7 @@ The file holds body and head, and says what pictures it takes and what its class
 import io
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mutirao.config import one_line, read, resolve
+from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays, save_arrays, write_whole
 from mutirao.errors import ConfigError, Damaged
 from mutirao.images.bodies import BODIES, SIZE, body
 from mutirao.images.diagnosis import abnormal_classes
-from mutirao.images.heads import Trainable, Whole, trained_part
+from mutirao.images.heads import Whole, trained_part
+from mutirao.images.names import Trainable
 from mutirao.slides.reading import Pixels
 from mutirao.training.descent import one_thread
 
@@ -56,24 +57,8 @@ class Model:
         return found
 
 
-def from_run(folder: Path, which: str = "best") -> Model:
-    """The model of a run of the cytology recipe: its `best` round, or its `last`."""
-    from mutirao.core.rounds import Run
-    from mutirao.recipes.cytology import Config
-
-    table = read(folder / "config.toml")
-    if table.pop("recipe", "") != "cytology":
-        raise ConfigError(f"{folder} is no run of the cytology recipe")
-    config = resolve(Config, table)
-    verdict = folder / "verdict.json"
-    if not verdict.exists():
-        raise ConfigError(f"{verdict} is missing: the run is not finished, or had no global test set")
-    try:
-        classes = list(json.loads(verdict.read_text(encoding="utf-8"))["classes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error
-    best = folder / "checkpoints" / "best.safetensors"
-    arrays = load_arrays(best)[0] if which == "best" and best.exists() else Run.load(folder).arrays
+def assemble(config: Any, classes: Sequence[str], arrays: Arrays) -> Model:
+    """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
     frozen = body(config.body, config.weights)
     part = trained_part(frozen, config.trainable, len(classes))
     part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
@@ -83,7 +68,7 @@ def from_run(folder: Path, which: str = "best") -> Model:
         "notice": NOTICE,
         "body": config.body,
         "trainable": config.trainable,
-        "classes": classes,
+        "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "input": f"bytes, RGB, N x 3 x {SIZE} x {SIZE}",
         # What one picture showed in training; pictures in a folder do not say how large their pixels are.
@@ -103,7 +88,7 @@ def state(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
-def save(model: Model, path: Path) -> None:
+def save_model(model: Model, path: Path) -> None:
     """Write the model as safetensors or, if the name says so, as ONNX."""
     if path.suffix == ".safetensors":
         save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
@@ -113,10 +98,8 @@ def save(model: Model, path: Path) -> None:
         raise ConfigError(f"{path}: a model's name ends in .safetensors or .onnx")
 
 
-def load(path: Path) -> Model:
-    """A model from a file written by `save`, or from a run folder."""
-    if path.is_dir():
-        return from_run(path)
+def load_model(path: Path) -> Model:
+    """A model from a file written by `save_model`."""
     if path.suffix != ".safetensors":
         raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors)")
     arrays, facts = load_arrays(path)

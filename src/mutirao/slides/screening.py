@@ -20,11 +20,11 @@ from PIL import Image, ImageDraw
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.slides.masking import masked
+from mutirao.slides.masking import mask_slide
 from mutirao.slides.models import NOTICE, Model
 from mutirao.slides.ranking import Choice
 from mutirao.slides.reading import Pixels, open_slide
-from mutirao.slides.tiling import PREVIEW, Cut, Tile, chosen, from_afar, grid, measured
+from mutirao.slides.tiling import PREVIEW, Cut, Tile, choose, from_afar, grid, measure
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 
@@ -84,8 +84,8 @@ def screen(
         raise ConfigError(f"the model has no abnormal class among {', '.join(model.classes)}; see the setting 'normal'")
     slide = open_slide(path, mpp)
     try:
-        seen = masked(slide)
-        tiles = chosen(list(measured(slide, grid(slide, cut, seen), cut, None)), choice)
+        seen = mask_slide(slide)
+        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice)
         kept = [t for t in tiles if t.kept]
 
         def look(tile: Tile) -> Scored:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import build
-from mutirao.datasets.folders import Pictures, agree, class_folders, read, refuse_shared
+from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, apart, deal
+from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, deal, set_apart
 from mutirao.randomness import number, rng
 
 CLIENT = re.compile(r"client_(\d+)")
@@ -30,21 +30,21 @@ class Sources:
     has_test: bool = True
 
 
-def sources(config: Any) -> Sources:
+def find_sources(config: Any) -> Sources:
     """The parties that a configuration's `data` describes."""
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
-        return prepared(laboratories(config.clients, config.slides, config.side, config.seed), config)
+        return read_prepared(laboratories(config.clients, config.slides, config.side, config.seed), config)
     root = Path(config.data).expanduser()
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
-        return prepared(root, config)
+        return read_prepared(root, config)
     if (root / TRAINING).is_dir() or (root / TEST).is_dir():
-        train, test = read(root / TRAINING, config.slide), read(root / TEST, config.slide)
+        train, test = read_pictures(root / TRAINING, config.slide), read_pictures(root / TEST, config.slide)
         agree({str(root / TRAINING): train.classes, str(root / TEST): test.classes})
     else:
-        everything = read(root, config.slide)
-        rows, held = apart(everything, config.test, number(config.seed, 0, "test split"))
+        everything = read_pictures(root, config.slide)
+        rows, held = set_apart(everything, config.test, number(config.seed, 0, "test split"))
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
     split = build("partition", config.partition)
@@ -66,18 +66,18 @@ def clients_in(root: Path) -> list[Path]:
     return [p for _, p in sorted(found)]
 
 
-def prepared(root: Path, config: Any) -> Sources:
+def read_prepared(root: Path, config: Any) -> Sources:
     """A federation as `mutirao data prepare` writes it, or the part of it that one party has."""
     folders, test_folder = clients_in(root), root / GLOBAL_TEST
     has_test = test_folder.is_dir()
 
     @cache
     def test() -> Pictures:
-        return read(test_folder, config.slide)
+        return read_pictures(test_folder, config.slide)
 
     def held_by(folder: Path) -> Callable[[], Pictures]:
         def hospital() -> Pictures:
-            found = read(folder, config.slide)
+            found = read_pictures(folder, config.slide)
             if has_test:
                 refuse_shared(found, test())
             return found

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.slides.masking import Masked, masked
+from mutirao.slides.masking import Masked, mask_slide
 from mutirao.slides.ranking import Choice, measures
 from mutirao.slides.reading import Pixels, Slide, SlideError, open_slide
 from mutirao.training.cores import cores
@@ -92,7 +92,7 @@ def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
     return tiles
 
 
-def encoded(pixels: Pixels, cut: Cut) -> bytes:
+def encode(pixels: Pixels, cut: Cut) -> bytes:
     """The tile as a file."""
     out = io.BytesIO()
     picture = Image.fromarray(pixels)
@@ -103,7 +103,7 @@ def encoded(pixels: Pixels, cut: Cut) -> bytes:
     return out.getvalue()
 
 
-def measured(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:
+def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:
     """The tiles in their order; those that are not glass are read, measured and, with a folder, written."""
 
     def work(tile: Tile) -> Tile:
@@ -112,14 +112,14 @@ def measured(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None,
         pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
         variance, entropy = measures(pixels)
         if folder is not None:
-            (folder / tile.name).write_bytes(encoded(pixels, cut))  # the folder counts only once it is whole
+            (folder / tile.name).write_bytes(encode(pixels, cut))  # the folder counts only once it is whole
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
     with ThreadPoolExecutor(workers or cores(), "mutirao-tiles") as pool:
         yield from pool.map(work, tiles)
 
 
-def chosen(tiles: Sequence[Tile], choice: Choice) -> list[Tile]:
+def choose(tiles: Sequence[Tile], choice: Choice) -> list[Tile]:
     """The tiles with score and verdict of `choice`; those on glass stay dropped."""
     looked = [i for i, t in enumerate(tiles) if t.variance is not None]
     scores, why = choice([tiles[i].variance or 0.0 for i in looked], [tiles[i].entropy or 0.0 for i in looked])
@@ -196,8 +196,8 @@ def tile_slide(
         (out / "tiles").mkdir(parents=True, exist_ok=True)
         for old in (out / "tiles").iterdir():
             old.unlink()
-        seen = masked(slide)
-        tiles = chosen(list(measured(slide, grid(slide, cut, seen), cut, out / "tiles", workers)), choice)
+        seen = mask_slide(slide)
+        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, out / "tiles", workers)), choice)
         write_table(tiles, out / "tiles.csv")
         preview(*from_afar(slide), tiles, out / "preview.jpg")
         facts = {
@@ -215,7 +215,7 @@ def tile_slide(
         slide.close()
 
 
-def finished(out: Path, path: Path, cut: Cut, mpp: float | None) -> dict[str, Any] | None:
+def known_facts(out: Path, path: Path, cut: Cut, mpp: float | None) -> dict[str, Any] | None:
     """What is known of a slide that was done before with the same settings, else None."""
     try:
         facts: dict[str, Any] = json.loads((out / "slide.json").read_text(encoding="utf-8"))
@@ -240,7 +240,7 @@ def tile_all(
     for path, name in zip(paths, names, strict=True):
         folder = out / (name if names.count(name) == 1 else path.name)
         try:
-            known = finished(folder, path, cut, mpp(path))
+            known = known_facts(folder, path, cut, mpp(path))
             watch(path, known or tile_slide(path, folder, cut, choice, mpp(path), workers), known is not None)
         except (MutiraoError, OSError) as error:
             text = str(error) if isinstance(error, MutiraoError) else f"{path}: {error.strerror or error}"

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.deploy.drill import kills, trials, troubles
+from mutirao.deploy.drill import course, kills, trials, troubles
+from mutirao.deploy.drill.course import run_trials
 from mutirao.deploy.drill.federation import TRIVIAL, rounds_made
-from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial, carry_out
+from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.errors import ConfigError, MutiraoError
 
 
@@ -21,7 +22,7 @@ def test_every_trial_is_listed_and_can_be_carried_out() -> None:
     assert [line.split()[0] for line in told.stdout.splitlines()] == list(TRIALS)
     assert set(TRIALS) == set(troubles.TROUBLES) | {"kills", "in-process"}
     with pytest.raises(ConfigError, match=r"no trial is called 'clok'.*clock"):
-        list(carry_out(["clok"]))
+        list(run_trials(["clok"]))
 
 
 def test_killed_runs_end_with_the_digest_of_one_that_was_not(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_killed_runs_end_with_the_digest_of_one_that_was_not(tmp_path: Path) -> 
 
 def test_another_digest_is_a_bad_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = iter(["a", "", "b"])
-    monkeypatch.setattr(kills, "forked", lambda work, fate: next(digests))
+    monkeypatch.setattr(kills, "run_forked", lambda work, fate: next(digests))
     (trial,) = kills.local_kills(tmp_path, 1, seed=0, rounds=2)
     assert not trial.good
     assert "DIFFERS" in trial.happened
@@ -46,7 +47,7 @@ def test_what_this_machine_does_not_allow_is_not_run(tmp_path: Path, monkeypatch
     def broken(folder: Path, trial: Trial) -> None:
         raise MutiraoError("the run did not end")
 
-    monkeypatch.setattr(troubles, "TROUBLES", {"cut": never, "slow": broken})
+    monkeypatch.setattr(course, "TROUBLES", {"cut": never, "slow": broken})
     told = CliRunner().invoke(main, ["drill", "cut", "slow", "--folder", str(tmp_path), "--json"])
     assert told.exit_code == 1
     assert [t["verdict"] for t in json.loads(told.stdout)] == ["not run", "BAD"]
@@ -58,7 +59,7 @@ def test_a_shifted_clock_is_shifted(tmp_path: Path) -> None:
     import time
 
     try:
-        env = troubles.shifted(tmp_path, 3600)
+        env = troubles.shift_clock(tmp_path, 3600)
     except Impossible:
         pytest.skip("no C compiler")
     code = "import time, datetime; print(time.time(), datetime.datetime.now().timestamp(), time.monotonic())"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
 from mutirao.deploy.drill.trials import Impossible, Trial
@@ -19,7 +20,7 @@ from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import (
     Process,
-    connected,
+    is_connected,
     members,
     running,
     start_superlink,
@@ -28,6 +29,9 @@ from mutirao.deploy.processes import (
     until,
 )
 from mutirao.errors import MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
+from mutirao.runs.verify import verify_all
 
 NAMES = ("c0", "c1", "c2")
 TRIVIAL: dict[str, Scalar] = {
@@ -83,12 +87,12 @@ class Federation:
     def start_node(self, name: str, env: dict[str, str] | None = None) -> Process:
         """Start a site's SuperNode."""
         env = self.env | self.extra.get(name, {}) | (env or {})
-        return inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
+        return start_inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
 
     def until_connected(self, name: str, seconds: float = 60.0) -> None:
         """Wait for a site to be let in."""
         process = running(self.nodes[name].folder)
-        if process is None or not until(lambda: connected(process), seconds):
+        if process is None or not until(lambda: is_connected(process), seconds):
             raise MutiraoError(f"{name} was not let in: {process.last_words() if process else 'it ended'}")
 
     def run(self, out: Path, rounds: int, meanwhile: Callable[[Path], None], **sets: Scalar) -> dict[str, Any]:
@@ -146,8 +150,6 @@ class Federation:
 
     def audits(self, out: Path, liar: str = "") -> list[str]:
         """What is wrong between the server's trail and those of the sites."""
-        from mutirao.runs.verify import verify_all
-
         trails = [load_policy(node.policy_file).audit for node in self.nodes.values() if node.name != liar]
         return verify_all(out, [trail for trail in trails if trail.exists()])[1]
 
@@ -162,19 +164,24 @@ class Federation:
         return left
 
 
-def expected(rounds: int, **sets: Scalar) -> str:
+def expected_digest(rounds: int, **sets: Scalar) -> str:
     """The digest of the same run in one process that nobody disturbs."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
-
-    settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
     with tempfile.TemporaryDirectory() as folder:
-        config = resolve(find("quickstart").config, {}, list(settings.items()))
-        return str(execute("quickstart", config, Path(folder) / "run", pictures=False)["digest"])
+        return run_locally(Path(folder) / "run", rounds, **sets)
 
 
-def inside(space: str, action: Callable[[], Process]) -> Process:
+def run_locally(out: Path, rounds: int, **sets: Scalar) -> str:
+    """A run of trivial training on the local fleet, or what is left of it; its digest."""
+    return str(execute("quickstart", trivial_config(rounds, **sets), out, resume=True, pictures=False)["digest"])
+
+
+def trivial_config(rounds: int, **sets: Scalar) -> Any:
+    """The configuration of trivial training."""
+    settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
+    return resolve(find("quickstart").config, {}, list(settings.items()))
+
+
+def start_inside(space: str, action: Callable[[], Process]) -> Process:
     """Start a process in a network namespace: from a thread that went there, since children go with it."""
     if not space:
         return action()

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mutirao.deploy.drill.federation import TRIVIAL, Federation, expected, rounds_made
+from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made, run_locally, trivial_config
 from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.errors import MutiraoError
+from mutirao.recipes.task import find
 
 log = logging.getLogger("mutirao")
 
@@ -86,7 +87,7 @@ def deployed_kills(
                     more = federation.run(out, rounds, killer)
                     summary = more | {"flower_runs": summary["flower_runs"] + more["flower_runs"]}
                 trial.facts = {"kills": killer.killed}
-                federation.judge(trial, summary, expected(rounds), out)
+                federation.judge(trial, summary, expected_digest(rounds), out)
             except MutiraoError as error:
                 trial.good, trial.happened = False, f"FAILED: {error}"
         trial.kills = len(killer.killed)
@@ -100,14 +101,14 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
         raise Impossible("this system cannot fork")
     trial = Trial("in-process", TRIALS["in-process"])
     draw, runs, same = random.Random(seed), 0, True
-    trivial(rounds)[0].prepare(trivial(rounds)[1])  # imports everything once: children share it
-    digest = forked(partial(run_locally, folder / "undisturbed", rounds), None)
+    find("quickstart").prepare(trivial_config(rounds))  # imports everything once: children share it
+    digest = run_forked(partial(run_locally, folder / "undisturbed", rounds), None)
     while trial.kills < count and same:
         runs += 1
         out = folder / f"in-process-{runs}"
         while True:
             goal = rounds_made(out) + draw.randrange(8)  # some kills fall before the first round that would be made
-            told = forked(
+            told = run_forked(
                 partial(run_locally, out, rounds),
                 partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if trial.kills < count else None,
             )
@@ -122,22 +123,6 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
     yield trial
 
 
-def run_locally(out: Path, rounds: int) -> str:
-    """A run of trivial training on the local fleet; its digest."""
-    from mutirao.runs.execute import execute
-
-    return str(execute("quickstart", trivial(rounds)[1], out, resume=True, pictures=False)["digest"])
-
-
-def trivial(rounds: int) -> tuple[Any, Any]:
-    """The recipe that is run, and its configuration."""
-    from mutirao.config import resolve
-    from mutirao.recipes.task import find
-
-    recipe = find("quickstart")
-    return recipe, resolve(recipe.config, {}, list((TRIVIAL | {"rounds": rounds, "wait": 0.0}).items()))
-
-
 def late_enough(out: Path, goal: int, more: float) -> bool:
     """Whether a run has made so many rounds; then a moment longer, so that the kill falls anywhere in the next."""
     if rounds_made(out) < goal:
@@ -146,7 +131,7 @@ def late_enough(out: Path, goal: int, more: float) -> bool:
     return True
 
 
-def forked(work: Callable[[], str], fate: Callable[[], bool] | None) -> str:
+def run_forked(work: Callable[[], str], fate: Callable[[], bool] | None) -> str:
     """What `work` gives in a process of its own, or nothing if it was killed, which it is as soon as `fate` says so."""
     import torch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import write_whole
-from mutirao.deploy.drill.federation import Federation, expected, rounds_made
+from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made
 from mutirao.deploy.drill.trials import Impossible, Trial
 from mutirao.deploy.founding import renew
 from mutirao.deploy.keeping import holder
@@ -69,7 +69,7 @@ def finish(federation: Federation, trial: Trial, script: Script, **sets: Any) ->
     """Run to the end with the script, and judge; all its steps must have been taken."""
     out = federation.folder / "run"
     summary = federation.run(out, ROUNDS, script, **sets)
-    federation.judge(trial, summary, expected(ROUNDS, **sets), out)
+    federation.judge(trial, summary, expected_digest(ROUNDS, **sets), out)
     if script.steps:
         trial.good, trial.happened = False, f"the run ended before the trouble was over; {trial.happened}"
 
@@ -107,7 +107,7 @@ def namespace() -> Iterator[str]:
             subprocess.run(words, capture_output=True)
 
 
-def networked(
+def disturb_network(
     folder: Path, trial: Trial, worse: Callable[[str], None], better: Callable[[str], None], most: float
 ) -> None:
     """A run in which the victim's link to the server gets worse after a round, and better after a time."""
@@ -120,7 +120,7 @@ def networked(
 
 def cut(folder: Path, trial: Trial) -> None:
     """No packet passes for longer than it takes Flower to give a site up."""
-    networked(
+    disturb_network(
         folder,
         trial,
         lambda name: command("ip", "link", "set", f"{name}a", "down"),
@@ -141,7 +141,7 @@ def slow(folder: Path, trial: Trial) -> None:
         command("tc", "qdisc", "del", "dev", f"{name}a", "root")
         command("tc", "-n", name, "qdisc", "del", "dev", f"{name}b", "root")
 
-    networked(folder, trial, worse, better, 20.0)
+    disturb_network(folder, trial, worse, better, 20.0)
 
 
 # ---- disks
@@ -182,7 +182,7 @@ def disk(folder: Path, trial: Trial) -> None:
         )
         summary = federation.run(out, ROUNDS, script)
         trial.happened = "the server process ended, and went on when there was room"
-        federation.judge(trial, summary, expected(ROUNDS), out)
+        federation.judge(trial, summary, expected_digest(ROUNDS), out)
         trial.good = trial.good and not script.steps
 
 
@@ -204,7 +204,7 @@ def site_disk(folder: Path, trial: Trial) -> None:
         summary = federation.run(out, 3 * ROUNDS, script)
         failures = text_of(out / "clients.csv").count(HELD_BACK)
         trial.happened = f"{failures} replies were held back"
-        federation.judge(trial, summary, expected(3 * ROUNDS), out)
+        federation.judge(trial, summary, expected_digest(3 * ROUNDS), out)
         trial.good = trial.good and not script.steps and failures > 0
 
 
@@ -274,7 +274,7 @@ time_t time(time_t *out) {
 """
 
 
-def shifted(folder: Path, seconds: int) -> dict[str, str]:
+def shift_clock(folder: Path, seconds: int) -> dict[str, str]:
     """An environment in which the clock is wrong: a small library in front of the system's."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
@@ -288,7 +288,7 @@ def shifted(folder: Path, seconds: int) -> dict[str, str]:
 
 def clock(folder: Path, trial: Trial) -> None:
     """The server does not believe a request that is signed in the future; with the right time the site is let in."""
-    wrong = shifted(folder / "clock", 3600)
+    wrong = shift_clock(folder / "clock", 3600)
     with Federation(folder / "parties") as federation:
         federation.start()
         words: list[str] = []
@@ -314,7 +314,7 @@ def clock(folder: Path, trial: Trial) -> None:
 # ---- sites that do not tell the truth
 
 
-def lying(mode: str, **sets: Any) -> Callable[[Path, Trial], None]:
+def make_liar_trial(mode: str, **sets: Any) -> Callable[[Path, Trial], None]:
     """A trial in which one site's client process is `mutirao.deploy.drill.liar`."""
 
     def trouble(folder: Path, trial: Trial) -> None:
@@ -335,7 +335,8 @@ def lying(mode: str, **sets: Any) -> Callable[[Path, Trial], None]:
                 kinds = [row["failure"].partition(":")[0] for row in csv.DictReader(table) if row["failure"]]
             trial.happened = f"{len(lies)} times ({'; '.join(dict.fromkeys(lies))[:160]})"
             trial.happened += f", failures: {', '.join(dict.fromkeys(kinds)) or 'none'}"
-            federation.judge(trial, summary, expected(ROUNDS, **sets), out, liar=VICTIM if mode == "garbage" else "")
+            liar = VICTIM if mode == "garbage" else ""
+            federation.judge(trial, summary, expected_digest(ROUNDS, **sets), out, liar)
             trial.good = trial.good and len(lies) > 0
 
     return trouble
@@ -348,6 +349,6 @@ TROUBLES: dict[str, Callable[[Path, Trial], None]] = {
     "site-disk": site_disk,
     "certificate": certificate,
     "clock": clock,
-    "duplicate": lying("duplicate"),
-    "garbage": lying("garbage", min_replies=2, exclude=VICTIM),
+    "duplicate": make_liar_trial("duplicate"),
+    "garbage": make_liar_trial("garbage", min_replies=2, exclude=VICTIM),
 }

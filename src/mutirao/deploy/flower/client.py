@@ -13,7 +13,7 @@ from flwr.common.constant import ErrorCode
 from mutirao.core.fleet import Failure, Scalar, failure_of
 from mutirao.deploy.caller import OFF
 from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
-from mutirao.deploy.guard import Asker, admit, discreet, guarded
+from mutirao.deploy.guard import Asker, approve, discreet, guarded
 from mutirao.deploy.orders import Order
 from mutirao.deploy.policy import Policy, load_policy
 from mutirao.deploy.states import States
@@ -40,8 +40,8 @@ def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> Clien
         def make() -> RecordDict | Failure:
             policy = policy_of(context)
             if policy is not None:
-                return worked_under(policy, message, context, task_of, warm)
-            return worked(message, context, task_for(context, task_of, {}, warm))
+                return work_under(policy, message, context, task_of, warm)
+            return work_on(message, context, task_for(context, task_of, {}, warm))
 
         return answer(message, make)
 
@@ -67,7 +67,7 @@ def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Messag
     return Message(Error(code, made.reason), reply_to=message)
 
 
-def worked(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
+def work_on(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
     """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
     request = request_in(message)
@@ -91,7 +91,7 @@ def worked(message: Message, context: Context, task: Task, states: States | None
     return content
 
 
-def worked_under(
+def work_under(
     policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: Warm | None = None
 ) -> RecordDict | Failure:
     """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
@@ -99,15 +99,15 @@ def worked_under(
     A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
     """
     asked = context.run_config
-    recipe = str(asked.get("recipe", "quickstart")) if task_of is recipe_task else named(task_of)
+    recipe = str(asked.get("recipe", "quickstart")) if task_of is recipe_task else dotted_path(task_of)
     name = str(context.node_config.get("name", ""))
     asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
-    admit(policy, asker, asked)
+    approve(policy, asker, asked)
     with discreet(policy, asker.facts()):
         task = task_for(context, task_of, policy.settings, warm)
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
-        content = worked(message, context, replace(task, handler=guarded(task.handler, policy, asker)), states)
+        content = work_on(message, context, replace(task, handler=guarded(task.handler, policy, asker)), states)
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())
     return content
@@ -138,10 +138,10 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
     name, asked, node = name_of(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
     if by_recipe:
         return warm.task(Order(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
-    order = Order(name, named(task_of), str(context.run_id), context.node_id, asked, node)
+    order = Order(name, dotted_path(task_of), str(context.run_id), context.node_id, asked, node)
     return warm.task(order, cold)
 
 
-def named(task_of: TaskOf) -> str:
+def dotted_path(task_of: TaskOf) -> str:
     """A function of the site by its dotted path."""
     return f"{task_of.__module__}:{task_of.__qualname__}"

@@ -10,11 +10,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.cli.terminal import Progress
-from mutirao.deploy.admission import entitled
+from mutirao.deploy.admission import is_entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
-from mutirao.fleets.flower.fleet import Entitled, FlowerFleet
+from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled
 from mutirao.runs.execute import continued, execute
+from mutirao.runs.progress import Progress
 
 
 def server_app() -> ServerApp:
@@ -31,15 +31,15 @@ def server_app() -> ServerApp:
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = continued(recipe, out, configuration.flattened(table))  # refuses other settings
-        fleet = FlowerFleet(grid, timeout, entitled=entitled_here())
+        fleet = FlowerFleet(grid, timeout, is_entitled=entitlement_here())
         execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
     return app
 
 
-def entitled_here() -> Entitled:
+def entitlement_here() -> IsEntitled:
     """Who may have which name: on a server made by `mutirao site`, only the site whose key was admitted for it."""
     folder = os.environ.get("MUTIRAO_SITE", "")
     if not folder or not (Path(folder) / "sites").is_dir():
         return lambda name, node: True
-    return functools.partial(entitled, Path(folder))
+    return functools.partial(is_entitled, Path(folder))

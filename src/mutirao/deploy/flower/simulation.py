@@ -15,12 +15,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.core.fleet import Answers, ClientId, Request, failure_of
+from mutirao.core.fleet import Answers, ClientId, Fleet, Request, failure_of
 from mutirao.deploy.flower.client import client_app
 from mutirao.deploy.flower.tasks import task_from
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.fleets.flower.fleet import FlowerFleet
 from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 
 
 class Simulation(Fleet):
@@ -112,7 +113,5 @@ def simulate(
     recipe: str, config: Any, out: Path, resume: bool = False, watch: Any = None, **engine: float
 ) -> dict[str, Any]:
     """Run a recipe over Flower's simulation engine; `engine` may hold `timeout`, `cpus` and `gpus` (a worker)."""
-    from mutirao.runs.execute import execute
-
     with contextlib.closing(Simulation(recipe, config, **engine)) as fleet:
         return execute(recipe, config, out, fleet=fleet, resume=resume, watch=watch)

@@ -10,12 +10,11 @@ from flwr.app import Context
 
 from mutirao import config as configuration
 from mutirao.core.fleet import ClientId, Scalar
+from mutirao.deploy.policy import assignments
 from mutirao.errors import ConfigError
 from mutirao.recipes.task import Task, find
 
 TaskOf = Callable[[Context], Task]
-
-OURS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that are no settings of a recipe
 
 
 def recipe_task(context: Context, instead: Mapping[str, Scalar] | None = None) -> Task:
@@ -43,15 +42,8 @@ def recipe_from(toml: str) -> tuple[str, Any]:
 def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None) -> str:
     """The full configuration that a Flower run asks for: its settings, then those in `set`, then those `instead`."""
     name = str(run_config.get("recipe", "quickstart"))
-    plain = sorted((pair for pair in run_config.items() if pair[0] not in OURS), key=lambda pair: "." in pair[0])
-    try:
-        words = shlex.split(str(run_config.get("set", "")))
-    except ValueError as error:
-        raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
-    extra = [configuration.parse_assignment(text) for text in words]
-    return configuration.dump(
-        name, configuration.resolve(find(name).config, {}, [*plain, *extra, *(instead or {}).items()])
-    )
+    sets = [*assignments(run_config), *(instead or {}).items()]
+    return configuration.dump(name, configuration.resolve(find(name).config, {}, sets))
 
 
 def name_of(context: Context, task_of: TaskOf) -> ClientId:

@@ -1,4 +1,4 @@
-"""The nodes of a Flower federation as a fleet, and the server app that runs a recipe over it.
+"""The nodes of a Flower federation as a fleet.
 
 Node ids are random, so a node is known by the name it declares.
 """
@@ -12,13 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from mutirao.core.arrays import Arrays
+from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
 from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message
-from mutirao.runs.audit import Audit, reply_fingerprint
 
 log = logging.getLogger("mutirao")
 
-Entitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
+IsEntitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
 
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
@@ -30,13 +31,13 @@ class FlowerFleet(Fleet):
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
-    one that `entitled` denies it.
+    one that `is_entitled` denies it.
     """
 
     def __init__(
-        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, entitled: Entitled = lambda name, node: True
+        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, is_entitled: IsEntitled = lambda name, node: True
     ) -> None:
-        self.grid, self.timeout, self.greet, self.entitled = grid, timeout, greet, entitled
+        self.grid, self.timeout, self.greet, self.is_entitled = grid, timeout, greet, is_entitled
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -44,7 +45,7 @@ class FlowerFleet(Fleet):
         self._again: dict[int, float] = {}  # when a node may be asked for its name again
         self._warned: set[int] = set()
         self._closed = threading.Event()
-        self.trail: Audit | None = None  # the server's audit trail: sites that keep one of their own note its head
+        self._where: Callable[[], Mapping[str, Scalar]] = dict
         self._heads: dict[ClientId, dict[str, Scalar]] = {}
 
     def clients(self) -> list[ClientId]:
@@ -65,7 +66,11 @@ class FlowerFleet(Fleet):
         """Send each client its request and wait at most `timeout` seconds for the answers."""
         return collect(requests, self._outcomes(requests))
 
-    def take_heads(self) -> dict[ClientId, dict[str, Scalar]]:
+    def trail(self, where: Callable[[], Mapping[str, Scalar]]) -> None:
+        """Say with every request where the server's audit trail stands; sites that keep one of their own note it."""
+        self._where = where
+
+    def heads(self) -> dict[ClientId, dict[str, Scalar]]:
         """Where the sites' own audit trails stood when they last answered, of those who did since this was called."""
         heads, self._heads = self._heads, {}
         return heads
@@ -76,15 +81,21 @@ class FlowerFleet(Fleet):
 
     def _outcomes(self, requests: Mapping[ClientId, Request]) -> Iterator[tuple[ClientId, Reply | Failure]]:
         messages: dict[ClientId, Message] = {}
-        models: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
+        records: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
+
+        def pack_once(arrays: Arrays) -> ArrayRecord:
+            if id(arrays) not in records:
+                records[id(arrays)] = pack(arrays)
+            return records[id(arrays)]
+
         for client, request in sorted(requests.items()):
             if client not in self._nodes:
                 yield client, Failure("gone", "is not connected")
                 continue
-            if id(request.arrays) not in models:
-                models[id(request.arrays)] = pack(request.arrays)
-            model = models[id(request.arrays)]
-            messages[client] = request_message(request, model, self._nodes[client], self.timeout, self.trail)
+            content = {"arrays": pack_once(request.arrays)}
+            if request.extras:
+                content["extras"] = pack_once(request.extras)
+            messages[client] = request_message(request, content, self._nodes[client], self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
         for client, message in messages.items():
             if message.metadata.message_id not in taken:
@@ -166,7 +177,7 @@ class FlowerFleet(Fleet):
         for node, name in sorted(self._claims.items()):
             if name is None or self._nodes.get(name) == node:
                 continue
-            if self.entitled(name, node):
+            if self.is_entitled(name, node):
                 claimants.setdefault(name, []).append(node)
             else:
                 self._warn([node], f"node {node} calls itself {name!r}, and its key is another's: refused")

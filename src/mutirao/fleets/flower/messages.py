@@ -7,6 +7,7 @@ be, and an answer that is none becomes the `Failure` of whoever sent it.
 import io
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from flwr.common.constant import ErrorCode
 
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
-from mutirao.runs.audit import Audit
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -66,14 +66,12 @@ def unpack_one(name: str, parcel: Parcel) -> Array:
 
 
 def request_message(
-    request: Request, model: ArrayRecord, node: int, timeout: float, trail: Audit | None = None
+    request: Request, packed: Mapping[str, ArrayRecord], node: int, timeout: float, where: Mapping[str, Scalar]
 ) -> Message:
-    """A request on its way to a node; `model` is its arrays, packed, `trail` what the server has recorded so far."""
+    """A request on its way to a node; `packed` are its arrays and extras, `where` says what the server has recorded."""
     config = ConfigRecord({k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()})
-    about: dict[str, Any] = {"do": request.do}
-    if trail is not None:
-        about |= trail.where()
-    content = RecordDict({"arrays": model, "config": config, "request": ConfigRecord(about)})
+    about: dict[str, Any] = {"do": request.do, **where}
+    content = RecordDict({**packed, "config": config, "request": ConfigRecord(about)})
     kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
     return Message(content, node, kind, ttl=timeout + CLOCKS, group_id=group)
 
@@ -83,7 +81,8 @@ def request_in(message: Message) -> Request:
     content = message.content
     config: dict[str, Any] = dict(record_of(content, "config", ConfigRecord))
     do = str(record_of(content, "request", ConfigRecord)["do"])
-    return Request(do, unpack(record_of(content, "arrays", ArrayRecord)), config)
+    extras = unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {}
+    return Request(do, unpack(record_of(content, "arrays", ArrayRecord)), config, extras)
 
 
 def reply_content(reply: Reply) -> RecordDict:

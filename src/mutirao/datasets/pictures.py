@@ -1,0 +1,33 @@
+"""A picture file as it is read everywhere: whole, in colours, and not absurdly large."""
+
+import io
+from typing import TYPE_CHECKING
+
+from mutirao.config import one_line
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_PIXELS = 100_000_000  # a picture of a cell or a tile has far fewer: more is an attack or a whole slide
+
+
+class UnreadableError(ValueError):
+    """A file that is no picture, or a broken one."""
+
+
+def picture(content: bytes) -> "Image.Image":
+    """The whole picture in colours, or UnreadableError in one line; a truncated file is not a picture."""
+    from PIL import Image  # late: listing what can be read needs none of it
+
+    if not content:
+        raise UnreadableError("it is empty (0 bytes)")
+    try:
+        found = Image.open(io.BytesIO(content))
+        if found.width * found.height > MOST_PIXELS:
+            raise UnreadableError(f"{found.width} x {found.height} pixels are too many for a picture of cells")
+        return found.convert("RGB")
+    except UnreadableError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for broken files
+        text = one_line(error)
+        raise UnreadableError("it is no picture that can be read" if "BytesIO" in text else text[:120]) from error
