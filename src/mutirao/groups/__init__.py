@@ -2,6 +2,7 @@
 
 from mutirao.groups.admit import Admission, admit
 from mutirao.groups.combine import combine
-from mutirao.groups.form import Groups, form, quality
+from mutirao.groups.form import form, quality
+from mutirao.groups.membership import Groups
 
 __all__ = ["Admission", "Groups", "admit", "combine", "form", "quality"]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Labels, Points, prepared
-from mutirao.groups.form import MOST, Groups, name_of
+from mutirao.groups.membership import MOST, Groups, name_of
 
 FAR = 6.0  # robust deviations above the founders' own distances
 ROOM = 1.3  # a newcomer may always be so much farther away than a founder typically is

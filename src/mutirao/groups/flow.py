@@ -22,7 +22,8 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Patience, Run, begin, gather, step
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.groups.admit import Admission, admit, one_a_key
-from mutirao.groups.form import WAITS, NoiseRule, form, quality
+from mutirao.groups.form import NoiseRule, form, quality
+from mutirao.groups.membership import WAITS
 from mutirao.groups.state import State
 
 log = logging.getLogger("mutirao")

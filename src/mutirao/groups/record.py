@@ -15,7 +15,8 @@ from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
 from mutirao.groups.auto import Points, Range, divide, knee, min_samples_for, prepared, scan
 from mutirao.groups.clusterers import NAMES
-from mutirao.groups.form import MOST, Groups, quality
+from mutirao.groups.form import quality
+from mutirao.groups.membership import MOST, Groups
 from mutirao.groups.state import State
 from mutirao.randomness import rng
 

@@ -13,7 +13,7 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Division
-from mutirao.groups.form import Groups
+from mutirao.groups.membership import Groups
 
 HOME = "groups."  # of the keys in the run's memory
 
