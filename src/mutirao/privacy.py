@@ -19,7 +19,7 @@ import numpy as np
 
 from mutirao.accounting import Accountant, Releases, added, at_worst, epsilon
 from mutirao.config import build
-from mutirao.core.arrays import Arrays, part_of, settle
+from mutirao.core.arrays import Arrays, settle
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, Merged, as_aggregator, as_handler
 from mutirao.core.roster import Roster
@@ -29,7 +29,7 @@ from mutirao.randomness import rng
 from mutirao.selection import RoundRobin, Uniform, everyone, how_many, named
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
-Aggregates = Mapping[str, AnyAggregator]  # by group; under no name if there are none
+Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
 
 
@@ -52,8 +52,8 @@ class Privacy(Protocol):
         """Epsilon so far, of the client that has spent most; None if nothing is promised."""
         ...
 
-    def after_another(self, run: Run, aggregates: Aggregates) -> float:
-        """Epsilon if one more round is made with the aggregators that the groups would have, or the one there is."""
+    def after_another(self, run: Run, outlook: Outlook) -> float:
+        """Epsilon if one more round is made: of the one model there is, or of each group's."""
         ...
 
 
@@ -77,7 +77,7 @@ class Open:
         """Nothing is promised."""
         return None
 
-    def after_another(self, run: Run, aggregates: Aggregates) -> float:
+    def after_another(self, run: Run, outlook: Outlook) -> float:
         """Nothing is counted."""
         return 0.0
 
@@ -163,13 +163,12 @@ class Central(Settings):
         """What the released models cost any client: one of groups has part in those of its own alone."""
         return max((self.epsilon(table) for table in tables_in(run.memory)), default=0.0)
 
-    def after_another(self, run: Run, aggregates: Aggregates) -> float:
+    def after_another(self, run: Run, outlook: Outlook) -> float:
         """With one more model released, of every group."""
         spent = self.spent(run) or 0.0
-        for group, aggregate in aggregates.items():
+        for memory, aggregate in outlook:
             rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
-            table = part_of(run.memory, group).get(RELEASES)
-            spent = max(spent, self.epsilon(added(table, self.noise, rate, 1)))
+            spent = max(spent, self.epsilon(added(memory.get(RELEASES), self.noise, rate, 1)))
         return spent
 
 
@@ -189,7 +188,7 @@ class AtClient(Settings):
         """What the client that spent most has told."""
         return float(run.roster.figure(EPSILON, 0.0).max(initial=0.0))
 
-    def after_another(self, run: Run, aggregates: Aggregates) -> float:
+    def after_another(self, run: Run, outlook: Outlook) -> float:
         """The same, were it asked once more."""
         return float(run.roster.figure(NEXT, 0.0).max(initial=0.0))
 
@@ -364,14 +363,14 @@ def tables_in(memory: Arrays) -> list[Releases]:
 
 
 def within_budget(
-    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, aggregates: Callable[[], Aggregates]
+    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, outlook: Callable[[], Outlook]
 ) -> Iterator[Round]:
     """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much.
 
-    `aggregates` gives those of the round to come, by group, or the one there is under no name.
+    `outlook` says what the round to come would add to.
     """
     while run.round < wanted and privacy.budget:
-        if (after := privacy.after_another(run, aggregates())) > privacy.budget:
+        if (after := privacy.after_another(run, outlook())) > privacy.budget:
             before = privacy.spent(run) or 0.0
             raise BudgetSpent(
                 f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is {before:.4g} of "

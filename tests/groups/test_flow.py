@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from mutirao.attacks import Swarm
-from mutirao.config import resolve
+from mutirao.config import Part, resolve
 from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
-from mutirao.errors import ConfigError, TooFewReplies
+from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import State
+from mutirao.privacy import tables_in
 from mutirao.recipes.task import Task, find
 from mutirao.runs.execute import execute
 from mutirao.runs.tables import Table
@@ -350,3 +351,85 @@ def test_few_clients_that_must_be_many_for_a_group_are_one_and_leave_no_scan(tmp
     assert summary["eps_range"] is None
     assert not (tmp_path / "run" / "eps_scan.png").exists()
     assert json.loads((tmp_path / "run" / "groups.json").read_text())["evidence"]["min_samples"] == 5
+
+
+def private_settings(kind: str, **more: Any) -> dict[str, Any]:
+    noised = {"name": "bias", "epsilon": 200.0, "repeatable": True}
+    privacy = {"name": kind, "noise": 0.5, "repeatable": True}
+    return {"privacy": privacy | more, "signature": noised, "head": "full", "rounds": 2, "cluster": "one"}
+
+
+@pytest.mark.parametrize("kind", ["central", "local", "dpsgd"])
+def test_groups_can_be_private_and_the_warm_up_is_in_the_account(kind: str) -> None:
+    config = resolve(RECIPE.config, {**SMALL, **private_settings(kind), "per_round": 0.5})
+    task = RECIPE.prepare(config)
+    run = Run(task.initial(), seed=0)
+    fleet = LocalFleet(task.handler, task.population)
+    rows = [done.row for done in RECIPE.flow(fleet, config, task, run)]
+    assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"]
+    if kind == "central":
+        assert rows[-1]["accuracy"] > 0  # the server is trusted, and clients tell it how the model does
+        sums = {table[:, 2].sum() for table in tables_in(run.memory)}
+        assert sums == {3.0}  # the signature and two models
+    else:
+        assert "accuracy" not in rows[-1]
+        assert len(fleet.states) == 10
+        most = max(float(s["privacy.releases"][:, 2].sum()) for s in fleet.states.values())
+        assert most >= 2  # the signature, and training
+
+
+def test_a_private_group_knows_only_its_own_releases_and_new_ones_inherit_the_worst() -> None:
+    settings = private_settings("central") | {"rounds": 4, "regroup": 2, "cluster": {"name": "kmeans", "groups": 2}}
+    config = resolve(RECIPE.config, {**SMALL, **settings, "per_round": 2})
+    task = RECIPE.prepare(config)
+    run = Run(task.initial(), seed=0)
+    rows = [d.row for d in RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run)]
+    spent = [row["epsilon"] for row in rows]
+    assert spent == sorted(spent)
+    for table in tables_in(run.memory):
+        signatures = table[table[:, 1] == 1.0]
+        assert signatures[:, 2].tolist() == [2.0]  # two warm-ups
+        assert table[:, 2].sum() >= 2 + 4  # what was spent before the groups were formed anew stays spent
+
+
+def test_a_budget_ends_a_run_of_groups() -> None:
+    config = resolve(RECIPE.config, {**SMALL, **private_settings("central", budget=260.0), "rounds": 50})
+    task = RECIPE.prepare(config)
+    run = Run(task.initial(), seed=0)
+    with pytest.raises(BudgetSpent, match="the privacy budget ends the run after round"):
+        list(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run))
+    assert 0 < run.round < 50
+    assert 200.0 < run.history[-1]["epsilon"] <= 260.0
+    small = replace(config, privacy=Part("central", {**config.privacy.settings, "budget": 60.0}))
+    fresh, fleet = Run(task.initial(), seed=0), Coming(LocalFleet(task.handler, task.population), {}, run)
+    with pytest.raises(BudgetSpent, match="ends the run after round 0 of 50"):
+        list(RECIPE.flow(fleet, small, task, fresh))
+    assert fleet.asked == []  # not even for a signature, which alone would cost more
+
+
+def test_privacy_that_covers_the_models_alone_is_refused() -> None:
+    for changes, text in (
+        ({"signature": "bias"}, "signatures have no noise; set signature.epsilon"),
+        ({"head": "reduced"}, "head=reduced tells which classes clients hold"),
+    ):
+        config = resolve(RECIPE.config, {**SMALL, **private_settings("local"), **changes})
+        with pytest.raises(ConfigError, match=text):
+            RECIPE.prepare(config)
+
+
+def test_every_client_judges_its_own_groups_model() -> None:
+    rounds, _, _, _ = go(clients_every=2)
+    assert "accuracy_worst" not in rounds[0].row
+    row = rounds[1].row
+    assert row["accuracy_clients"] == 10
+    assert row["accuracy_mean"] == pytest.approx(row["accuracy"])
+    assert row["accuracy_worst"] <= row["accuracy_p10"] <= row["accuracy_p50"] <= row["accuracy_p90"]
+
+
+def test_probes_of_groups_are_in_the_record() -> None:
+    rounds, run, fleet, _ = go(select="powerofchoice", per_round=1)
+    kinds = [sorted({r.do for r in asked.values()}) for asked in fleet.asked]
+    assert kinds[1:3] == [["probe"], ["train"]]
+    assert rounds[0].row["probed"] == len(fleet.asked[1]) > 0
+    assert rounds[0].row["bytes_up"] + rounds[0].row["bytes_down"] > rounds[0].row["probe_bytes"] > 0
+    assert run.roster.last_probed.max() == 3

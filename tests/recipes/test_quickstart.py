@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mutirao.attacks import Attacked, SignFlip
 from mutirao.config import resolve
-from mutirao.recipes.quickstart import Config
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError
+from mutirao.fleets.local import LocalFleet
+from mutirao.recipes.quickstart import Config, recipe
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 
@@ -53,3 +57,20 @@ def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
     own = [task.handler.evaluate(model, data.test)["accuracy"] for data in task.population.values()]  # type: ignore[attr-defined]
     assert final["accuracy_mean"] == pytest.approx(np.mean(own))  # on test data, never on what was trained on
     assert final["accuracy_worst"] == pytest.approx(min(own))
+
+
+def test_a_screen_keeps_liars_out_of_any_recipe() -> None:
+    rows = {}
+    for screen in ("none", "robust"):
+        config = resolve(Config, {"rounds": 6, "clients": 10, "per_round": 10, "screen": screen, "partition": "iid"})
+        task = recipe.prepare(config)
+        liars = frozenset({"c0", "c3", "c7"})
+        fleet = LocalFleet(Attacked(task.handler, liars, SignFlip(2.0)), task.population)
+        rounds = list(recipe.flow(fleet, config, task, Run(task.initial())))
+        rows[screen] = rounds[-1]
+    assert {r["client"] for r in rows["robust"].clients if r["rejected"]} == {"c0", "c3", "c7"}
+    assert rows["robust"].row["rejected"] == 3
+    assert rows["robust"].row["accuracy"] > rows["none"].row["accuracy"] + 0.1
+    config = resolve(Config, {"screen": "norm", "privacy": "central"})
+    with pytest.raises(ConfigError, match="screen=norm cannot be set with privacy=central"):
+        next(iter(recipe.flow(fleet, config, task, Run(task.initial()))))

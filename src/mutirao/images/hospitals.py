@@ -31,8 +31,6 @@ CLASSES = "classes"
 class Hospital(Trainer):
     """A Trainer that also validates what it trained (`val_loss`, `val_acc`), and tells its classes when asked."""
 
-    names: tuple[str, ...] = ()  # the classes, as the model numbers them
-
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer as a Trainer does, and a question for the class list."""
         if request.do == CLASSES:

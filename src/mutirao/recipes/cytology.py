@@ -69,9 +69,7 @@ def task(config: Config) -> Task:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    hospital = Hospital.of(
-        config, lambda: trained_part(extract.network, config.trainable, len(classes)), names=tuple(classes)
-    )
+    hospital = Hospital.of(config, lambda: trained_part(extract.network, config.trainable, len(classes)))
     seen: dict[str, npt.NDArray[Any]] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
@@ -101,6 +99,7 @@ def task(config: Config) -> Task:
         judge="balanced_accuracy",
         pictures={"confusion.png": matrix, "verdict.json": verdict} if found.has_test else {},
         classes=len(classes),
+        knows=tuple(classes),
     )
 
 
@@ -116,7 +115,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         )
     else:
         gather(run.roster, fleet, hospitals, Patience(wait=config.wait))
-        agree_on_classes(fleet, getattr(task.handler, "names", ()), {"seed": config.seed, "round": run.round})
+        agree_on_classes(fleet, task.knows, {"seed": config.seed, "round": run.round})
     everyone = config.per_round == 1.0 or config.per_round >= hospitals
     if everyone and not config.min_replies and config.select.name == "uniform" and config.privacy.name == "none":
         config = replace(config, min_replies=hospitals)  # as in the paper: all must take part

@@ -8,7 +8,7 @@ from typing import Any
 
 from mutirao.attacks import Attacked, liars_among, verdicts
 from mutirao.config import Common, Part, build, setting
-from mutirao.core.arrays import Arrays
+from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, check_needs
 from mutirao.core.rounds import Cohort, Patience, Round, Run
@@ -23,7 +23,7 @@ from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
-from mutirao.privacy import Central, Privacy, within_budget
+from mutirao.privacy import Central, Outlook, Privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
 
@@ -181,16 +181,20 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     )
     expect = config.founders or (1 if churns else len(task.population))
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
-    for done in within_budget(rounds, run, config.rounds, privacy, lambda: aggregates(run, plan)):
+    for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
         if config.screen.name != "none":
             done.row.update(verdicts(done.clients, knows.liars, run.history[:-1]))
         yield done
 
 
-def aggregates(run: Run, plan: Plan) -> dict[str, AnyAggregator]:
-    """The aggregator of each group there is."""
+def look_ahead(run: Run, plan: Plan) -> Outlook:
+    """What the next round adds to: the account of each group, or of those that the round is about to form."""
     state = State.from_memory(run.memory)
-    return {g: plan.parts(len(who))[1] for g, who in state.groups.members().items()} if state else {}
+    members = state.groups.members() if state else {}
+    memories = {g: part_of(run.memory, g) for g in members}
+    if state is None or (plan.regroup and run.round and run.round % plan.regroup == 0):
+        return [(plan.inherit(list(memories.values())), plan.parts(1)[1])]  # at worst, a group of one
+    return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
 
 
 recipe = Recipe(Config, task, flow, private=True)

@@ -99,7 +99,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
     )
-    for done in within_budget(rounds, run, config.rounds, privacy, lambda: {"": aggregate}):
+    for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
         if config.clients_every and run.round % config.clients_every == 0:
             known = f"metrics:{task.judge}" in task.provides
             own = (task.judge, task.higher_is_better) if known else ("accuracy", True)
