@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from mutirao.core.rounds import Aggregator, Merged, Round, Run, Selector, step, train
     from mutirao.errors import MutiraoError
     from mutirao.fleets.local import LocalFleet
+    from mutirao.recipes.exhibits import Exhibits, Picture
     from mutirao.recipes.task import Recipe, Task, federate
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
+    from mutirao.report.notebook import show
+    from mutirao.runs.folder import load_run, save_run
     from mutirao.training.samples import Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
@@ -28,7 +31,10 @@ _HOME = {
     "fleets.local": ["LocalFleet"],
     "recipes.task": ["Recipe", "Task", "federate"],
     "core.rounds": ["Aggregator", "Merged", "Round", "Run", "Selector", "step", "train"],
-    "runs.execute": ["execute"],
+    "recipes.exhibits": ["Exhibits", "Picture"],
+    "report": ["execute"],
+    "report.notebook": ["show"],
+    "runs.folder": ["load_run", "save_run"],
     "training.samples": ["Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
@@ -39,6 +45,7 @@ __all__ = [
     "Answers",
     "Arrays",
     "Common",
+    "Exhibits",
     "Failure",
     "Fleet",
     "Handler",
@@ -46,6 +53,7 @@ __all__ = [
     "Merged",
     "MutiraoError",
     "Part",
+    "Picture",
     "Recipe",
     "Reply",
     "Request",
@@ -58,7 +66,10 @@ __all__ = [
     "Trainer",
     "execute",
     "federate",
+    "load_run",
+    "save_run",
     "setting",
+    "show",
     "step",
     "train",
     "virtual_clients",

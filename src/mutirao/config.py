@@ -256,6 +256,13 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     return recipe_config(**values)
 
 
+def validate(recipe_config: type[C], given: Any) -> C:
+    """A configuration made in Python, checked as one from the command line is; parts may be given by name."""
+    table = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    parts = {k: {"name": v.name, **v.settings} for k, v in table.items() if isinstance(v, Part)}
+    return resolve(recipe_config, table | parts)
+
+
 def is_below(key: str) -> bool:
     """Whether the key is a setting of a part (`select.count`) and not its name (`select`, `select.name`)."""
     _, dot, sub = key.partition(".")

@@ -21,7 +21,7 @@ from mutirao.core.rounds import Run, train
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.recipes.task import Task
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.selection import everyone
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -287,8 +287,8 @@ def test_heads_of_liars_are_ignored(tmp_path: Path) -> None:
     fleet.clients()
     answers = fleet.ask({c: Request("train", softmax_task().initial(), {"round": 1}) for c in NAMES})
     assert len(answers.replies) == 5
-    assert list(fleet.take_heads()) == ["eva"]
-    assert fleet.take_heads() == {}
+    assert list(fleet.heads()) == ["eva"]
+    assert fleet.heads() == {}
 
 
 def test_a_site_keeps_its_state_when_supernodes_are_new_and_a_round_is_made_again(tmp_path: Path) -> None:

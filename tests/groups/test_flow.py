@@ -18,7 +18,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import State, part_of
 from mutirao.recipes.task import Task, find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 
 RECIPE = find("groups")

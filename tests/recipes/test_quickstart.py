@@ -6,7 +6,7 @@ from pathlib import Path
 from mutirao.config import resolve
 from mutirao.recipes.quickstart import Config
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 
 def test_over_ninety_percent_with_pictures_and_a_report(tmp_path: Path) -> None:

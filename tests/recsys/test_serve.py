@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 from mutirao.recipes.task import find
 from mutirao.recsys.embeddings import Catalogue, Embeddings, save
 from mutirao.recsys.serve import Recommender, embeddings_of_run
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 N, D = 300, 7
 

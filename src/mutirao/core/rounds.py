@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,29 +53,11 @@ class Run:
     roster: Roster = field(default_factory=Roster)
     history: list[Row] = field(default_factory=list)
     memory: Arrays = field(default_factory=dict)
+    sites: Arrays = field(default_factory=dict)  # states of simulated sites
 
     def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
         """Randomness for the round being made, from (seed, round, purpose, client)."""
         return rng(self.seed, self.round + 1, purpose, client)
-
-    def save(self, folder: Path | str) -> None:
-        """Write a checkpoint of this run."""
-        from mutirao.runs.folder import save_run
-
-        save_run(self, Path(folder))
-
-    @classmethod
-    def load(cls, folder: Path | str) -> "Run":
-        """The run as of its last whole checkpoint."""
-        from mutirao.runs.folder import load_run
-
-        return load_run(Path(folder))
-
-    def _repr_html_(self) -> str:
-        """The run with its curves, for notebooks."""
-        from mutirao.report.notebook import run_html
-
-        return run_html(self)
 
 
 @dataclass(frozen=True)

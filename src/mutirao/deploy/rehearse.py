@@ -206,7 +206,7 @@ def alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str
     """The digest of the same run on the local fleet, one client after another as at the sites."""
     from mutirao.config import resolve
     from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
 
     config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
     return str(execute(recipe, config, out, pictures=False)["digest"])

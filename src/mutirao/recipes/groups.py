@@ -13,16 +13,16 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Patience, Round, Run, check_needs
 from mutirao.datasets import cifar10, digits
-from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.member import Member, last_layer
 from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
-from mutirao.groups.record import FILES, findings
+from mutirao.groups.record import FILES, findings, plane_of, scan_of
 from mutirao.images.networks import NETWORKS
 from mutirao.partition import describe
 from mutirao.randomness import rng
+from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, simulated
 from mutirao.training.trainer import Trainer
 
@@ -107,12 +107,18 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack)) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
-        pictures={"partition.png": lambda path: draw_partition(describe(y, parts), path)},
         classes=classes,
-        constant=frozenset({"groups", "rand"}),
         knows=knows,
-        findings=lambda run: findings(run, knows.truth),
-        files=FILES,
+        exhibits=Exhibits(
+            pictures={
+                "partition.png": Picture("partition", lambda run: describe(y, parts)),
+                "groups.png": Picture("groups", plane_of),
+                "eps_scan.png": Picture("eps_scan", scan_of),
+            },
+            files=FILES,
+            findings=lambda run: findings(run, knows.truth),
+            constant=frozenset({"groups", "rand"}),
+        ),
     )
 
 

@@ -1,16 +1,15 @@
 """Handwritten digits on fifty clients that hold different digits: the whole idea in under a minute."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import digits
-from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.samples import Samples, pooled, virtual_clients
 from mutirao.training.trainer import Trainer
@@ -43,15 +42,13 @@ def task(config: Config) -> Task:
         lambda: nn.Sequential(nn.Linear(64, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10)),
     )
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(y, parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=("accuracy", "loss"),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(y, parts)),
         classes=10,
     )
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
-from mutirao.drawing.plots import draw_partition
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
@@ -18,6 +17,7 @@ from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.letor import RankingData, folds
 from mutirao.ranking.models import LOSSES, Scorer, classifier, expected_grade, lists_of
 from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.samples import pooled, virtual_clients
 from mutirao.training.trainer import Trainer, one_thread
@@ -78,16 +78,14 @@ def task(config: Config) -> Task:
         metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
         return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(grades, parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
         judge="ndcg@5",
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=tuple(f"{name}@{k}" for name in ("ndcg", "mrr") for k in CUTS),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts)),
         classes=highest + 1 if config.loss == "grades" else None,
     )
 

@@ -15,8 +15,9 @@ from mutirao.config import flattened, nearest, read, resolve, written
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.recipes.task import find
+from mutirao.runs.execute import execute
 from mutirao.runs.folder import locked
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.reader import Record
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
@@ -151,14 +152,12 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
     """Make or finish one run; a clear error is the cell's result, not the study's end."""
     import torch
 
-    from mutirao.runs.execute import execute
-
     torch.set_num_threads(1)
     config = resolve(find(recipe).config, {}, cell.settings)
     if (out / "config.toml").exists() and not is_run_of(out, recipe, config):
         return f"{out} was made with other settings; choose another --out, or remove it"
     try:
-        execute(recipe, config, out, resume=True, pictures=False, keep_bytes=KEEP_BYTES)
+        execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
     except MutiraoError as error:
@@ -175,10 +174,9 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
         return False
 
 
-def results(study: Study, out: Path) -> Iterator[tuple[Cell, dict[str, Any], list[dict[str, Any]]]]:
-    """The summary and history of each finished cell."""
+def results(study: Study, out: Path) -> Iterator[tuple[Cell, Record]]:
+    """Each finished cell with what its folder says."""
     for cell in study.cells:
         folder = out / "cells" / cell.name
         if (folder / "summary.json").exists():
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            yield cell, summary, [typed_row(row) for row in Table(folder / "history.csv").read()]
+            yield cell, Record.of(folder)

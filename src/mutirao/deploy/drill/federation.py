@@ -166,7 +166,7 @@ def expected(rounds: int, **sets: Scalar) -> str:
     """The digest of the same run in one process that nobody disturbs."""
     from mutirao.config import resolve
     from mutirao.recipes.task import find
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
 
     settings = TRIVIAL | {"rounds": rounds, "wait": 0.0} | sets
     with tempfile.TemporaryDirectory() as folder:

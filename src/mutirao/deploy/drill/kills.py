@@ -124,7 +124,7 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
 
 def run_locally(out: Path, rounds: int) -> str:
     """A run of trivial training on the local fleet; its digest."""
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
 
     return str(execute("quickstart", trivial(rounds)[1], out, resume=True, pictures=False)["digest"])
 

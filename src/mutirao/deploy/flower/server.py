@@ -10,11 +10,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.cli.terminal import Progress
 from mutirao.deploy.admission import entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
 from mutirao.fleets.flower.fleet import Entitled, FlowerFleet
-from mutirao.runs.execute import continued, execute
+from mutirao.report import execute
+from mutirao.runs.execute import continued
+from mutirao.runs.progress import Progress
 
 
 def server_app() -> ServerApp:

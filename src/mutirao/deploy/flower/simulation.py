@@ -112,7 +112,7 @@ def simulate(
     recipe: str, config: Any, out: Path, resume: bool = False, watch: Any = None, **engine: float
 ) -> dict[str, Any]:
     """Run a recipe over Flower's simulation engine; `engine` may hold `timeout`, `cpus` and `gpus` (a worker)."""
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
 
     with contextlib.closing(Simulation(recipe, config, **engine)) as fleet:
         return execute(recipe, config, out, fleet=fleet, resume=resume, watch=watch)

@@ -1,0 +1,129 @@
+"""What a person or a program sees while a run goes on: a line that moves, plain lines when piped, or JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from mutirao.core.rounds import Round, Run
+from mutirao.recipes.task import Task
+from mutirao.runs.reader import clean
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Progress:
+    """Follows a run; call it after each round.
+
+    `auto` is one line that moves on a terminal and `lines` elsewhere: plain lines, a second apart; `jsonl` prints every
+    round as JSON on standard output; `quiet` nothing.
+    """
+
+    def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:
+        self.rounds = rounds
+        self.mode = "quiet" if quiet else mode
+        self.live: Any = None
+        self.values: list[float] = []
+        self._said = 0.0
+        self._began = time.monotonic()
+        self._first = 0
+        self._bytes = 0
+        self._blocks = can_say(BLOCKS)  # asked now: a live display puts its own stream in the place of this one
+
+    def __enter__(self) -> "Progress":
+        if self.mode == "auto" and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(stderr=True, highlight=False), transient=True, auto_refresh=False)
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, run: Run, done: Round, task: Task) -> None:
+        """Show a round that was made."""
+        row = done.row
+        if self.mode == "quiet":
+            return
+        if self.mode == "jsonl":
+            print(json_line({"event": "round", "of": self.rounds, **row}), flush=True)
+            return
+        if not self._first:  # the time before the first round says nothing about the next
+            self._first, self._began = run.round, time.monotonic()
+        self._bytes += int(row["bytes_down"]) + int(row["bytes_up"])
+        if task.judge in row:
+            self.values.append(float(row[task.judge]))
+        last = run.round == self.rounds
+        if self.live is not None:
+            self.live.update(self.line(run.round, row, task.judge, self.live.console.width), refresh=True)
+        elif time.monotonic() - self._said > 1 or last:
+            self._said = time.monotonic()
+            print(self.line(run.round, row, task.judge, 120), file=sys.stderr, flush=True)
+
+    def line(self, round: int, row: Mapping[str, Any], judge: str, width: int) -> str:
+        """What fits: the round first, then the metric, who was lost, a curve, the time left, clients and bytes."""
+        made = round - self._first
+        left = (time.monotonic() - self._began) / made * (self.rounds - round) if made else 0.0
+        lost = int(row["failed"]) + int(row["rejected"])
+        curve = sparkline(self.values, 16 if width >= 80 else 8) if self._blocks and len(self.values) > 1 else ""
+        parts = [  # (order on the line, text), the most wanted first
+            (0, f"round {round}/{self.rounds}"),
+            (2, f"{judge} {row[judge]:.4f}" if judge in row else ""),
+            (3, f"{lost} of {row['selected']} clients lost" if lost else ""),
+            (1, curve),
+            (5, f"{clock(left)} left" if made and round < self.rounds else ""),
+            (4, "" if lost else f"{row['selected']} clients"),
+            (6, size(self._bytes)),
+        ]
+        kept: list[tuple[int, str]] = []
+        for order, text in parts:
+            if text and (not kept or sum(len(t) + 2 for _, t in kept) + len(text) < width):
+                kept.append((order, text))
+        return "  ".join(text for _, text in sorted(kept))[: max(1, width - 1)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve of block letters, the last value at its end."""
+    known = [v for v in values if v == v and abs(v) != float("inf")]
+    if not known:
+        return ""
+    step = max(1.0, len(known) / width)
+    some = [known[min(len(known) - 1, int((i + 1) * step) - 1)] for i in range(min(width, len(known)))]
+    share = 0.5 if max(known) - min(known) == float("inf") else 1.0  # two huge numbers may be too far apart
+    low, high = share * min(known), share * max(known)
+    return "".join(BLOCKS[int((share * v - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)
+
+
+def can_say(text: str) -> bool:
+    """Whether the terminal knows these letters."""
+    try:
+        text.encode(sys.stderr.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:00:00."""
+    whole = int(seconds + 0.5)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def size(many: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(many) < 1000:
+            return f"{many:.3g} {unit}"
+        many /= 1000
+    return f"{many:.3g} TB"
+
+
+def json_line(content: Mapping[str, Any]) -> str:
+    """A line of JSON; what is not finite is null."""
+    return json.dumps(clean(content), allow_nan=False)
