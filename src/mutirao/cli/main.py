@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -128,7 +129,7 @@ def run(
 
 def default_out(name: str, resume: bool) -> Path:
     """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
-    stem = name.replace(":", "-").replace("/", "-")
+    stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
     candidate, number = Path("runs") / stem, 1
     while candidate.exists():
         latest, number = candidate, number + 1
@@ -157,7 +158,10 @@ def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_
     grid = load(file, [parse_assignment(text) for text in sets])
     folder = out or Path("runs") / f"study-{file.stem}"
     with Cells(len(grid.cells), quiet=as_json) as watch:
-        problems = carry_out(grid, folder, workers, watch)
+        try:
+            problems = carry_out(grid, folder, workers, watch)
+        except KeyboardInterrupt:
+            fail("stopped; what was done is kept: run the same command again to go on", 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
     lines = compare(grid, folder)

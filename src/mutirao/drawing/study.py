@@ -1,6 +1,7 @@
 """The pictures that a study leaves in its folder."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from mutirao.drawing.plots import draw_bands
 from mutirao.runs.schema import USUAL
@@ -16,7 +17,7 @@ def draw_study(study: Study, out: Path) -> list[Path]:
             curves.setdefault(metric, {}).setdefault(cell.method, []).append(points)
     paths = []
     for metric, methods in curves.items():
-        path = out / f"curves_{metric.replace('@', '_at_')}.png"
+        path = out / f"curves_{quote(metric.replace('@', '_at_'), safe=' ,')}.png"
         draw_bands(methods, metric, path)
         paths.append(path)
     return paths

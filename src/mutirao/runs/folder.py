@@ -239,6 +239,11 @@ class Folder:
         return self.elapsed + time.monotonic() - self._began
 
 
+def is_plain(name: str) -> bool:
+    """Whether a folder of that name is one, lies where it is made, and can be typed."""
+    return bool(name) and name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a folder; its lock file names the host and process, so that others can see who is at work.

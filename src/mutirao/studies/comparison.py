@@ -164,8 +164,8 @@ def latex(lines: Sequence[Line]) -> str:
     by = {(x.method, x.metric): x for x in lines}
     top: dict[str, Line] = {}
     for x in lines:
-        best = top.get(x.metric)
-        if x.way and (best is None or (x.final.mean < best.final.mean) == (x.way == "lower")):
+        best, known = top.get(x.metric), x.way and not math.isnan(x.final.mean)
+        if known and (best is None or (x.final.mean < best.final.mean) == (x.way == "lower")):
             top[x.metric] = x
 
     def cell(method: str, metric: str) -> str:
