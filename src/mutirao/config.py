@@ -257,8 +257,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
 
 
 def validate(recipe_config: type[C], given: Any) -> C:
-    """A configuration made in Python, checked as one from the command line is; parts may be given by name."""
-    table = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    """What Python gives, a configuration, a table of settings or None, checked as on the command line."""
+    table = dict(given or {}) if given is None or isinstance(given, Mapping) else dict(vars(given))
     parts = {k: {"name": v.name, **v.settings} for k, v in table.items() if isinstance(v, Part)}
     return resolve(recipe_config, table | parts)
 

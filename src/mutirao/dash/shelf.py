@@ -149,7 +149,8 @@ def facts_of_run(item: Item) -> Facts:
     if not summary:
         item.history.read_on()
         facts |= latest(item.history)
-    return facts
+    ways = {name: direction_of(name, table_in(summary, "directions")) for name in final or item.history.columns}
+    return facts | {"directions": {name: way for name, way in ways.items() if way}}
 
 
 def table_in(summary: Facts, key: str) -> Facts:

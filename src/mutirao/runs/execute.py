@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in
 from mutirao.metrics import direction_of
+from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import promise
 from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
@@ -47,8 +49,9 @@ def execute(
     the finished run and `report` its page; `mutirao.execute` hands in the usual ones.
     """
     name, recipe = named(recipe)
-    config, out = checked(recipe, config), Path(out)
+    config, out = validate(recipe.config, config), Path(out)
     tracker: Tracker = build("track", config.track)
+    check_extras(config)
     with Folder.open(out) as folder, logged(out):
         folder.keep_bytes = keep_bytes
         if folder.holds_run() and not resume:
@@ -107,11 +110,10 @@ def named(recipe: Recipe | str) -> tuple[str, Recipe]:
     return name, recipe
 
 
-def checked(recipe: Recipe, config: Any) -> Any:
-    """The configuration, given as one or as settings, checked as on the command line."""
-    if config is None or isinstance(config, Mapping):
-        return resolve(recipe.config, config or {})
-    return validate(recipe.config, config)
+def check_extras(config: Any) -> None:
+    """Ask for what accounts for privacy before work begins; trackers ask for their packages as they are made."""
+    if config.privacy.name in PRIVACY and config.privacy.name != "none" and find_spec("opacus") is None:
+        raise ConfigError(f"privacy={config.privacy.name} needs Opacus: install mutirao[privacy]")
 
 
 def present(fleet: Fleet, config: Any) -> Fleet:
