@@ -16,9 +16,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from sklearn.datasets import load_digits
 
+from mutirao.core.checks import fault, sift
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.filters import check, fault
 from mutirao.recipes.task import Task
 
 NAMES = ["ana", "bia", "caio", "duda", "eva"]
@@ -145,7 +145,7 @@ def failure_of_bia(meddle: Meddle, handler: Any = softmax_handler) -> Failure:
     grid.meddlers[grid.node_of("bia")] = meddle
     fleet.timeout = 0.3
     assert fleet.clients() == NAMES
-    answers = check(
+    answers = sift(
         fleet.ask({name: Request("train", task.initial(), {"round": 1}) for name in NAMES}),
         lambda reply: fault(task.initial(), reply),
     )

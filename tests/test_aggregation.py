@@ -27,7 +27,7 @@ from mutirao.aggregation import (
 )
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
-from mutirao.core.rounds import Merged
+from mutirao.core.parts import Merged, as_aggregator, tell
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")
@@ -381,8 +381,8 @@ def test_robust_parts_withstand_a_liar_and_the_mean_does_not(clients: int) -> No
 
 
 def test_fedprox_tells_the_clients_its_mu_and_the_others_tell_nothing() -> None:
-    assert FedProx(mu=0.9).tells == {"mu": 0.9}
-    assert not any(hasattr(make(), "tells") for name, make in CLASSIC.items() if name != "fedprox")
+    assert tell(FedProx(mu=0.9).needs) == {"mu": 0.9}
+    assert not any(as_aggregator(make()).needs for name, make in CLASSIC.items() if name != "fedprox")
 
 
 def test_server_rates_and_momentum_by_hand() -> None:

@@ -10,6 +10,7 @@ import pytest
 from mutirao import aggregation, selection
 from mutirao.config import build, resolve
 from mutirao.core.arrays import is_finite
+from mutirao.core.parts import as_aggregator, as_selector, find_unmet
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
@@ -51,8 +52,10 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
     config = resolve(found.config, settings)
     run = Run(task.initial(), seed=1)
     parts = build("select", config.select, count=1, classes=2), build("aggregate", config.aggregate)
-    if needed := set().union(*(getattr(part, "needs", ()) for part in parts)) - task.provides:
-        with pytest.raises(ConfigError, match=f"needs {min(needed)!r} from the clients"):
+    select_part, aggregate_part = as_selector(parts[0]), as_aggregator(parts[1])
+    unmet = [find_unmet(task.provides, part.needs) for part in (select_part, aggregate_part)]
+    if needed := [need for needs in unmet for need in needs]:
+        with pytest.raises(ConfigError, match=f"needs {needed[0]!r} from the clients"):
             next(iter(found.flow(LocalFleet(task.handler, task.population), config, task, run)))
         return  # a pair that does not fit is refused before the first round
     rounds = list(found.flow(LocalFleet(task.handler, task.population), config, task, run))

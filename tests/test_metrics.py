@@ -123,8 +123,8 @@ def test_gini_is_the_mean_absolute_difference(counts: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "metric",
-    ["loss", "rmse", "train_loss", "loss_worst", "rmse,cold", "val_loss", "train_val_loss", "ece", "mse", "brier"]
-    + ["perplexity", "wer", "global_loss", "distributed_loss", "loss_p90", "epsilon", "false_rejections"],
+    "loss rmse train_loss loss_worst rmse,cold val_loss train_val_loss ece mse brier perplexity wer global_loss "
+    "distributed_loss loss_p90 epsilon false_rejections".split(),
 )
 def test_lower_is_better_for_losses_and_errors_however_they_are_told(metric: str) -> None:
     assert direction_of(metric) == "lower"

@@ -405,13 +405,12 @@ def test_wrong_settings_are_refused_in_one_line(make: Any, message: str) -> None
 
 def test_what_a_policy_asks_of_clients_follows_from_its_scores() -> None:
     assert AoIU(3, 1.0).needs == frozenset()
-    assert AoIU(3, 1.0).tells == {}
-    assert AoIU(3, 0.5).needs == {"metrics:entropy"}
-    assert AoIU(3, 0.5).tells == {"extras": "entropy", "probe_samples": 100}
-    assert AoIU(3, 0.5, utility="loss").tells == {"probe_samples": 100}  # a loss comes with every update
-    assert AoIU(3, 0.5, utility="update_norm").needs == frozenset()
-    assert AoIU(3, 0.5, utility="update_norm").watches == {"update_norm"}
-    assert AoIU(3, 0.5, refresh="all").tells == {}
+    hundred = "config:probe_samples=100"
+    assert AoIU(3, 0.5).needs == {"metrics:entropy", hundred}
+    assert AoIU(3, 0.5, utility="loss").needs == {"metrics:loss", hundred}
+    assert AoIU(3, 0.5, utility="update_norm").needs == {"replies:update_norm"}
+    assert AoIU(3, 0.5, refresh="all").needs == {"probe:entropy", hundred}
+    assert AoIU(3, 0.5, refresh="share").needs == {"metrics:entropy", "probe:entropy", hundred}
     roster = roster_of([f"c{i}" for i in range(20)])
     assert AoIU(3, 0.5).probes(roster, 1, rng()) == []
     assert AoIU(3, 0.5, refresh="all").probes(roster, 1, rng()) == sorted(roster.ids)
@@ -428,12 +427,12 @@ def two_values(roster: Roster, round: int) -> np.ndarray:
     return np.zeros(2)
 
 
-half_known.reads = {"entropy"}  # type: ignore[attr-defined]
+half_known.needs = {"metrics:entropy"}  # type: ignore[attr-defined]
 
 
-def test_a_score_of_ones_own_goes_by_its_path_and_says_what_it_reads() -> None:
+def test_a_score_of_ones_own_goes_by_its_path_and_says_what_it_needs() -> None:
     select = Mix(2, f"0.1 age + 2 {__name__}:half_known")
-    assert select.tells == {"extras": "entropy", "probe_samples": 100}
+    assert select.needs == {"metrics:entropy", "config:probe_samples=100"}
     assert select(roster_of(["ana", "bia", "caio"]), 1, rng()) == ["bia", "caio"]  # never heard of: first
     with pytest.raises(ConfigError, match=f"cannot load '{__name__}:nothing'"):
         Mix(2, f"{__name__}:nothing")

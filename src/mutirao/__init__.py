@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mutirao.config import Common, Part, setting
     from mutirao.core.arrays import Arrays
-    from mutirao.core.fleet import Answers, Failure, Fleet, Handler, Reply, Request, Site
-    from mutirao.core.rounds import Aggregator, Merged, Round, Run, Selector, step, train
+    from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
+    from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
+    from mutirao.core.record import Round
+    from mutirao.core.rounds import Cohort, Run, step, train
     from mutirao.errors import MutiraoError
     from mutirao.fleets.local import LocalFleet
     from mutirao.recipes.exhibits import Exhibits, Picture
@@ -27,10 +29,12 @@ _HOME = {
     "core.arrays": ["Arrays"],
     "config": ["Common", "Part", "setting"],
     "errors": ["MutiraoError"],
-    "core.fleet": ["Answers", "Failure", "Fleet", "Handler", "Reply", "Request", "Site"],
+    "core.fleet": ["Answers", "Failure", "Fleet", "Reply", "Request", "Site", "Wrapper"],
     "fleets.local": ["LocalFleet"],
     "recipes.task": ["Recipe", "Task", "federate"],
-    "core.rounds": ["Aggregator", "Merged", "Round", "Run", "Selector", "step", "train"],
+    "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
+    "core.record": ["Round"],
+    "core.rounds": ["Cohort", "Run", "step", "train"],
     "recipes.exhibits": ["Exhibits", "Picture"],
     "report": ["execute"],
     "report.notebook": ["show"],
@@ -44,9 +48,11 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Arrays",
+    "Cohort",
     "Common",
     "Exhibits",
     "Failure",
+    "Filter",
     "Fleet",
     "Handler",
     "LocalFleet",
@@ -64,6 +70,7 @@ __all__ = [
     "Site",
     "Task",
     "Trainer",
+    "Wrapper",
     "execute",
     "federate",
     "load_run",

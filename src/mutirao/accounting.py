@@ -8,6 +8,7 @@ epsilon can be worked out anew at any time; Opacus does the arithmetic.
 import functools
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +42,15 @@ def joined(one: Releases, other: Releases) -> Releases:
     for noise, rate, times in other:
         one = added(one, float(noise), float(rate), int(times))
     return one
+
+
+def at_worst(tables: Sequence[Releases]) -> Releases:
+    """A table that costs no less than any of these: of releases alike, as many as the one with most of them."""
+    most: dict[tuple[float, float], float] = {}
+    for table in tables:
+        for noise, rate, times in table.tolist():
+            most[noise, rate] = max(times, most.get((noise, rate), 0.0))
+    return np.array([[*kind, times] for kind, times in most.items()]).reshape(-1, 3)
 
 
 def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp") -> float:

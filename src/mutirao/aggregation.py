@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Array, Arrays, average, blend, settle
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.rounds import Merged
+from mutirao.core.parts import Merged
 from mutirao.fedrisk import FedRisk
 
 Floats = npt.NDArray[np.float64]
@@ -36,6 +36,8 @@ class FedAvg:
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas, 2017.
     """
 
+    mean_only = True
+
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _mean(current, replies)
 
@@ -49,13 +51,15 @@ class FedProx:
 
     mu: float = 0.1
 
+    mean_only = True
+
     def __post_init__(self) -> None:
         _check(self)
 
     @property
-    def tells(self) -> dict[str, float]:
-        """What the clients must know: the weight of the proximal term."""
-        return {"mu": self.mu}
+    def needs(self) -> frozenset[str]:
+        """The clients must know the weight of the proximal term."""
+        return frozenset({f"config:mu={self.mu!r}"})
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _mean(current, replies)
@@ -69,6 +73,8 @@ class FedOpt:
     """
 
     lr: float = 1.0
+
+    mean_only = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -86,6 +92,8 @@ class FedAvgM:
 
     lr: float = 1.0
     momentum: float = 0.9
+
+    mean_only = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -113,6 +121,8 @@ class FedAdam:
     beta2: float = 0.99
     tau: float = 1e-3
 
+    mean_only = True
+
     def __post_init__(self) -> None:
         _check(self)
 
@@ -139,6 +149,8 @@ class FedYogi:
     beta2: float = 0.99
     tau: float = 1e-3
 
+    mean_only = True
+
     def __post_init__(self) -> None:
         _check(self)
 
@@ -158,6 +170,8 @@ class FedAdagrad:
 
     lr: float = 0.1
     tau: float = 1e-3
+
+    mean_only = True
 
     def __post_init__(self) -> None:
         _check(self)

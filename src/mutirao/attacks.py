@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays, flat, settle
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Handler, Reply, Request, Site
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper
+from mutirao.core.parts import AnyHandler as Handler
 from mutirao.randomness import rng
 
 Lies = dict[ClientId, Reply]
@@ -184,11 +185,12 @@ class Attacked:
         return out
 
 
-class Swarm:
+class Swarm(Wrapper):
     """A fleet in which one client also appears under many other names, all with its key: a Sybil attack."""
 
     def __init__(self, fleet: Fleet, client: ClientId, names: int = 10) -> None:
-        self.fleet, self.client = fleet, client
+        super().__init__(fleet)
+        self.client = client
         self.fakes = [f"{client}~{i:0{len(str(names - 1))}d}" for i in range(names)]
 
     def clients(self) -> list[ClientId]:
@@ -197,7 +199,8 @@ class Swarm:
 
     def keys(self) -> dict[ClientId, str]:
         """Which key each holds."""
-        return {c: f"key of {c}" for c in self.fleet.clients()} | dict.fromkeys(self.fakes, f"key of {self.client}")
+        held = {c: f"key of {c}" for c in self.fleet.clients()} | self.fleet.keys()
+        return held | dict.fromkeys(self.fakes, held[self.client])
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """What they answer; under all its names the client answers the same."""

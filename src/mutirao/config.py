@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError
 
 C = TypeVar("C", bound="Common")
+Scalar = bool | int | float | str
 
 # One plain dictionary a kind: the module whose NAMES holds the parts of that kind.
 KINDS = {
@@ -29,6 +29,7 @@ KINDS = {
     "devices": "mutirao.fleets.timed",
     "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",
+    "screen": "mutirao.filters",
 }
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {"labels", "keys", "queries", "x", "clients", "rng", "roster", "round"}
@@ -70,6 +71,7 @@ class Common:
     partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
     select: Part = setting(Part("uniform"), "who takes part in a round")
     aggregate: Part = setting(Part("fedavg"), "how updates are joined")
+    screen: Part = setting(Part("none"), "how odd updates are kept out of the model")
     available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
     devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")

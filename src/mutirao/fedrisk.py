@@ -8,7 +8,7 @@ import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, average, blend, settle
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.rounds import Merged
+from mutirao.core.parts import Merged
 from mutirao.errors import MutiraoError
 from mutirao.risk import batch_risks
 
@@ -37,7 +37,6 @@ class FedRisk:
     momentum: float = 0.9
 
     needs = frozenset({"extras:squared_errors"})
-    tells = {"extras": "squared_errors"}  # noqa: RUF012  # a constant
 
     def __post_init__(self) -> None:
         if min(self.alpha, self.beta, self.aversion) < 0 or self.alpha + self.beta == 0:

@@ -8,27 +8,29 @@ The noise comes from the operating system's randomness, not from the run's seed:
 again. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
 """
 
+import functools
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from mutirao.accounting import Accountant, Releases, added, epsilon
-from mutirao.aggregation import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedOpt, FedProx, FedYogi
-from mutirao.core.arrays import Arrays, settle
-from mutirao.core.fleet import ClientId, Failure, Handler, Reply, Request, Site, failure_of
+from mutirao.accounting import Accountant, Releases, added, at_worst, epsilon
+from mutirao.config import build
+from mutirao.core.arrays import Arrays, part_of, settle
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, Merged, as_aggregator, as_handler
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Aggregator, Merged, Round, Run, Selector
+from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.randomness import rng
 from mutirao.selection import RoundRobin, Uniform, everyone, how_many, named
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
+Aggregates = Mapping[str, AnyAggregator]  # by group; under no name if there are none
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
-MEANS = (FedAvg, FedProx, FedOpt, FedAvgM, FedAdam, FedYogi, FedAdagrad)  # they look at nothing but the mean update
 
 
 class Privacy(Protocol):
@@ -36,13 +38,13 @@ class Privacy(Protocol):
 
     budget: float
 
-    def at_client(self, handler: Handler) -> Handler:
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler as the client runs it."""
         ...
 
     def at_server(
-        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
-    ) -> tuple[Selector, Aggregator]:
+        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
+    ) -> tuple[AnySelector, AnyAggregator]:
         """The selector and the aggregator as the server runs them."""
         ...
 
@@ -50,8 +52,8 @@ class Privacy(Protocol):
         """Epsilon so far, of the client that has spent most; None if nothing is promised."""
         ...
 
-    def after_another(self, run: Run, aggregate: Aggregator) -> float:
-        """Epsilon if one more round is made."""
+    def after_another(self, run: Run, aggregates: Aggregates) -> float:
+        """Epsilon if one more round is made with the aggregators that the groups would have, or the one there is."""
         ...
 
 
@@ -61,13 +63,13 @@ class Open:
 
     budget: ClassVar[float] = 0.0
 
-    def at_client(self, handler: Handler) -> Handler:
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler as it is."""
         return handler
 
     def at_server(
-        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
-    ) -> tuple[Selector, Aggregator]:
+        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
+    ) -> tuple[AnySelector, AnyAggregator]:
         """Both as they are."""
         return select, aggregate
 
@@ -75,7 +77,7 @@ class Open:
         """Nothing is promised."""
         return None
 
-    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+    def after_another(self, run: Run, aggregates: Aggregates) -> float:
         """Nothing is counted."""
         return 0.0
 
@@ -120,17 +122,22 @@ class Central(Settings):
     is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
     """
 
-    def at_client(self, handler: Handler) -> Handler:
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler as it is: the server is trusted."""
         return handler
 
     def at_server(
-        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
-    ) -> tuple[Selector, Aggregator]:
+        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
+    ) -> tuple[AnySelector, AnyAggregator]:
         """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
-        if not (isinstance(aggregate, MEANS) or getattr(aggregate, "mean_only", False)):
+        if not as_aggregator(aggregate).mean_only:
             raise ConfigError(
                 f"privacy=central adds noise to the mean update, and {aggregate!r} needs each update by itself"
+            )
+        if config.screen.name != "none":
+            raise ConfigError(
+                f"screen={config.screen.name} cannot be set with privacy=central: whom it drops depends on the others, "
+                "which the account does not cover"
             )
         if config.min_replies:
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
@@ -139,21 +146,31 @@ class Central(Settings):
             rate = min(1.0, expected / clients)
             select = Poisson(rate)
         elif isinstance(select, RoundRobin) or select is everyone:
-            expected, rate = how_many(getattr(select, "count", clients), clients), 1.0  # nobody's turn is secret
+            count = select.count if isinstance(select, RoundRobin) else clients
+            expected, rate = how_many(count, clients), 1.0  # nobody's turn is secret
         else:
             raise ConfigError(
                 f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
             )
         return select, Noised(aggregate, self, rate, max(1.0, expected), config.seed)
 
-    def spent(self, run: Run) -> float | None:
-        """What the released models cost any client."""
-        return self.epsilon(run.memory.get(RELEASES))
+    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
+        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
+        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
+        return {RELEASES: added(worst, noise, 1.0, 1)}
 
-    def after_another(self, run: Run, aggregate: Aggregator) -> float:
-        """With one more model released."""
-        rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
-        return self.epsilon(added(run.memory.get(RELEASES), self.noise, rate, 1))
+    def spent(self, run: Run) -> float | None:
+        """What the released models cost any client: one of groups has part in those of its own alone."""
+        return max((self.epsilon(table) for table in tables_in(run.memory)), default=0.0)
+
+    def after_another(self, run: Run, aggregates: Aggregates) -> float:
+        """With one more model released, of every group."""
+        spent = self.spent(run) or 0.0
+        for group, aggregate in aggregates.items():
+            rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
+            table = part_of(run.memory, group).get(RELEASES)
+            spent = max(spent, self.epsilon(added(table, self.noise, rate, 1)))
+        return spent
 
 
 @dataclass(frozen=True)
@@ -161,8 +178,8 @@ class AtClient(Settings):
     """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
 
     def at_server(
-        self, select: Selector, aggregate: Aggregator, clients: int, config: Any
-    ) -> tuple[Selector, Aggregator]:
+        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
+    ) -> tuple[AnySelector, AnyAggregator]:
         """Both as they are, which find no metrics: only updates leave."""
         if config.clients_every:
             raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
@@ -172,7 +189,7 @@ class AtClient(Settings):
         """What the client that spent most has told."""
         return float(run.roster.figure(EPSILON, 0.0).max(initial=0.0))
 
-    def after_another(self, run: Run, aggregate: Aggregator) -> float:
+    def after_another(self, run: Run, aggregates: Aggregates) -> float:
         """The same, were it asked once more."""
         return float(run.roster.figure(NEXT, 0.0).max(initial=0.0))
 
@@ -199,7 +216,7 @@ class Local(AtClient):
     sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
     """
 
-    def at_client(self, handler: Handler) -> Handler:
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler with clipping and noise around it."""
         return Shielded(handler, self)
 
@@ -212,11 +229,9 @@ class DPSGD(AtClient):
     not. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
     """
 
-    def at_client(self, handler: Handler) -> Handler:
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The trainer's model, loss and optimiser, with private gradients."""
-        from mutirao.training.private import PrivateTrainer  # late: it needs torch
-
-        return PrivateTrainer.of(handler, self)
+        return as_handler(handler).private_training(self)
 
 
 NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
@@ -242,17 +257,16 @@ class Noised:
     Arrays that are not of floating point stay as they are: a client's counter would tell of it.
     """
 
-    then: Aggregator
+    then: AnyAggregator
     privacy: Central
     rate: float
     expected: float
     seed: int = field(repr=False)
 
     @property
-    def tells(self) -> Mapping[str, Any]:
-        """What the wrapped aggregator tells clients."""
-        tells: Mapping[str, Any] = getattr(self.then, "tells", {})
-        return tells
+    def needs(self) -> frozenset[str]:
+        """What the wrapped aggregator needs of the clients."""
+        return as_aggregator(self.then).needs
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model; the release is entered into the run's account."""
@@ -275,12 +289,19 @@ class Noised:
 class Shielded:
     """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
 
-    provides = frozenset({f"metrics:{EPSILON}"})
+    def __init__(self, handler: AnyHandler, privacy: Local) -> None:
+        self.handler, self.privacy = as_handler(handler), privacy
 
-    def __init__(self, handler: Handler, privacy: Local) -> None:
-        self.handler, self.privacy = handler, privacy
-        if hasattr(handler, "many"):
-            self.many = self._many
+    @property
+    def provides(self) -> frozenset[str]:
+        """Nothing but what was spent; what the handler can be told, it can be told still."""
+        return frozenset({f"metrics:{EPSILON}", *(p for p in self.handler.provides if p.startswith("config:"))})
+
+    @property
+    def many(self) -> Many | None:
+        """For many clients at once, if the handler has such a way."""
+        many = self.handler.many
+        return None if many is None else functools.partial(self._many, many)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The noised update, and what has been spent."""
@@ -288,7 +309,7 @@ class Shielded:
         return self._covered(self.handler(request, site), request, site, table)
 
     def _many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+        self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
     ) -> dict[ClientId, Reply | Failure]:
         tables: dict[ClientId, Releases] = {}
         outcomes: dict[ClientId, Reply | Failure] = {}
@@ -297,8 +318,7 @@ class Shielded:
                 tables[client] = self._charged(request, sites[client])
             except Refused as error:
                 outcomes[client] = failure_of(error)
-        inner: Any = self.handler
-        replies = inner.many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
+        replies = many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
         for client, reply in replies.items():
             if isinstance(reply, Reply):
                 reply = self._covered(reply, requests[client], sites[client], tables[client])
@@ -338,18 +358,28 @@ def noised(current: Arrays, update: Arrays, draw: np.random.Generator, deviation
     return out
 
 
+def tables_in(memory: Arrays) -> list[Releases]:
+    """The accounts in a run's memory: of the one model there is, or of each group."""
+    return [table for key, table in sorted(memory.items()) if key == RELEASES or key.endswith("/" + RELEASES)]
+
+
 def within_budget(
-    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, aggregate: Aggregator
+    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, aggregates: Callable[[], Aggregates]
 ) -> Iterator[Round]:
-    """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much."""
+    """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much.
+
+    `aggregates` gives those of the round to come, by group, or the one there is under no name.
+    """
     while run.round < wanted and privacy.budget:
-        if (after := privacy.after_another(run, aggregate)) > privacy.budget:
+        if (after := privacy.after_another(run, aggregates())) > privacy.budget:
             before = privacy.spent(run) or 0.0
             raise BudgetSpent(
                 f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is {before:.4g} of "
                 f"{privacy.budget:g}, and another round would make it {after:.4g}; the model of that round is kept"
             )
-        yield accounted(next(rounds), run, privacy)
+        if (done := next(rounds, None)) is None:
+            return  # all groups have settled
+        yield accounted(done, run, privacy)
     for done in rounds:
         yield accounted(done, run, privacy)
 
@@ -366,8 +396,6 @@ def accounted(done: Round, run: Run, privacy: Privacy) -> Round:
 
 def promise(part: Any, run: Run) -> dict[str, Any] | None:
     """What a summary says of the privacy of a run: the kind, its settings and what was spent."""
-    from mutirao.config import build
-
     privacy: Privacy = build("privacy", part)
     spent = privacy.spent(run)
     return None if spent is None else {"kind": part.name, EPSILON: spent, **part.settings}

@@ -8,17 +8,29 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import load_name, nearest
+from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 Score = Callable[[Roster, int], Floats]
+
+
+class Scorer(Protocol):
+    """A score that says what it `needs` of the clients."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads besides what the roster always has."""
+        return frozenset()
+
 
 LARGEST = 1e300  # clients may send any finite number; differences of these are finite too
 ABOVE = 1e-9  # by how much, of itself, the unknown stands above the highest known: more than rounding can hide
@@ -51,8 +63,6 @@ AGES = {
 }
 UTILITIES = {name: last(name) for name in ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm")}
 SCORES: dict[str, Score] = {**AGES, **UTILITIES, "samples": samples, "speed": speed}
-BY_SERVER = {"update_norm"}  # utilities that the server works out of the replies itself
-WITH_TRAINING = {"entropy", "rms_loss", "gradient_norm"}  # what clients send only if a request asks for it
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,6 +91,13 @@ def score_of(name: str) -> Score:
         raise ConfigError(f"no score is called {name!r}{nearest(name, SCORES)}")
     found: Score = SCORES[name] if name in SCORES else load_name(name)
     return found
+
+
+def needs_of(name: str) -> frozenset[str]:
+    """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
+    if name == "update_norm":
+        return frozenset({"replies:update_norm"})  # the server works it out of the replies itself
+    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), Scorer).needs  # type: ignore[type-abstract]
 
 
 def mixed(weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, classes: int | None = None) -> Floats:

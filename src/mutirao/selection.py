@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.fleet import ClientId, Scalar
-from mutirao.core.roster import Roster
-from mutirao.scores import AGES, BY_SERVER, UTILITIES, WITH_TRAINING, Floats, mixed, parse, scaled, score_of, top
+from mutirao.core.parts import names_of
+from mutirao.core.roster import ClientId, Roster
+from mutirao.scores import AGES, UTILITIES, Floats, mixed, needs_of, parse, scaled, top
 
 Refresh = Literal["selected", "all", "share"]
 PROBE_SAMPLES = 100
@@ -86,34 +86,17 @@ class Mix:
         return {name: weight for name, weight in parse(self.scores).items() if weight}
 
     @property
-    def utilities(self) -> set[str]:
-        """The utilities that its scores are, or that a user's own score says it `reads`."""
-        read = {name for score in self.weights for name in getattr(score_of(score), "reads", ())}
-        return (self.weights.keys() | read) & UTILITIES.keys()
-
-    @property
     def needs(self) -> frozenset[str]:
-        """What the clients must be able to tell."""
-        return frozenset(f"metrics:{name}" for name in self.utilities - BY_SERVER)
-
-    @property
-    def watches(self) -> set[str]:
-        """What the server works out of the replies."""
-        return self.utilities & BY_SERVER
-
-    @property
-    def asks(self) -> dict[str, Scalar]:
-        """What a probe is for."""
-        return question(self.utilities, self.samples)
-
-    @property
-    def tells(self) -> dict[str, Scalar]:
-        """What clients send with their update: nothing that a probe has just told."""
-        return {} if self.refresh == "all" else self.asks
+        """What its scores need: told with an update, or in a probe, or found by the server in the replies."""
+        needs = frozenset().union(*(needs_of(score) for score in self.weights))
+        told = names_of(needs, "metrics")
+        kinds = {"selected": ("metrics",), "share": ("metrics", "probe"), "all": ("probe",)}[self.refresh]
+        asked = {f"{kind}:{name}" for kind in kinds for name in told} | ({limit(self.samples)} if told else set())
+        return frozenset(asked | {need for need in needs if not need.startswith("metrics:")})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who is asked before the selection."""
-        if self.refresh == "selected" or not self.needs:
+        if not names_of(self.needs, "probe"):
             return []
         here = roster.here()
         if self.refresh == "all":
@@ -141,21 +124,6 @@ class AsMix(ABC):
     def needs(self) -> frozenset[str]:
         """What the clients must be able to tell."""
         return self.mix.needs
-
-    @property
-    def watches(self) -> set[str]:
-        """What the server works out of the replies."""
-        return self.mix.watches
-
-    @property
-    def asks(self) -> dict[str, Scalar]:
-        """What a probe is for."""
-        return self.mix.asks
-
-    @property
-    def tells(self) -> dict[str, Scalar]:
-        """What clients send with their update."""
-        return self.mix.tells
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who is asked before the selection."""
@@ -248,17 +216,15 @@ class PowerOfChoice:
     candidates: int = 0
     samples: int = PROBE_SAMPLES
 
-    needs = frozenset({"metrics:loss"})
-
     def __post_init__(self) -> None:
         check_count(self.count)
         check_choice("candidates", self.candidates >= 0, self.candidates, "at least 0")
         check_probe("all", 1.0, self.samples)
 
     @property
-    def asks(self) -> dict[str, Scalar]:
-        """What a probe is for."""
-        return question({"loss"}, self.samples)
+    def needs(self) -> frozenset[str]:
+        """The candidates' losses."""
+        return frozenset({"probe:loss", limit(self.samples)})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """The candidates."""
@@ -296,8 +262,6 @@ class Oort:
     penalty: float = 2.0
     samples: int = PROBE_SAMPLES
 
-    needs = frozenset({"metrics:rms_loss"})
-
     def __post_init__(self) -> None:
         check_count(self.count)
         check_probe("all", 1.0, self.samples)
@@ -308,9 +272,9 @@ class Oort:
             check_choice(name, getattr(self, name) >= 0, getattr(self, name), "at least 0")
 
     @property
-    def tells(self) -> dict[str, Scalar]:
+    def needs(self) -> frozenset[str]:
         """What clients send with their update."""
-        return question({"rms_loss"}, self.samples)
+        return frozenset({"metrics:rms_loss", limit(self.samples)})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
@@ -424,14 +388,9 @@ def named(roster: Roster, rows: npt.NDArray[np.intp]) -> list[ClientId]:
     return [roster.ids[i] for i in np.sort(rows).tolist()]
 
 
-def question(utilities: set[str], samples: int) -> dict[str, Scalar]:
-    """What a request says so that its reply tells these utilities, from at most so many samples."""
-    if not utilities - BY_SERVER:
-        return {}
-    out: dict[str, Scalar] = {"probe_samples": samples}
-    if extras := ",".join(sorted(utilities & WITH_TRAINING)):
-        out["extras"] = extras
-    return out
+def limit(samples: int) -> str:
+    """The need that a client finds out what it tells on at most so many samples."""
+    return f"config:probe_samples={samples}"
 
 
 def drawn(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:

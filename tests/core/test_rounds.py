@@ -13,9 +13,12 @@ import pytest
 
 from mutirao.aggregation import FedAdam, FedAvg, FedOpt, FedProx
 from mutirao.core.arrays import Arrays, digest
-from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, collect
+from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, collect
+from mutirao.core.parts import AnyAggregator, AnySelector, Merged, as_aggregator, check_needs
+from mutirao.core.record import Round
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Merged, Patience, Run, check_needs, gather, mean_metrics, step, train
+from mutirao.core.rounds import Cohort, Patience, Run, gather, mean_metrics, train
+from mutirao.core.rounds import step as step_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 from mutirao.fedrisk import FedRisk
 from mutirao.filters import NormFilter
@@ -24,6 +27,13 @@ from mutirao.selection import Uniform, everyone
 
 PEOPLE = ["ana", "bia", "caio", "dora", "eva", "fabi"]
 QUICK = Patience(wait=0.0)
+
+
+def step(
+    run: Run, fleet: Fleet, select: AnySelector, aggregate: AnyAggregator, patience: Patience | None = None, **more: Any
+) -> Round:
+    """One round of everybody."""
+    return step_of(run, fleet, [Cohort(select, aggregate, **more)], patience=patience)
 
 
 def model() -> Arrays:
@@ -110,7 +120,7 @@ def test_a_client_at_fault_has_the_kind_in_its_row_and_the_round_goes_on_as_if_i
 
 
 @dataclass
-class FakeFleet:
+class FakeFleet(Fleet):
     """A fleet whose answers are made by a function, to do what no decent fleet does."""
 
     events: Callable[[Mapping[str, Request]], list[tuple[str, Reply | Failure]]]
@@ -261,7 +271,7 @@ def test_too_few_clients_are_waited_for_a_bounded_time_and_then_named() -> None:
 
 
 def test_clients_that_come_in_time_are_met() -> None:
-    class Slow:
+    class Slow(Fleet):
         calls = 0
 
         def clients(self) -> list[str]:
@@ -368,8 +378,7 @@ def test_clients_get_model_seed_round_settings_and_what_the_aggregator_tells() -
 class Telling:
     """Selects everyone, wants their entropy with the update and the length of each update."""
 
-    tells = {"extras": "entropy", "probe_samples": 7}  # noqa: RUF012
-    watches = frozenset({"update_norm"})
+    needs = frozenset({"metrics:entropy", "config:probe_samples=7", "replies:update_norm"})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
         return everyone(roster, round, rng)
@@ -379,7 +388,7 @@ def test_the_extras_that_selector_aggregator_and_caller_want_are_joined() -> Non
     fleet = FakeFleet(honest_events)
     step(Run(model()), fleet, Telling(), FedRisk(), tell={"extras": "own"}, patience=QUICK)
     for request in fleet.asked[0].values():
-        assert request.config == {"seed": 0, "round": 1, "extras": "own,squared_errors,entropy", "probe_samples": 7}
+        assert request.config == {"seed": 0, "round": 1, "extras": "entropy,own,squared_errors", "probe_samples": 7}
 
 
 def test_the_server_measures_how_far_each_client_moved_the_model() -> None:
@@ -395,7 +404,7 @@ def test_the_server_measures_how_far_each_client_moved_the_model() -> None:
 def test_what_probes_cost_is_in_the_record_of_the_round_and_only_if_there_were_any() -> None:
     @dataclass(frozen=True)
     class AskTwo(Telling):
-        asks = {"probe_samples": 3}  # noqa: RUF012
+        needs = frozenset({"metrics:entropy", "probe:loss", "probe:rms_loss", "config:probe_samples=3"})
 
         def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
             return ["ana", "bia"] if round == 1 else []
@@ -408,22 +417,24 @@ def test_what_probes_cost_is_in_the_record_of_the_round_and_only_if_there_were_a
     probes = fleet.asked[0]
     assert sorted(probes) == ["ana", "bia"]
     assert probes["ana"].do == "probe"
-    assert probes["ana"].config == {"seed": 0, "round": 1, "probe_samples": 3}  # extras are for training
+    # What is told with an update is not asked for here, and a loss comes with every answer.
+    assert probes["ana"].config == {"seed": 0, "round": 1, "probe_samples": 3, "extras": "rms_loss"}
     assert len(fleet.asked) == 3
     assert run.roster.last_probed.tolist() == [1, 1, 0, 0, 0, 0]
 
 
 @dataclass(frozen=True)
-class Needy:
+class Needy(FedAvg):
     needs = frozenset({"metrics:entropy", "metrics:loss"})
 
 
 def test_what_the_clients_do_not_provide_is_refused_before_the_first_round() -> None:
-    check_needs(frozenset({"metrics:entropy", "metrics:loss"}), Needy(), FedAvg())
+    needy, plain = as_aggregator(Needy()), as_aggregator(FedAvg())
+    check_needs(frozenset({"metrics:entropy", "metrics:loss"}), needy, plain)
     with pytest.raises(ConfigError, match=r"needs 'metrics:entropy' from the clients; this task provides metrics:loss"):
-        check_needs(frozenset({"metrics:loss"}), FedAvg(), Needy())
+        check_needs(frozenset({"metrics:loss"}), plain, needy)
     with pytest.raises(ConfigError, match="this task provides nothing"):
-        check_needs(frozenset(), Needy())
+        check_needs(frozenset(), needy)
 
 
 # What is recorded.
@@ -574,3 +585,149 @@ def test_many_clients_at_fault_in_every_way_at_once() -> None:
     without = Run(model())
     step(without, LocalFleet(trained, dict.fromkeys(honest)), everyone, FedAvg(), patience=QUICK)
     assert digest(run.arrays) == digest(without.arrays)
+
+
+# What an aggregator gives.
+
+
+def test_an_aggregator_that_gives_what_cannot_be_the_model_is_named_and_nothing_has_moved() -> None:
+    def wide(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Merged:
+        return Merged({k: v.astype(np.float64) for k, v in current.items()}, {})
+
+    def short(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Merged:
+        return Merged({"w": current["w"]}, {})
+
+    def more(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Merged:
+        return Merged(current | {"x": np.zeros(1)}, {})
+
+    def turned(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Merged:
+        return Merged({**current, "w": current["w"].T}, {})
+
+    def bare(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Any:
+        return current
+
+    fleet = LocalFleet(trained, dict.fromkeys(PEOPLE))
+    for part, text in (
+        (wide, "wide.* gave 'w' as float64, expected float32"),
+        (short, "short.* gave other arrays than the model's, which has 'steps'"),
+        (more, "more.* gave other arrays than the model's, which does not have 'x'"),
+        (turned, r"turned.* gave 'w' of shape \(3, 2\), expected \(2, 3\)"),
+        (bare, r"bare.* gave dict, not Merged\(arrays, weights\)"),
+    ):
+        run = Run(model())
+        with pytest.raises(ConfigError, match=text):
+            step(run, fleet, everyone, part, patience=QUICK)
+        assert (run.round, digest(run.arrays)) == (0, digest(model()))
+
+
+# Several cohorts.
+
+
+def two_groups() -> Run:
+    return Run({f"{g}/{k}": v for g in ("g0", "g1") for k, v in model().items()}, seed=2)
+
+
+def test_cohorts_are_asked_at_once_and_each_has_a_model_and_a_memory_of_its_own() -> None:
+    fleet, run = FakeFleet(honest_events), two_groups()
+    cohorts = [
+        Cohort(everyone, FedAdam(), name="g0", members=PEOPLE[:2], tell={"classes": "0,3"}),
+        Cohort(Uniform(2), FedAvg(), name="g1", members=[*PEOPLE[2:], "not here yet"]),
+    ]
+    done = step_of(run, fleet, cohorts, patience=QUICK)
+    assert len(fleet.asked) == 1
+    assert len(fleet.asked[0]) == 4
+    assert fleet.asked[0]["ana"].config == {"seed": 2, "round": 1, "classes": "0,3"}
+    groups = {row["client"]: row["group"] for row in done.clients}
+    assert {c: g for c, g in groups.items() if g == "g0"} == {"ana": "g0", "bia": "g0"}
+    alone = Run(model(), seed=2)
+    step(alone, FakeFleet(honest_events, PEOPLE[:2]), everyone, FedAdam(), patience=QUICK)
+    assert digest({k: run.arrays[f"g0/{k}"] for k in model()}) == digest(alone.arrays)
+    assert {f"g0/{k}" for k in alone.memory} == run.memory.keys()
+    for group in ("g0", "g1"):
+        assert sum(row["weight"] for row in done.clients if row["group"] == group) == pytest.approx(1.0)
+    assert done.row["selected"] == done.row["replied"] == 4
+    assert done.row["bytes_down"] == 4 * 32
+
+
+def test_a_cohort_with_too_few_replies_keeps_its_model_and_is_tried_again_alone() -> None:
+    def events(requests: Mapping[str, Request]) -> list[tuple[str, Reply | Failure]]:
+        return [(c, r) for c, r in honest_events(requests) if c not in PEOPLE[2:]]
+
+    fleet, run = FakeFleet(events), two_groups()
+    cohorts = [
+        Cohort(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
+        Cohort(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
+    ]
+    done = step_of(run, fleet, cohorts, patience=QUICK)
+    assert [sorted(asked) for asked in fleet.asked] == [PEOPLE, PEOPLE[2:], PEOPLE[2:]]
+    assert not np.array_equal(run.arrays["g0/w"], model()["w"])
+    assert np.array_equal(run.arrays["g1/w"], model()["w"])
+    assert [done.row[k] for k in ("selected", "replied", "failed")] == [6, 2, 4]
+    with pytest.raises(TooFewReplies, match=r"round 2 failed 3 times in every group: 0 usable replies, 3 needed"):
+        step_of(run, FakeFleet(lambda requests: []), cohorts, patience=QUICK)
+
+
+def test_in_groups_updates_are_measured_and_probes_are_counted() -> None:
+    @dataclass(frozen=True)
+    class Asking(Telling):
+        def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
+            return everyone(roster, round, rng)[:1]
+
+    fleet, run = FakeFleet(honest_events), two_groups()
+    cohorts = [
+        Cohort(Asking(), FedAvg(), name="g0", members=PEOPLE[:2]),
+        Cohort(Asking(), FedAvg(), name="g1", members=PEOPLE[2:]),
+    ]
+    done = step_of(run, fleet, cohorts, patience=QUICK)
+    assert sorted(fleet.asked[0]) == ["ana", "caio"]
+    assert done.row["probed"] == 2
+    assert done.row["bytes_down"] == (2 + 6) * 32
+    assert done.row["probe_bytes"] == 2 * 32 + 2 * (32 + 16)
+    assert all(row["update_norm"] > 0 for row in done.clients)
+    assert run.roster.last_probed.tolist() == [1, 0, 1, 0, 0, 0]
+
+
+def test_a_cohort_may_send_each_client_a_request_of_its_own() -> None:
+    def address(client: str, common: Request) -> Request:
+        return dataclasses.replace(common, extras={"control": np.full(2, len(client), np.float32)})
+
+    fleet, run = FakeFleet(honest_events), Run(model())
+    done = step(run, fleet, everyone, FedAvg(), address=address, patience=QUICK)
+    assert {c: int(r.extras["control"][0]) for c, r in fleet.asked[0].items()} == {c: len(c) for c in PEOPLE}
+    assert done.row["bytes_down"] == 6 * (32 + 8)
+
+
+def test_extras_reach_a_local_client_as_its_own() -> None:
+    def handler(request: Request, site: Site) -> Reply:
+        request.extras["control"] += 1  # what a client does with its copy is its own business
+        return dataclasses.replace(trained(request, site), metrics={"control": float(request.extras["control"][0])})
+
+    extras = {"control": np.zeros(2, np.float32)}
+    fleet = LocalFleet(handler, dict.fromkeys(PEOPLE))
+    done = step(
+        Run(model()),
+        fleet,
+        everyone,
+        FedAvg(),
+        address=lambda c, r: dataclasses.replace(r, extras=extras),
+        patience=QUICK,
+    )
+    assert [row["control"] for row in done.clients] == [1.0] * 6
+    assert extras["control"].tolist() == [0.0, 0.0]
+
+
+# The sites' states are part of a run.
+
+
+def test_a_run_holds_the_states_of_simulated_sites_and_gives_them_back() -> None:
+    def counting(request: Request, site: Site) -> Reply:
+        visits = site.state.get("visits", np.zeros((), np.int64)) + 1
+        site.state["visits"] = np.asarray(visits)
+        return dataclasses.replace(trained(request, site), metrics={"visits": float(visits)})
+
+    options: dict[str, Any] = {"select": everyone, "aggregate": FedAvg(), "patience": QUICK}
+    run = Run(model())
+    list(train(run, LocalFleet(counting, dict.fromkeys(PEOPLE)), rounds=2, **options))
+    assert len(run.sites) == 6
+    rounds = list(train(run, LocalFleet(counting, dict.fromkeys(PEOPLE)), rounds=4, **options))
+    assert [[row["visits"] for row in r.clients] for r in rounds] == [[3.0] * 6, [4.0] * 6]

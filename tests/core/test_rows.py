@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
+from mutirao.core.checks import fault, faults
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.rounds import Run, step
+from mutirao.core.rounds import Cohort, Run, step
 from mutirao.core.rows import ROWS, one_table, whole
-from mutirao.filters import NormFilter, fault, faults
+from mutirao.filters import NormFilter
 from mutirao.fleets.local import LocalFleet
 from mutirao.selection import everyone
 
@@ -94,7 +95,7 @@ def moves_one_row(request: Request, site: Site) -> Reply:
 @pytest.mark.parametrize("filters", [(), (NormFilter(10.0),)])
 def test_an_aggregator_that_knows_nothing_of_rows_gets_whole_models(filters: Any) -> None:
     run = Run(CURRENT)
-    done = step(run, LocalFleet(moves_one_row, {"a": 0, "b": 0, "c": 3}), everyone, FedAvg(), filters=filters)
+    done = step(run, LocalFleet(moves_one_row, {"a": 0, "b": 0, "c": 3}), [Cohort(everyone, FedAvg(), filters=filters)])
     np.testing.assert_allclose(
         run.arrays["items"] - CURRENT["items"], np.outer([2 / 3, 0, 0, 1 / 3], [1, 1, 1]), atol=1e-6
     )

@@ -16,10 +16,10 @@ from flwr.clientapp import ClientApp
 from conftest import iris
 from loopgrid import NAMES, LoopGrid, Meddle, connected, honest, identity, softmax_task
 from mutirao.config import resolve
+from mutirao.core.checks import fault, sift
 from mutirao.core.fleet import Request
 from mutirao.deploy.flower import FlowerFleet, client_app, server_app
 from mutirao.errors import ConfigError, TooFewClients
-from mutirao.filters import check, fault
 from mutirao.fleets.flower import fleet as server
 from mutirao.fleets.flower.messages import pack
 from mutirao.report import execute
@@ -48,7 +48,7 @@ def test_a_reply_of_an_earlier_round_counts_for_nothing_when_it_comes_again() ->
         for round in (1, 2):
             start = {name: array + array.dtype.type(round) for name, array in task.initial().items()}
             asked = {name: Request("train", start, {"round": round}) for name in NAMES}
-            made.append(check(fleet.ask(asked), lambda reply: fault(task.initial(), reply)))
+            made.append(sift(fleet.ask(asked), lambda reply: fault(task.initial(), reply)))
         return made
 
     kept: list[Message] = []

@@ -8,7 +8,7 @@ import pytest
 from mutirao.aggregation import FedAvg
 from mutirao.config import Part, build, resolve
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.rounds import Patience, Run, step
+from mutirao.core.rounds import Cohort, Patience, Run, step
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.timed import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, Timed, none
@@ -37,7 +37,7 @@ def test_the_published_ranges_are_kept() -> None:
 def test_without_a_model_devices_cost_nothing() -> None:
     run = Run({"w": np.zeros(25)})
     fleet = Timed(LocalFleet(twenty, {"ana": None, "bia": None}), none, run, epochs=3)
-    done = step(run, fleet, select=everyone, aggregate=FedAvg())
+    done = step(run, fleet, [Cohort(everyone, FedAvg())])
     fleet.record(done)
     assert (done.row["sim_seconds"], done.row["sim_joules"], done.row["failed"]) == (0.0, 0.0, 0)
 
@@ -68,7 +68,7 @@ def timed(**settings: float) -> tuple[Timed, Run]:
 
 
 def one_round(fleet: Timed, run: Run, select: object = everyone) -> object:
-    done = step(run, fleet, select, FedAvg(), patience=Patience(min_replies=1, wait=0))  # type: ignore[arg-type]
+    done = step(run, fleet, [Cohort(select, FedAvg())], patience=Patience(min_replies=1, wait=0))  # type: ignore[arg-type]
     fleet.record(done)
     return done
 
@@ -112,7 +112,7 @@ def test_probes_take_time_too_a_forward_pass_a_third() -> None:
     fleet, run = timed()
 
     class Probing:
-        asks = {"probe_samples": 6}  # noqa: RUF012
+        needs = frozenset({"config:probe_samples=6"})
 
         def probes(self, roster: object, round: int, rng: object) -> list[str]:
             return ["ana"]

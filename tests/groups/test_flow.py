@@ -11,12 +11,13 @@ import pytest
 
 from mutirao.attacks import Swarm
 from mutirao.config import resolve
-from mutirao.core.fleet import Answers, Failure, Reply, Request, Site
+from mutirao.core.arrays import part_of
+from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import TAKEN
-from mutirao.groups.state import State, part_of
+from mutirao.groups.state import State
 from mutirao.recipes.task import Task, find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
@@ -33,11 +34,12 @@ SMALL = {
 }
 
 
-class Coming:
+class Coming(Wrapper):
     """A fleet whose clients are there only in some rounds; it counts how often it is asked what."""
 
     def __init__(self, fleet: LocalFleet, absent: Mapping[int, set[str]], run: Run) -> None:
-        self.fleet, self.absent, self.run = fleet, absent, run
+        super().__init__(fleet)
+        self.absent, self.run = absent, run
         self.asked: list[dict[str, Request]] = []
 
     def clients(self) -> list[str]:
@@ -237,7 +239,7 @@ def test_a_broken_warm_up_is_that_clients_alone(broken: Any, kind: str) -> None:
 
 def test_a_warm_up_without_any_signature_is_an_error() -> None:
     config, task, run, fleet = start()
-    fleet.fleet.handler = lambda request, site: Reply({}, n=1)
+    fleet.fleet = LocalFleet(lambda request, site: Reply({}, n=1), task.population)
     with pytest.raises(TooFewReplies, match="no client sent a usable signature"):
         next(iter(RECIPE.flow(fleet, config, task, run)))
 

@@ -78,6 +78,16 @@ def flat(arrays: Arrays) -> npt.NDArray[np.float64]:
     return np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays)])
 
 
+def part_of(arrays: Arrays, group: str) -> Arrays:
+    """The arrays of one group, by their own names; without a group, all of them."""
+    return {k.removeprefix(group + "/"): v for k, v in arrays.items() if k.startswith(group + "/")} if group else arrays
+
+
+def as_part(arrays: Arrays, group: str) -> Arrays:
+    """Arrays of one group, by the names they have among those of all."""
+    return {f"{group}/{k}": v for k, v in arrays.items()} if group else arrays
+
+
 def is_finite(arrays: Arrays) -> bool:
     """Whether no array holds a NaN or an infinity."""
     return all(map(_finite, arrays.values()))  # there are hundreds of calls a round: a generator would tell

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Fleet, Request
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.filters import check, fault_of_extras
 
 AT_ONCE = 10_000  # clients asked at a time: a million of them need no more memory than that
 
@@ -33,10 +33,17 @@ def across_clients(
     values: list[float] = []
     for start in range(0, len(names), AT_ONCE):
         requests = {c: Request("evaluate", run.arrays, config) for c in names[start : start + AT_ONCE]}
-        answers = check(fleet.ask(requests), fault_of_extras)
+        answers = sift(fleet.ask(requests), fault_of_extras)
         values += [float(r.metrics[metric]) for r in answers.replies.values() if metric in r.metrics]
     if not values:
         raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
+    return summarise(metric, values, higher_is_better)
+
+
+def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
+    """How many clients there are, their mean, the worst, and the 10th, 50th and 90th percentile."""
+    if not values:
+        return {}
     low, middle, high = np.percentile(values, [10, 50, 90])
     return {
         f"{metric}_clients": float(len(values)),

@@ -3,24 +3,31 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from mutirao.core.arrays import Arrays
+from mutirao.config import Scalar as Scalar
+from mutirao.core.arrays import Arrays, nbytes
+from mutirao.core.record import Round
+from mutirao.core.roster import ClientId as ClientId
+from mutirao.core.roster import Roster
 from mutirao.errors import Refused
 
 log = logging.getLogger("mutirao")
 
-ClientId = str
-Scalar = bool | int | float | str
+Where = Callable[[], Mapping[str, Scalar]]  # where an audit trail stands now
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client is asked to `do`, with the current model and settings (among them `seed` and `round`)."""
+    """What a client is asked to `do`: the current model, settings (among them `seed` and `round`), and `extras`.
+
+    Extras are what a method sends down besides the model, as a reply has what comes up besides it.
+    """
 
     do: str
     arrays: Arrays
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    extras: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,20 +71,95 @@ class Answers:
     carried: tuple[int, int] | None = None  # bytes down and up, if they differ from what requests and replies hold
 
 
-Handler = Callable[[Request, Site], Reply]  # may offer .many(requests, sites) -> replies: same results, faster
+class Fleet:
+    """Anything that knows its clients and can ask them; what else a fleet may do has a default here.
 
-
-@runtime_checkable
-class Fleet(Protocol):
-    """Anything that knows its clients and can ask them."""
+    A fleet around another one is a `Wrapper`, which loses nothing of it.
+    """
 
     def clients(self) -> list[ClientId]:
         """Who is there now; a new list whenever that changed."""
-        ...
+        raise NotImplementedError
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Send each client its request; return when all have answered or time is up."""
-        ...
+        raise NotImplementedError
+
+    def declare(self, roster: Roster) -> None:
+        """Write into the roster what is known of clients before they are asked, such as how fast they are."""
+
+    def record(self, done: Round) -> None:
+        """Add to the record of a round what only the fleet knows of it."""
+
+    def keys(self) -> dict[ClientId, str]:
+        """Which key each client holds, as far as that is known: two clients must not have one."""
+        return {}
+
+    def snapshot(self) -> Arrays:
+        """The states of simulated sites, for a checkpoint; they reach no aggregator."""
+        return {}
+
+    def restore(self, states: Arrays) -> None:
+        """Bring back what `snapshot` gave."""
+        if states:
+            log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
+
+    def trail(self, where: Where) -> None:
+        """Let `where` the server's audit trail stands go with every request, for sites that keep one of their own."""
+
+    def heads(self) -> dict[ClientId, dict[str, Scalar]]:
+        """Where the sites' own trails stood when they last answered, of those who did since this was called."""
+        return {}
+
+    def close(self) -> None:
+        """End what the fleet has started."""
+
+
+class Wrapper(Fleet):
+    """A fleet around another: all is passed on, and whoever builds on it changes what it is for."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def clients(self) -> list[ClientId]:
+        """Who is there now."""
+        return self.fleet.clients()
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """Pass the requests on."""
+        return self.fleet.ask(requests)
+
+    def declare(self, roster: Roster) -> None:
+        """Pass on what is known of clients."""
+        self.fleet.declare(roster)
+
+    def record(self, done: Round) -> None:
+        """Let the fleet add to the record."""
+        self.fleet.record(done)
+
+    def keys(self) -> dict[ClientId, str]:
+        """The keys the fleet knows."""
+        return self.fleet.keys()
+
+    def snapshot(self) -> Arrays:
+        """The states of the fleet's sites."""
+        return self.fleet.snapshot()
+
+    def restore(self, states: Arrays) -> None:
+        """Bring them back."""
+        self.fleet.restore(states)
+
+    def trail(self, where: Where) -> None:
+        """Pass the server's trail on."""
+        self.fleet.trail(where)
+
+    def heads(self) -> dict[ClientId, dict[str, Scalar]]:
+        """Where the sites' trails stand."""
+        return self.fleet.heads()
+
+    def close(self) -> None:
+        """End the fleet."""
+        self.fleet.close()
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -105,3 +187,27 @@ def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | 
         {c: r for c, r in ordered if isinstance(r, Reply)},
         {c: r for c, r in ordered if isinstance(r, Failure)},
     )
+
+
+def traffic(requests: Mapping[ClientId, Request], answers: Answers) -> tuple[int, int]:
+    """Bytes sent down and up, as the fleet counted them or as requests and replies hold them."""
+    return answers.carried or (bytes_of_requests(requests), bytes_of_replies(answers))
+
+
+def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:
+    """Bytes sent down in arrays and extras; most clients of a round get one request, which is measured once."""
+    sizes: dict[int, int] = {}
+    for request in requests.values():
+        if id(request) not in sizes:
+            sizes[id(request)] = nbytes(request.arrays) + nbytes(request.extras)
+    return sum(sizes[id(request)] for request in requests.values())
+
+
+def bytes_of_replies(answers: Answers) -> int:
+    """Bytes sent up in arrays, extras and metrics."""
+    total = 0
+    for reply in answers.replies.values():
+        total += 8 * (len(reply.metrics) + 1)
+        for value in (*reply.arrays.values(), *reply.extras.values()):
+            total += value.nbytes
+    return total

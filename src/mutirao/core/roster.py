@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId
 
+ClientId = str
 MOST_FIGURES = 256
 COUNTS = ("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved")
 

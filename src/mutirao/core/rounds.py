@@ -1,46 +1,46 @@
 """One round, from who is there to the next model. This is the file to read first.
 
 fleet.clients -> roster -> select -> requests -> fleet.ask -> check -> filter -> aggregate -> record
+
+A cohort is one model and those who train it: one cohort with everybody, as a rule, or one for each group of clients.
+All cohorts of a round are asked at once.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, flat, is_finite, nbytes
-from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar
+from mutirao.core.arrays import Arrays, as_part, flat, is_finite, part_of
+from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
+from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar, traffic
+from mutirao.core.parts import (
+    Aggregator,
+    AnyAggregator,
+    AnyFilter,
+    AnySelector,
+    Filter,
+    Merged,
+    Screened,
+    Selector,
+    as_aggregator,
+    as_filter,
+    as_selector,
+    names_of,
+    tell,
+)
+from mutirao.core.record import Round as Round
+from mutirao.core.record import Row, reasons
 from mutirao.core.roster import Roster
 from mutirao.core.rows import whole, whole_replies
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
-from mutirao.filters import Filter, check, fault_of_extras, faults, without
 from mutirao.randomness import rng
 
 log = logging.getLogger("mutirao")
 
-Row = dict[str, Any]
-Selector = Callable[[Roster, int, np.random.Generator], list[ClientId]]
 Evaluate = Callable[[Arrays], Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Merged:
-    """The next model, the weight each client had in it, and what the method found out about each client."""
-
-    arrays: Arrays
-    weights: dict[ClientId, float]
-    figures: dict[ClientId, dict[str, float]] = field(default_factory=dict)
-
-
-class Aggregator(Protocol):
-    """Joins checked replies into the next model; what it must remember it writes into `memory`."""
-
-    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
-        """The next model; arrays in `memory` are replaced, never changed in place."""
-        ...
 
 
 @dataclass
@@ -53,19 +53,11 @@ class Run:
     roster: Roster = field(default_factory=Roster)
     history: list[Row] = field(default_factory=list)
     memory: Arrays = field(default_factory=dict)
-    sites: Arrays = field(default_factory=dict)  # states of simulated sites
+    sites: Arrays = field(default_factory=dict)  # states of simulated sites, which reach no aggregator
 
     def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
         """Randomness for the round being made, from (seed, round, purpose, client)."""
         return rng(self.seed, self.round + 1, purpose, client)
-
-
-@dataclass(frozen=True)
-class Round:
-    """What is recorded of a round: its line of history and one line for each client selected."""
-
-    row: Row
-    clients: list[Row]
 
 
 @dataclass(frozen=True)
@@ -77,86 +69,157 @@ class Patience:
     wait: float = 60.0
 
 
-def step(
-    run: Run,
-    fleet: Fleet,
-    select: Selector,
-    aggregate: Aggregator,
-    *,
-    tell: Mapping[str, Scalar] | None = None,
-    filters: Sequence[Filter] = (),
-    patience: Patience | None = None,
-) -> Round:
-    """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were."""
+class Cohort:
+    """One model and who trains it, how they are selected, and how their replies are screened and joined.
+
+    A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
+    everybody. Clients are told `tell` besides what the parts need; `address` makes each client's own request of the
+    common one.
+    """
+
+    def __init__(
+        self,
+        select: AnySelector,
+        aggregate: AnyAggregator,
+        *,
+        filters: Sequence[AnyFilter] = (),
+        tell: Mapping[str, Scalar] | None = None,
+        name: str = "",
+        members: Collection[ClientId] | None = None,
+        address: Callable[[ClientId, Request], Request] | None = None,
+    ) -> None:
+        self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
+        self.filters, self.tell = [as_filter(part) for part in filters], dict(tell or {})
+        self.name, self.members, self.address = name, members, address
+
+    @property
+    def parts(self) -> tuple[Selector | Aggregator | Filter, ...]:
+        """Its selector, aggregator and filters."""
+        return (self.select, self.aggregate, *self.filters)
+
+    @property
+    def needs(self) -> set[str]:
+        """What its parts need of the clients, and what they are to send besides."""
+        besides = {f"extras:{name}" for name in str(self.tell.get("extras", "")).split(",") if name}
+        return besides.union(*(part.needs for part in self.parts))
+
+    def roster(self, roster: Roster) -> Roster:
+        """What its selector sees: the roster as if nobody but its members were here."""
+        if self.members is None:
+            return roster
+        present = np.zeros(len(roster), np.bool_)
+        rows = [roster.row(c) for c in self.members if roster.knows(c)]
+        present[rows] = roster.present[rows]
+        return replace(roster, present=present)
+
+    def request(self, run: Run, do: str, *kinds: str) -> Request:
+        """What its clients are asked to do, with the settings that make them tell the needs of these kinds."""
+        told = {k: v for k, v in self.tell.items() if k != "extras"} | tell(self.needs, *kinds)
+        config = {"seed": run.seed, "round": run.round + 1, **told}
+        return Request(do, part_of(run.arrays, self.name), config)
+
+    def requests(self, run: Run, chosen: Sequence[ClientId]) -> dict[ClientId, Request]:
+        """What each client selected is asked."""
+        common = self.request(run, "train", "metrics", "extras")
+        return {c: common if self.address is None else self.address(c, common) for c in chosen}
+
+    def screen(self, current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
+        """Pass the replies through each filter in turn; say whom they dropped and why."""
+        rejected: dict[ClientId, str] = {}
+        if self.filters or "replies:rows" not in self.aggregate.needs:
+            replies = whole_replies(current, replies)
+        for keep in self.filters:
+            replies, dropped = keep(current, replies)
+            rejected |= dropped
+        return replies, rejected
+
+
+@dataclass(frozen=True)
+class Try:
+    """How a cohort fared when it was asked: whom it selected, what they answered, and which replies count."""
+
+    cohort: Cohort
+    number: int
+    chosen: list[ClientId]
+    answers: Answers
+    replies: dict[ClientId, Reply]
+    rejected: dict[ClientId, str]
+    usable: int  # replies that must be left
+    answered: int  # clients that must have answered: whom a filter dropped has done so all the same
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a model can be made of it."""
+        return len(self.replies) >= self.usable and len(self.answers.replies) >= self.answered
+
+
+def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patience | None = None) -> Round:
+    """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were.
+
+    Of several cohorts, one that gets too few replies keeps its model this time.
+    """
     patience = patience or Patience()
     started, number = time.perf_counter(), run.round + 1
-    config = {"seed": run.seed, "round": number, **told(tell or {}, aggregate, select)}
     down = up = 0
     probes: Row = {}
     rows: list[Row] = []
+    tries: dict[str, Try] = {}  # the last of each cohort
+    pending = list(cohorts)
     for attempt in range(1, patience.tries + 1):
-        gather(run.roster, fleet, patience.min_replies or 1, patience)
-        again = "" if attempt == 1 else f" again {attempt}"
-        if hasattr(select, "probes"):
-            began = time.perf_counter()
-            asked, answers = probe(run, fleet, select, config, again)
-            sent, got = traffic(asked, answers)
-            down, up = down + sent, up + got
-            if asked:
-                cost = {"probed": len(asked), "probe_bytes": sent + got, "probe_seconds": time.perf_counter() - began}
-                probes = {k: v + probes.get(k, 0) for k, v in cost.items()}
-        chosen = chosen_by(select, run.roster, number, run.rng(f"select{again}"))
-        need = replies_needed(patience, len(chosen))
-        requests = dict.fromkeys(chosen, Request("train", run.arrays, config))
+        gather(run.roster, fleet, patience.min_replies or 1 if len(cohorts) == 1 else 1, patience)
+        cost, sent, got = probe(run, fleet, pending, attempt)
+        probes = {k: v + probes.get(k, 0) for k, v in cost.items()} or probes
+        down, up = down + sent, up + got
+        chosen = {cohort.name: choose(run, cohort, attempt) for cohort in pending}
+        requests = {c: r for cohort in pending for c, r in cohort.requests(run, chosen[cohort.name]).items()}
         answers = fleet.ask(requests) if requests else Answers({}, {})
-        answers = without(answers, faults(run.arrays, answers.replies))
-        as_sent = getattr(aggregate, "takes_rows", False) and not filters
-        replies = answers.replies if as_sent else whole_replies(run.arrays, answers.replies)
-        replies, rejected = screened(filters, run.arrays, replies)
         sent, got = traffic(requests, answers)
         down, up = down + sent, up + got
-        rows += rows_of(run, attempt, chosen, answers, rejected)
-        if len(replies) >= need:
+        for cohort in pending:
+            tries[cohort.name] = made = sort_out(run, cohort, attempt, chosen[cohort.name], answers, patience)
+            rows += rows_of(run, made, alone=len(cohorts) == 1)
+        pending = [cohort for cohort in pending if not tries[cohort.name].is_enough]
+        if not pending:
             break
-        log.warning("round %d, try %d: %d usable replies, %d needed", number, attempt, len(replies), need)
-        run.roster.mark(number, chosen, {})  # who was asked in vain is not the first to be asked again
-    else:
-        if 2 * sum(f.kind == "not_finite" for f in answers.failures.values()) > len(chosen):
-            raise Diverged(f"diverged at round {number}: most clients' training gives NaN or infinity")
-        raise TooFewReplies(
-            f"round {number} failed {patience.tries} times: "
-            f"{len(replies)} usable replies, {need} needed{reasons(rows)}",
-            rows,
-        )
+        for short in (tries[cohort.name] for cohort in pending):
+            run.roster.mark(number, short.chosen, {})  # who was asked in vain is not the first to be asked again
+            where = f"{short.cohort.name}: " if short.cohort.name else ""
+            usable, need = len(short.replies), max(short.usable, short.answered)
+            log.warning("round %d, try %d: %s%d usable replies, %d needed", number, attempt, where, usable, need)
+    enough = [made for made in tries.values() if made.is_enough]
+    if not enough:
+        raise trouble(number, patience, list(tries.values()), rows)
 
     memory = dict(run.memory)  # a copy, so that a round that fails here leaves no half-written moments behind
-    merged = aggregate(run.arrays, replies, memory)
-    if not is_finite(merged.arrays):
-        raise Diverged(
-            f"diverged at round {number}: the global model holds NaN or infinity; try a smaller learning rate"
-        )
-    lengths = update_norms(run.arrays, replies) if "update_norm" in getattr(select, "watches", ()) else {}
-    run.arrays, run.memory, run.round = merged.arrays, memory, number
-    run.roster.mark(number, chosen, {c: r.n for c, r in replies.items()})
-    found = {c: reply.metrics | lengths.get(c, {}) | merged.figures.get(c, {}) for c, reply in replies.items()}
+    merged = {made.cohort.name: merge(run, made, memory) for made in enough}
+    found = {c: figures for made in enough for c, figures in findings(run, made, merged[made.cohort.name]).items()}
+    for made in enough:
+        run.roster.mark(number, made.chosen, {c: r.n for c, r in made.replies.items()})
     for c, figures in found.items():
         run.roster.hear(number, c, figures)
+    for name, result in merged.items():
+        run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
+    run.memory, run.round, run.sites = memory, number, fleet.snapshot()
+    weights = {c: w for result in merged.values() for c, w in result.weights.items()}
+    counted = {(c, made.number) for made in enough for c in made.replies}
     for row in rows:
-        if row["try"] == attempt and (c := row["client"]) in replies:
-            row["weight"] = merged.weights.get(c, 0.0)
+        if (c := row["client"], row["try"]) in counted:
+            row["weight"] = weights.get(c, 0.0)
             row |= {k: v for k, v in found[c].items() if k not in row}  # a client's metric never overwrites our columns
+    last = tries.values()
     line = {
         "round": number,
         "seconds": time.perf_counter() - started,
-        "selected": len(chosen),
-        "replied": len(answers.replies),
-        "failed": len(answers.failures),
-        "rejected": len(rejected),
+        "selected": sum(len(made.chosen) for made in last),
+        "replied": sum(len(made.answers.replies) for made in last),
+        "failed": sum(len(made.answers.failures) for made in last),
+        "rejected": sum(len(made.rejected) for made in last),
         "bytes_down": down,
         "bytes_up": up,
         **probes,
     }
-    return Round(line | {f"train_{k}": v for k, v in mean_metrics(replies).items()}, rows)
+    means = mean_metrics({c: r for made in enough for c, r in made.replies.items()})
+    return Round(line | {f"train_{k}": v for k, v in means.items()}, rows)
 
 
 def train(
@@ -164,24 +227,32 @@ def train(
     fleet: Fleet,
     *,
     rounds: int,
-    select: Selector,
-    aggregate: Aggregator,
+    select: AnySelector,
+    aggregate: AnyAggregator,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
     tell: Mapping[str, Scalar] | None = None,
-    filters: Sequence[Filter] = (),
+    filters: Sequence[AnyFilter] = (),
     patience: Patience | None = None,
     expect: int = 1,
 ) -> Iterator[Round]:
     """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on."""
-    patience = patience or Patience()
-    gather(run.roster, fleet, expect, patience)
+    patience, everybody = patience or Patience(), Cohort(select, aggregate, filters=filters, tell=tell)
+    begin(run, fleet, expect, patience)
     while run.round < rounds:
-        done = step(run, fleet, select, aggregate, tell=tell, filters=filters, patience=patience)
+        done = step(run, fleet, [everybody], patience=patience)
         if evaluate is not None and (run.round % evaluate_every == 0 or run.round == rounds):
             done.row.update(evaluate(run.arrays))
+        fleet.record(done)
         run.history.append(done.row)
         yield done
+
+
+def begin(run: Run, fleet: Fleet, expect: int, patience: Patience) -> None:
+    """Give simulated sites back the states that were saved with the run, and wait for the clients."""
+    if run.sites:
+        fleet.restore(run.sites)
+    gather(run.roster, fleet, expect, patience)
 
 
 def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> None:
@@ -199,83 +270,55 @@ def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> Non
             said = True
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     roster.meet(here)
-    if declare := getattr(fleet, "declare", None):
-        declare(roster)  # a fleet may know how fast its clients are
+    fleet.declare(roster)
 
 
-def probe(
-    run: Run, fleet: Fleet, select: Any, config: Mapping[str, Scalar], again: str
-) -> tuple[dict[ClientId, Request], Answers]:
-    """Ask the clients a selector wants to hear from first, and write what they say into the roster."""
-    number = run.round + 1
-    names = present_only(select, select.probes(run.roster, number, run.rng(f"probe{again}")), run.roster)
-    if not names:
-        return {}, Answers({}, {})
-    plain = {k: v for k, v in config.items() if k != "extras"}  # those are for training
-    asked = {c: Request("probe", run.arrays, {**plain, **getattr(select, "asks", {})}) for c in names}
-    answers = check(fleet.ask(asked), fault_of_extras)
+def purpose(what: str, cohort: Cohort, attempt: int) -> str:
+    """What randomness is for: `select`, `select g1`, `select again 2`."""
+    return what + (f" {cohort.name}" if cohort.name else "") + (f" again {attempt}" if attempt > 1 else "")
+
+
+def probe(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], attempt: int) -> tuple[Row, int, int]:
+    """Ask the clients the selectors want to hear from first, and write what they say into the roster.
+
+    What it cost, for the record, and how many bytes it took down and up.
+    """
+    started, number = time.perf_counter(), run.round + 1
+    asked: dict[ClientId, Request] = {}
+    for cohort in cohorts:
+        roster, draw = cohort.roster(run.roster), run.rng(purpose("probe", cohort, attempt))
+        names = check_choice(cohort.select, cohort.select.probes(roster, number, draw), roster)
+        asked |= dict.fromkeys(names, cohort.request(run, "probe", "probe")) if names else {}
+    if not asked:
+        return {}, 0, 0
+    answers = sift(fleet.ask(asked), fault_of_extras)
     for client, failure in answers.failures.items():
         log.warning("round %d: probe of %s %s", number, client, failure)
     for client, reply in answers.replies.items():
         run.roster.hear(number, client, reply.metrics)
     run.roster.probed(number, {c: r.n for c, r in answers.replies.items()})
-    return asked, answers
+    down, up = traffic(asked, answers)
+    seconds = time.perf_counter() - started
+    return {"probed": len(asked), "probe_bytes": down + up, "probe_seconds": seconds}, down, up
 
 
-def told(tell: Mapping[str, Scalar], *parts: object) -> dict[str, Scalar]:
-    """What clients are told with a request to train: by the caller and by each part; the extras of all are joined."""
-    tables = [tell, *(getattr(part, "tells", {}) for part in parts)]
-    joined = {k: v for table in tables for k, v in table.items()}
-    extras = [str(table["extras"]) for table in tables if table.get("extras")]
-    return joined | ({"extras": ",".join(extras)} if extras else {})
+def choose(run: Run, cohort: Cohort, attempt: int) -> list[ClientId]:
+    """Whom the cohort's selector picks; of a group that nobody is here of, nobody."""
+    roster, draw = cohort.roster(run.roster), run.rng(purpose("select", cohort, attempt))
+    if cohort.name and not roster.present.any():
+        return []
+    return select_from(cohort.select, roster, run.round + 1, draw)
 
 
-def update_norms(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, dict[str, float]]:
-    """How far each client moved the model: |x_k - x|."""
-    here = flat(current)
-    ends = {c: flat(whole(current, r.arrays)) for c, r in replies.items()}
-    return {c: {"update_norm": float(np.linalg.norm(end - here))} for c, end in ends.items()}
-
-
-def replies_needed(patience: Patience, chosen: int) -> int:
-    """How many usable replies make a round: as configured, or half of those selected."""
-    if patience.min_replies and patience.min_replies > chosen:
-        raise ConfigError(f"min_replies is {patience.min_replies}, but only {chosen} clients are selected a round")
-    return patience.min_replies or (chosen + 1) // 2  # none if nobody was selected
-
-
-def rows_of(
-    run: Run, attempt: int, chosen: Sequence[ClientId], answers: Answers, rejected: Mapping[ClientId, str]
-) -> list[Row]:
-    """One line for each client selected; who is lost is also said in the log."""
-    number, replies, last = run.round + 1, answers.replies, run.roster.last_selected
-    for c, why in (answers.failures | dict(rejected)).items():
-        log.warning("round %d: %s %s", number, c, why)
-    return [
-        {
-            "round": number,
-            "client": c,
-            "try": attempt,
-            "replied": int(c in replies),
-            "n": replies[c].n if c in replies else 0,
-            "weight": 0.0,
-            "age": number - int(last[run.roster.row(c)]),
-            "failure": str(answers.failures.get(c, "")),
-            "rejected": rejected.get(c, ""),
-        }
-        for c in sorted(chosen)
-    ]
-
-
-def chosen_by(select: Selector, roster: Roster, number: int, rng: np.random.Generator) -> list[ClientId]:
-    """Ask the selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
-    chosen = select(roster, number, rng)
-    if not chosen and not getattr(select, "may_be_nobody", False):
+def select_from(select: Selector, roster: Roster, number: int, draw: np.random.Generator) -> list[ClientId]:
+    """Ask a selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
+    chosen = select(roster, number, draw)
+    if not chosen and not select.may_be_nobody:
         raise ConfigError(f"{select!r} selected no client in round {number}")
-    return present_only(select, chosen, roster)
+    return check_choice(select, chosen, roster)
 
 
-def present_only(select: Selector, chosen: list[ClientId], roster: Roster) -> list[ClientId]:
+def check_choice(select: Selector, chosen: list[ClientId], roster: Roster) -> list[ClientId]:
     """Refuse, by name, a stranger, someone absent, someone twice."""
     for client in chosen:
         if not roster.knows(client):
@@ -288,23 +331,88 @@ def present_only(select: Selector, chosen: list[ClientId], roster: Roster) -> li
     return chosen
 
 
-def screened(
-    filters: Sequence[Filter], current: Arrays, replies: dict[ClientId, Reply]
-) -> tuple[dict[ClientId, Reply], dict[ClientId, str]]:
-    """Pass the replies through each filter in turn; say whom they dropped and why."""
-    rejected: dict[ClientId, str] = {}
-    for keep in filters:
-        replies, dropped = keep(current, replies)
-        rejected |= dropped
-    return replies, rejected
+def sort_out(
+    run: Run, cohort: Cohort, attempt: int, chosen: list[ClientId], answers: Answers, patience: Patience
+) -> Try:
+    """Check and screen what the clients of one cohort have answered."""
+    if cohort.name:
+        mine = set(chosen)
+        replies = {c: r for c, r in answers.replies.items() if c in mine}
+        answers = Answers(replies, {c: f for c, f in answers.failures.items() if c in mine})
+    current = part_of(run.arrays, cohort.name)
+    answers = set_aside(answers, faults(current, answers.replies))
+    kept, rejected = cohort.screen(current, answers.replies)
+    usable = patience.min_replies or 1
+    if patience.min_replies and usable > len(chosen) and not cohort.name:
+        raise ConfigError(f"min_replies is {usable}, but only {len(chosen)} clients are selected a round")
+    half = (len(chosen) + 1) // 2 if patience.min_replies is None else 0  # none if nobody was selected
+    return Try(cohort, attempt, chosen, answers, kept, rejected, min(usable, len(chosen)), half)
 
 
-def check_needs(provides: frozenset[str], *parts: object) -> None:
-    """Refuse, before the first round, a part that needs what the clients do not provide."""
-    for part in parts:
-        for need in sorted(getattr(part, "needs", frozenset()) - provides):
-            given = ", ".join(sorted(provides)) or "nothing"
-            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {given}")
+def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Row]) -> Exception:
+    """Why no model could be made in this round."""
+    lost = [failure for made in tries for failure in made.answers.failures.values()]
+    if 2 * sum(f.kind == "not_finite" for f in lost) > sum(len(made.chosen) for made in tries):
+        return Diverged(f"diverged at round {number}: most clients' training gives NaN or infinity")
+    usable, need = sum(len(t.replies) for t in tries), sum(max(t.usable, t.answered) for t in tries)
+    where = "" if len(tries) == 1 else " in every group"
+    return TooFewReplies(
+        f"round {number} failed {patience.tries} times{where}: {usable} usable replies, {need} needed{reasons(rows)}",
+        rows,
+    )
+
+
+def merge(run: Run, made: Try, memory: Arrays) -> Merged:
+    """Join the replies of a cohort; what the aggregator gives is checked as a reply is, and it is named."""
+    cohort, current = made.cohort, part_of(run.arrays, made.cohort.name)
+    own = part_of(memory, cohort.name)
+    merged = cohort.aggregate(current, made.replies, own)
+    if (wrong := fault_of_merged(current, merged)) is not None:
+        raise ConfigError(f"{cohort.aggregate!r} {wrong.reason}")
+    if not is_finite(merged.arrays):
+        whose = f"the model of {cohort.name}" if cohort.name else "the global model"
+        raise Diverged(f"diverged at round {run.round + 1}: {whose} holds NaN or infinity; try a smaller learning rate")
+    if cohort.name:
+        memory |= as_part(own, cohort.name)
+    return merged
+
+
+def findings(run: Run, made: Try, merged: Merged) -> dict[ClientId, dict[str, float]]:
+    """What is known of each client after the round: what it told, what the replies show and what the method found."""
+    current, lengths = part_of(run.arrays, made.cohort.name), dict[ClientId, dict[str, float]]()
+    if "update_norm" in names_of(made.cohort.needs, "replies"):
+        lengths = measure_updates(current, made.replies)
+    return {c: r.metrics | lengths.get(c, {}) | merged.figures.get(c, {}) for c, r in made.replies.items()}
+
+
+def measure_updates(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, dict[str, float]]:
+    """How far each client moved the model: |x_k - x|."""
+    here = flat(current)
+    ends = {c: flat(whole(current, r.arrays)) for c, r in replies.items()}
+    return {c: {"update_norm": float(np.linalg.norm(end - here))} for c, end in ends.items()}
+
+
+def rows_of(run: Run, made: Try, alone: bool) -> list[Row]:
+    """One line for each client selected; who is lost is also said in the log."""
+    number, replies, last = run.round + 1, made.answers.replies, run.roster.last_selected
+    for c, why in (made.answers.failures | dict(made.rejected)).items():
+        log.warning("round %d: %s %s", number, c, why)
+    group = {"group": made.cohort.name} if made.cohort.name or not alone else {}
+    return [
+        {
+            "round": number,
+            "client": c,
+            "try": made.number,
+            "replied": int(c in replies),
+            "n": replies[c].n if c in replies else 0,
+            "weight": 0.0,
+            "age": number - int(last[run.roster.row(c)]),
+            "failure": str(made.answers.failures.get(c, "")),
+            "rejected": made.rejected.get(c, ""),
+            **group,
+        }
+        for c in sorted(made.chosen)
+    ]
 
 
 def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
@@ -316,30 +424,3 @@ def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
         total = sum(n for n, _ in sent)
         means[name] = float(sum(n / total * v for n, v in sent))
     return means
-
-
-def traffic(requests: Mapping[ClientId, Request], answers: Answers) -> tuple[int, int]:
-    """Bytes sent down and up, as the fleet counted them or as requests and replies hold them."""
-    return answers.carried or (bytes_of_requests(requests), bytes_of_replies(answers))
-
-
-def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:
-    """Bytes sent down; all clients of a round get the same model, so it is measured once."""
-    return len(requests) * nbytes(next(iter(requests.values())).arrays) if requests else 0
-
-
-def bytes_of_replies(answers: Answers) -> int:
-    """Bytes sent up in arrays, extras and metrics."""
-    total = 0
-    for reply in answers.replies.values():
-        total += 8 * (len(reply.metrics) + 1)
-        for value in (*reply.arrays.values(), *reply.extras.values()):
-            total += value.nbytes
-    return total
-
-
-def reasons(rows: Sequence[Row]) -> str:
-    """The first few reasons why clients of the last try are missing."""
-    last = [r for r in rows if r["try"] == rows[-1]["try"] and (r["failure"] or r["rejected"])]
-    text = "; ".join(f"{r['client']} {r['failure'] or 'rejected: ' + r['rejected']}" for r in last[:3])
-    return f" ({text}{'; ...' if len(last) > 3 else ''})" if last else ""

@@ -1,7 +1,7 @@
 """Only rows that matter travel: `items` with `items@rows` beside it stands for these rows of the model's `items`.
 
 A reply that changed a few rows of a long table (embeddings) sends those rows and their numbers. An aggregator that
-sets `takes_rows` gets replies as they came; for every other one, `whole` puts the rows into the current model.
+needs `replies:rows` gets replies as they came; for every other one, `whole` puts the rows into the current model.
 """
 
 import ctypes

@@ -15,7 +15,8 @@ import numpy as np
 
 from mutirao.accounting import NOTHING, Releases, added
 from mutirao.core.arrays import Arrays, digest, nbytes
-from mutirao.core.fleet import Handler, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
+from mutirao.core.parts import AnyHandler as Handler
 from mutirao.core.rows import ROWS, whole
 from mutirao.deploy.ledger import Ledger, alone, difference
 from mutirao.deploy.policy import Policy, allowed

@@ -7,15 +7,14 @@ Every round takes one step of time; if nobody is there, the server waits, step b
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.fleet import Answers, ClientId, Fleet, Request
-from mutirao.core.roster import Roster
+from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
@@ -111,11 +110,12 @@ def somebody(
     return np.zeros(len(names), np.bool_) if before is None else before, now
 
 
-class Churn:
+class Churn(Wrapper):
     """A fleet some of whose clients are away, as `available` has it; mask and time are kept in the run's memory."""
 
     def __init__(self, fleet: Fleet, available: Availability, run: Run) -> None:
-        self.fleet, self.available, self.run = fleet, available, run
+        super().__init__(fleet)
+        self.available, self.run = available, run
         self._round, self._all, self._here, self._waited = -1, list[ClientId](), list[ClientId](), 0
 
     def clients(self) -> list[ClientId]:
@@ -131,17 +131,7 @@ class Churn:
             self._here = [names[i] for i in np.flatnonzero(mask)]
         return self._here
 
-    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Ask the fleet; only those who are there are selected."""
-        return self.fleet.ask(requests)
-
-    def declare(self, roster: Roster) -> None:
-        """Pass on what the fleet knows of its clients."""
-        if hasattr(self.fleet, "declare"):
-            self.fleet.declare(roster)
-
     def record(self, done: Round) -> None:
         """Add to the record of a round how many were there, and how long the server waited for somebody."""
         done.row.update(available=len(self._here), waited=self._waited)
-        if hasattr(self.fleet, "record"):
-            self.fleet.record(done)
+        self.fleet.record(done)

@@ -6,19 +6,21 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Answers, ClientId, Failure, Handler, Reply, Request, Site, collect, failure_of
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
+from mutirao.core.parts import AnyHandler, as_handler
 
 log = logging.getLogger("mutirao")
 
 Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
 
 
-class LocalFleet:
+class LocalFleet(Fleet):
     """Clients are calls of `handler` on the data of `population`; a handler with `.many` gets them all at once.
 
     `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
@@ -26,8 +28,8 @@ class LocalFleet:
     its reply arrived, as over a network.
     """
 
-    def __init__(self, handler: Handler, population: Mapping[ClientId, Any], timeout: float | None = None) -> None:
-        self.handler = handler
+    def __init__(self, handler: AnyHandler, population: Mapping[ClientId, Any], timeout: float | None = None) -> None:
+        self.handler = as_handler(handler)
         self.population = population
         self.timeout = timeout
         self.states: dict[ClientId, Arrays] = {}  # only of clients that keep one
@@ -65,7 +67,7 @@ class LocalFleet:
 
     def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
         """Everyone's outcome from the handler's `.many`, or None if they must be asked one by one."""
-        many = getattr(self.handler, "many", None)
+        many = self.handler.many
         if many is None or self.timeout is not None:
             return None
         try:
@@ -82,7 +84,7 @@ class LocalFleet:
         def work() -> Outcome:
             try:
                 site = self._site(client)
-                own = Request(request.do, {k: v.copy() for k, v in request.arrays.items()}, request.config)
+                own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))
                 reply = _sound(self.handler(own, site))
                 if isinstance(reply, Reply):
                     reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)

@@ -1,32 +1,37 @@
 """A fleet that sends each client only the rows it wants of the model's tables; it asks for them first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
-from mutirao.core.arrays import Array, nbytes
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
-from mutirao.core.rounds import bytes_of_replies
+from mutirao.core.arrays import Array
+from mutirao.core.checks import fault_of_figures, set_aside
+from mutirao.core.fleet import (
+    Answers,
+    ClientId,
+    Failure,
+    Fleet,
+    Reply,
+    Request,
+    Wrapper,
+    bytes_of_replies,
+    bytes_of_requests,
+)
 from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
-from mutirao.filters import fault_of_figures, without
 
 
-@dataclass(frozen=True)
-class SlicedFleet:
+class SlicedFleet(Wrapper):
     """Carries requests over `fleet` with `table` cut to the rows that the client names when asked for its "rows".
 
     A client learns nothing of other rows, and the server which rows the client works on: no more than its reply
     tells. What was carried both ways, the question for rows included, is counted.
     """
 
-    fleet: Fleet
-    table: str
-
-    def clients(self) -> list[ClientId]:
-        """Who is there now."""
-        return self.fleet.clients()
+    def __init__(self, fleet: Fleet, table: str) -> None:
+        super().__init__(fleet)
+        self.table = table
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask each client for its rows, then send it the request with these alone."""
@@ -36,10 +41,10 @@ class SlicedFleet:
         question = {key: Request("rows", {}, config) for key, config in configs.items()}
         wishes = self.fleet.ask({c: question[id(r.config)] for c, r in requests.items()})
         whole = next(iter(requests.values())).arrays[self.table]
-        wishes = without(wishes, self._faults(whole, wishes.replies))
+        wishes = set_aside(wishes, self._faults(whole, wishes.replies))
         cut = self._cut(requests, {c: r.extras[self.table] for c, r in wishes.replies.items()})
         answers = self.fleet.ask(cut)
-        down = sum(nbytes(r.arrays) for r in cut.values())
+        down = bytes_of_requests(cut)
         up = bytes_of_replies(wishes) + bytes_of_replies(answers)
         failures = dict(sorted((wishes.failures | answers.failures).items()))
         return Answers(answers.replies, failures, (down, up))
@@ -65,5 +70,5 @@ class SlicedFleet:
             for client, begin, end in zip(clients, [0, *ends], ends, strict=False):
                 request = requests[client]
                 own = {**model, self.table: taken[begin:end], self.table + ROWS: rows[client]}
-                cut[client] = Request(request.do, own, request.config)
+                cut[client] = replace(request, arrays=own)
         return cut

@@ -13,14 +13,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import nbytes
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, bytes_of_replies
+from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Round, Run, bytes_of_replies
+from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.selection import sizes
@@ -42,7 +44,25 @@ class Devices:
     dropout: Floats  # probability that a client that is asked is never heard of again in that round
 
 
-Model = Callable[[Sequence[ClientId], np.random.Generator], Devices]
+Draw = Callable[[Sequence[ClientId], np.random.Generator], Devices]
+
+
+class Model(Protocol):
+    """Draws the devices of clients; `deadline` is in seconds (0: none), `jitter` the spread of what a round takes."""
+
+    @property
+    def deadline(self) -> float:
+        """After so many seconds a reply is late (0: never)."""
+        return 0.0
+
+    @property
+    def jitter(self) -> float:
+        """The standard deviation of the logarithm of how long a round takes a client."""
+        return 0.0
+
+    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
+        """The devices of these clients."""
+        ...
 
 
 def none(names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
@@ -166,20 +186,16 @@ def device_lines(file: str) -> tuple[list[ClientId], Floats]:
 DEFAULTS = {"watts": 3.0, "radio_watts": 1.0, "dropout": 0.0}
 
 
-class Timed:
+class Timed(Wrapper):
     """A fleet with a clock: who drops out or misses the deadline is lost, and every round has simulated costs."""
 
-    def __init__(self, fleet: Fleet, model: Model, run: Run, epochs: int) -> None:
-        self.fleet, self.model, self.run, self.epochs = fleet, model, run, epochs
-        self.deadline = float(getattr(model, "deadline", 0.0)) or math.inf
-        self.jitter = float(getattr(model, "jitter", 0.0))
+    def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int) -> None:
+        super().__init__(fleet)
+        self.model, self.run, self.epochs = complete(model, Model), run, epochs  # type: ignore[type-abstract]
+        self.deadline, self.jitter = self.model.deadline or math.inf, self.model.jitter
         self._devices: Devices | None = None
         self._seconds, self._joules, self._asked = 0.0, 0.0, 0
         self._costs: dict[ClientId, tuple[float, float]] = {}
-
-    def clients(self) -> list[ClientId]:
-        """Who is there."""
-        return self.fleet.clients()
 
     def devices(self, roster: Roster) -> Devices:
         """The devices of all clients the roster knows, drawn from the seed alone."""
@@ -192,6 +208,7 @@ class Timed:
         d, size = self.devices(roster), nbytes(self.run.arrays)
         roster.figures["ready_seconds"] = size / d.down + self.epochs * sizes(roster) / d.speed
         roster.figures["upload_seconds"] = size / d.up
+        self.fleet.declare(roster)
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask those who do not drop out; replies that would have come too late are failures."""
@@ -234,7 +251,7 @@ class Timed:
         if request.do == "probe":
             passes = FORWARD * min(n, int(request.config.get("probe_samples", n)))
         up = bytes_of_replies(Answers({"": reply}, {})) if reply is not None else 0
-        return passes, nbytes(request.arrays), up
+        return passes, nbytes(request.arrays) + nbytes(request.extras), up
 
     def record(self, done: Round) -> None:
         """Add the simulated costs to the record of a round, and begin the next."""
@@ -243,3 +260,4 @@ class Timed:
             seconds, joules = self._costs.get(line["client"], (0.0, 0.0))
             line.update(sim_seconds=seconds, sim_joules=joules)
         self._seconds, self._joules, self._asked, self._costs = 0.0, 0.0, 0, {}
+        self.fleet.record(done)

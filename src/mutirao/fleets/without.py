@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mutirao.config import nearest
-from mutirao.core.fleet import Answers, ClientId, Fleet, Request
+from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.errors import ConfigError
 
 
@@ -36,11 +36,12 @@ class PopulationWithout(Mapping[ClientId, Any]):
         return self.population[name]
 
 
-class FleetWithout:
+class FleetWithout(Wrapper):
     """A fleet in which some clients are never seen, whether they are connected or not."""
 
     def __init__(self, fleet: Fleet, names: Collection[ClientId]) -> None:
-        self.fleet, self.names = fleet, frozenset(names)
+        super().__init__(fleet)
+        self.names = frozenset(names)
         self._all: list[ClientId] | None = None
         self._left: list[ClientId] = []
 
@@ -50,7 +51,3 @@ class FleetWithout:
         if here is not self._all:
             self._all, self._left = here, [c for c in here if c not in self.names]
         return self._left
-
-    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Ask the others."""
-        return self.fleet.ask(requests)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.core.arrays import Arrays
+from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rounds import Run
 from mutirao.groups.signature import generator, noised
-from mutirao.groups.state import State, part_of
+from mutirao.groups.state import State
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer, one_thread
 

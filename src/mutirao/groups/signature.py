@@ -105,6 +105,11 @@ def noised(vector: Vector, epsilon: float, clip: float, draw: np.random.Generato
     return np.asarray(short + draw.normal(0.0, deviation(epsilon, delta, 2 * clip), vector.shape))
 
 
+def noise_of(signature: Bias | Weights | Projection) -> float:
+    """The noise of a signature as an account enters it: its deviation over its sensitivity."""
+    return deviation(signature.epsilon, DELTA, 1.0)
+
+
 def generator(repeatable: bool, seed: int, round: int, client: str) -> np.random.Generator:
     """Where a client's noise comes from: the operating system, since who knows the seed could take it off again."""
     return rng(seed, round, "signature", client) if repeatable else np.random.default_rng(secrets.randbits(256))

@@ -60,13 +60,3 @@ class State:
         )
         scores = {g: [(int(r), float(v)) for r, v in rows] for g, rows in facts["scores"].items()}
         return cls(groups, facts["classes"], scores, facts["settled"], facts["silent"])
-
-
-def part_of(arrays: Arrays, group: str) -> Arrays:
-    """The arrays of one group, by their own names."""
-    return {k.removeprefix(group + "/"): v for k, v in arrays.items() if k.startswith(group + "/")}
-
-
-def as_part(arrays: Arrays, group: str) -> Arrays:
-    """Arrays of one group, by the names they have among those of all."""
-    return {f"{group}/{k}": v for k, v in arrays.items()}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
+from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.errors import ConfigError
-from mutirao.filters import check, fault_of_extras
 from mutirao.images.features import Extractor
 from mutirao.images.splits import apart
 from mutirao.randomness import number
@@ -133,7 +133,7 @@ def together(wards: Wards) -> dict[ClientId, Ward]:
 def agree_on_classes(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> None:
     """Ask every hospital for its class list before the first round; the run is refused if one differs."""
     requests = {c: Request(CLASSES, {}, config) for c in fleet.clients()}
-    answers = check(fleet.ask(requests), fault_of_extras)
+    answers = sift(fleet.ask(requests), fault_of_extras)
     lists: dict[str, list[str]] = {"the global test set": list(classes)}
     for client, reply in answers.replies.items():
         try:
@@ -150,7 +150,7 @@ def distributed(fleet: Fleet, run: Run) -> dict[str, float]:
     """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
     arrays: Arrays = run.arrays
     asked = {c: Request("evaluate", arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
-    answers = check(fleet.ask(asked), fault_of_extras)
+    answers = sift(fleet.ask(asked), fault_of_extras)
     told = [(r.n, r.metrics) for r in answers.replies.values() if r.n and {"accuracy", "loss"} <= r.metrics.keys()]
     total = sum(n for n, _ in told)
     if not total:

@@ -1,6 +1,6 @@
 """Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,8 +10,10 @@ from torch import nn
 
 from mutirao.attacks import Attacked, liars_among, verdicts
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.rounds import Patience, Round, Run, check_needs
+from mutirao.core.parts import AnyAggregator, AnySelector, check_needs
+from mutirao.core.rounds import Cohort, Patience, Round, Run
 from mutirao.datasets import cifar10, digits
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
@@ -19,11 +21,14 @@ from mutirao.groups.form import NoiseRule
 from mutirao.groups.member import Member, last_layer
 from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
 from mutirao.groups.record import FILES, findings, plane_of, scan_of
+from mutirao.groups.signature import noise_of
+from mutirao.groups.state import State
 from mutirao.images.networks import NETWORKS
 from mutirao.partition import describe
+from mutirao.privacy import Central, Privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
-from mutirao.recipes.task import Recipe, Task, simulated
+from mutirao.recipes.task import Recipe, Task, build_screen, simulate
 from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
@@ -51,7 +56,6 @@ class Config(Common):
     cluster: Part = setting(Part("auto", home="mutirao.groups.clusterers"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
     head: str = setting("reduced", "outputs of a group's model: its classes, or all", choices=("reduced", "full"))
-    screen: Part = setting(Part("none", home="mutirao.filters"), "how odd updates are kept out of a group's model")
     attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
@@ -92,6 +96,7 @@ def task(config: Config) -> Task:
     """Clients of groups that the server has to find, each with test samples like its own."""
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
+    check_privacy(config)
     x, y, x_test, y_test = load(config)
     parts, truth = split(config, y)
     test = x_test, y_test
@@ -122,6 +127,20 @@ def task(config: Config) -> Task:
     )
 
 
+def check_privacy(config: Config) -> None:
+    """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
+    if config.privacy.name == "none":
+        return
+    if not build("signature", config.signature).epsilon:
+        raise ConfigError(
+            f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
+        )
+    if config.head != "full":
+        raise ConfigError(
+            f"privacy={config.privacy.name}: head={config.head} tells which classes clients hold; use full"
+        )
+
+
 @dataclass(frozen=True)
 class Known:
     """What only a simulation knows of its clients."""
@@ -133,23 +152,32 @@ class Known:
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
-    fleet, churns, knows = simulated(fleet, config, run), config.available.name != "always", task.knows
-    select = build("select", config.select, count=config.per_round, classes=task.classes)
-    aggregate = build("aggregate", config.aggregate)
-    check_needs(task.provides, select, aggregate)
+    fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
     member: Member = knows.member
+    privacy: Privacy = build("privacy", config.privacy)
+    screen = build_screen(config, head=member.head)
+
+    def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
+        select = build("select", config.select, count=config.per_round, classes=task.classes)
+        made: tuple[AnySelector, AnyAggregator]
+        made = privacy.at_server(select, build("aggregate", config.aggregate), clients, config)
+        return made
+
+    def inherit(before: Sequence[Arrays]) -> Arrays:
+        return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Central) else {}
+
+    check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
     first = task.initial()
     plan = Plan(
         model=lambda outputs: member.trainers(outputs).initial(config.seed),
         classes=member.classes,
-        select=select,
-        aggregate=aggregate,
+        parts=parts,
         cluster=build("cluster", config.cluster),
         noise=config.noise,
         directions=member.signature.directions,
         size=len(member.signature(first, first, member.head)),
         reduced=config.head == "reduced",
-        filters=(build("screen", config.screen, head=member.head),),
+        filters=screen,
         head=member.head,
         regroup=config.regroup,
         stable=config.stable,
@@ -157,14 +185,22 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         truth=knows.truth,
         honest=lambda client: client not in knows.liars,
+        judged=config.privacy.name in ("none", "central"),  # else nothing but noised updates leaves a client
+        clients_every=config.clients_every,
+        inherit=inherit,
     )
     expect = config.founders or (1 if churns else len(task.population))
-    for done in federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect):
-        if record := getattr(fleet, "record", None):
-            record(done)
+    rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
+    for done in within_budget(rounds, run, config.rounds, privacy, lambda: aggregates(run, plan)):
         if config.screen.name != "none":
             done.row.update(verdicts(done.clients, knows.liars, run.history[:-1]))
         yield done
 
 
-recipe = Recipe(Config, task, flow)
+def aggregates(run: Run, plan: Plan) -> dict[str, AnyAggregator]:
+    """The aggregator of each group there is."""
+    state = State.from_memory(run.memory)
+    return {g: plan.parts(len(who))[1] for g, who in state.groups.members().items()} if state else {}
+
+
+recipe = Recipe(Config, task, flow, private=True)

@@ -9,12 +9,15 @@ from typing import Any
 from mutirao.config import Common, build, load_name, nearest
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
-from mutirao.core.fleet import ClientId, Fleet, Handler
-from mutirao.core.rounds import Evaluate, Patience, Round, Run, check_needs, train
+from mutirao.core.fleet import ClientId, Fleet
+from mutirao.core.parts import AnyFilter, AnyHandler, as_handler, check_needs
+from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
 from mutirao.errors import ConfigError
+from mutirao.fleets.churn import Churn
+from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
-from mutirao.privacy import within_budget
+from mutirao.privacy import Privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
 
 # Where each recipe is and what it does, said here so that listing them imports none of them.
@@ -33,7 +36,7 @@ NAMES = {
 class Task:
     """What the parties work on: what a client does, what each holds, how the model begins and is judged."""
 
-    handler: Handler
+    handler: AnyHandler
     population: Mapping[ClientId, Any]
     initial: Callable[[], Arrays]
     evaluate: Evaluate | None = None
@@ -56,14 +59,11 @@ class Task:
     @property
     def provides(self) -> frozenset[str]:
         """What the clients send besides arrays, such as `metrics:loss`."""
-        return frozenset(getattr(self.handler, "provides", ()))
+        return as_handler(self.handler).provides
 
 
-def simulated(fleet: Fleet, config: Any, run: Run) -> Fleet:
+def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
     """The fleet with the clients' devices and their coming and going, if the configuration models any."""
-    from mutirao.fleets.churn import Churn
-    from mutirao.fleets.timed import Timed
-
     if config.devices.name != "none":
         fleet = Timed(fleet, build("devices", config.devices), run, config.epochs)
     if config.available.name != "always":
@@ -71,29 +71,34 @@ def simulated(fleet: Fleet, config: Any, run: Run) -> Fleet:
     return fleet
 
 
+def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
+    """The filter that the configuration asks for, if any."""
+    return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()
+
+
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate."""
-    everyone, fleet = fleet, simulated(fleet, config, run)
+    everyone, fleet = fleet, simulate(fleet, config, run)
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate)
-    privacy = build("privacy", config.privacy)
+    privacy: Privacy = build("privacy", config.privacy)
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
-    check_needs(task.provides, select, aggregate)
+    filters = build_screen(config)
+    check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     rounds = train(
         run,
         fleet,
         rounds=config.rounds,
         select=select,
         aggregate=aggregate,
+        filters=filters,
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
     )
-    for done in within_budget(rounds, run, config.rounds, privacy, aggregate):
-        if record := getattr(fleet, "record", None):
-            record(done)
+    for done in within_budget(rounds, run, config.rounds, privacy, lambda: {"": aggregate}):
         if config.clients_every and run.round % config.clients_every == 0:
             known = f"metrics:{task.judge}" in task.provides
             own = (task.judge, task.higher_is_better) if known else ("accuracy", True)

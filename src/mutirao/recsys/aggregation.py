@@ -13,7 +13,7 @@ from scipy import sparse
 from mutirao import aggregation
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.rounds import Merged
+from mutirao.core.parts import Merged
 from mutirao.core.rows import ROWS, one_table
 from mutirao.recsys.kernel import compiled
 
@@ -31,7 +31,7 @@ class ByItem:
     lr: float = 1.0
     over: Literal["touched", "all"] = "touched"
 
-    takes_rows = True
+    needs = frozenset({"replies:rows"})
 
     def __post_init__(self) -> None:
         if self.shrinkage < 0 or not self.lr > 0:

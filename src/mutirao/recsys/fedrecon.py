@@ -69,7 +69,8 @@ class FedRecon:
     def provides(self) -> frozenset[str]:
         """What the clients can tell besides their rows."""
         of_ratings = {"metrics:rmse", "extras:squared_errors", *(f"metrics:{name}" for name in TOLD)}
-        return frozenset({"metrics:loss"} | (of_ratings if self.loss != "bpr" else set()))
+        always = {"metrics:loss", "config:mu", "config:probe_samples"}  # a user's ratings are few: all are looked at
+        return frozenset(always | (of_ratings if self.loss != "bpr" else set()))
 
     @property
     def implicit(self) -> bool:

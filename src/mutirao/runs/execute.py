@@ -11,7 +11,8 @@ from typing import Any
 from mutirao.config import build, dump, flattened, read, resolve, validate
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Fleet
-from mutirao.core.rounds import Round, Row, Run
+from mutirao.core.record import Round, Row
+from mutirao.core.rounds import Run
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in

@@ -15,8 +15,9 @@ import numpy as np
 
 from mutirao.config import Part, build, complete, read, resolve
 from mutirao.core.fleet import ClientId
+from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Selector, chosen_by, present_only
+from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
 from mutirao.fleets.churn import somebody
 from mutirao.randomness import rng
@@ -53,7 +54,7 @@ class Replay:
 def replay(
     rows: Sequence[Mapping[str, Any]],
     clients: int,
-    select: Selector,
+    policy: AnySelector,
     seed: int = 0,
     own: bool = False,
     available: Any = None,
@@ -65,16 +66,16 @@ def replay(
     names = everybody(sorted({r["client"] for r in rows}), clients)
     told = heard(rows)
     roster, mask, time = Roster(), None, 0
+    select = as_selector(policy)
     roster.meet(names)
     actual, other = [], []
     for t in sorted(by_round):
         if available is not None:
             mask, time = somebody(available, names, time + 1, mask, seed)
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
-        if hasattr(select, "probes"):
-            asked = present_only(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
-            roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
-        other.append(chosen_by(select, roster, t, rng(seed, t, "select")))
+        asked = check_choice(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
+        roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
+        other.append(select_from(select, roster, t, rng(seed, t, "select")))
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))
         if own:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Handler, Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.parts import AnyHandler as Handler
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import number
 from mutirao.training.samples import Samples

@@ -57,7 +57,8 @@ class Trainer:
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
 
     provides = frozenset(
-        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", *(f"metrics:{name}" for name in PROBED)}
+        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:mu", "config:probe_samples"}
+        | {f"metrics:{name}" for name in PROBED}
     )
 
     @classmethod

@@ -23,7 +23,7 @@ from mutirao.fleets.flower.fleet import FlowerFleet
 from mutirao.recipes.task import find
 
 
-class Simulation:
+class Simulation(Fleet):
     """A fleet in Flower's own simulation engine; it starts when it is first needed, and ends with `close`."""
 
     def __init__(self, recipe: str, config: Any, timeout: float = 86400, cpus: float = 1, gpus: float = 0) -> None:

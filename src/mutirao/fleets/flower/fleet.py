@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Scalar, collect, failure_of
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
 from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message
 from mutirao.runs.audit import Audit, reply_fingerprint
 
@@ -25,7 +25,7 @@ TROUBLE = 10.0  # and one that answered with an error after so many
 GREETING = "query.name"
 
 
-class FlowerFleet:
+class FlowerFleet(Fleet):
     """The nodes of a Flower federation, by the names they declare.
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,

@@ -1,0 +1,131 @@
+"""Every reply is untrusted: what is checked before it may touch the average, and what is made of it, too."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mutirao.core.arrays import Arrays, is_finite, nbytes
+from mutirao.core.fleet import Answers, ClientId, Failure, Reply
+from mutirao.core.parts import Merged
+from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
+
+MOST_SAMPLES = 10**12
+MOST_EXTRA_BYTES = 256 * 2**20
+MOST_METRICS = 64
+ARRAY = (np.ndarray, np.generic)  # made once: there is a check for every client of every round
+NUMBER = (int, float, np.integer, np.floating)
+WHOLE = (int, np.integer)
+METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
+
+
+def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Failure]:
+    """What is wrong with replies to a training request: names, types, shapes, sizes, finiteness, count, rows."""
+    found = {c: wrong for c, r in replies.items() if (wrong := _fault(current, r)) is not None}
+    for name, mine in current.items():
+        key = name + ROWS
+        rows = {c: r.arrays[key] for c, r in replies.items() if key in r.arrays and c not in found}
+        found |= faults_of_order(name, rows, mine)
+    return found
+
+
+def fault(current: Arrays, reply: Reply) -> Failure | None:
+    """What is wrong with one reply to a training request, or None."""
+    return faults(current, {"": reply}).get("")
+
+
+def _fault(current: Arrays, reply: Reply) -> Failure | None:
+    if not reply.arrays:
+        return Failure("empty", "sent no arrays")
+    for name in reply.arrays:
+        if name not in current and name.removesuffix(ROWS) not in current:
+            return Failure("unknown_key", f"sent {name[:80]!r}, which the model does not have")
+    for name, mine in current.items():
+        theirs = reply.arrays.get(name)
+        if theirs is None:
+            return Failure("missing_key", f"did not send {name!r}")
+        if not isinstance(theirs, ARRAY):  # NumPy makes a scalar of an array without axes
+            return Failure("dtype", f"{name!r} is of type {type(theirs).__name__}, not an array")
+        shape = mine.shape
+        if name + ROWS in reply.arrays:  # only these rows travelled
+            rows = reply.arrays[name + ROWS]
+            if (wrong := fault_of_rows(name, rows, mine)) is not None:
+                return wrong
+            shape = (len(rows), *mine.shape[1:])
+        if theirs.shape != shape:
+            kind = "too_large" if theirs.nbytes > mine.nbytes else "shape"
+            return Failure(kind, f"{name!r} has shape {theirs.shape}, expected {shape}")
+        if theirs.dtype != mine.dtype:
+            return Failure("dtype", f"{name!r} is {theirs.dtype}, expected {mine.dtype}")
+    if not is_finite(reply.arrays):
+        return Failure("not_finite", "sent NaN or infinity in its arrays")
+    return fault_of_extras(reply)
+
+
+def fault_of_extras(reply: Reply) -> Failure | None:
+    """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
+    if reply.extras:
+        for name, extra in reply.extras.items():
+            if not isinstance(extra, ARRAY) or extra.dtype.kind == "O":
+                return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
+        if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
+            return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
+        if not is_finite(reply.extras):
+            return Failure("not_finite", "sent NaN or infinity in its extras")
+    return fault_of_figures(reply)
+
+
+def fault_of_figures(reply: Reply) -> Failure | None:
+    """What is wrong with the metrics or the count of samples."""
+    if len(reply.metrics) > MOST_METRICS:
+        return Failure("too_large", f"sent {len(reply.metrics)} metrics, at most {MOST_METRICS} are taken")
+    for name, value in reply.metrics.items():
+        if not METRIC_NAME.fullmatch(name):
+            return Failure("unknown_key", f"sent a metric named {name[:80]!r}")
+        if not isinstance(value, NUMBER):
+            return Failure("dtype", f"metric {name!r} is of type {type(value).__name__}, not a number")
+        if not _finite(value):
+            return Failure("not_finite", f"metric {name!r} is NaN, infinite or too large for a float")
+    if not isinstance(reply.n, WHOLE) or not 0 < reply.n <= MOST_SAMPLES:
+        return Failure("count", f"declared {reply.n!r} samples")
+    return None
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
+
+
+def sift(answers: Answers, fault_in: Callable[[Reply], Failure | None]) -> Answers:
+    """Move every reply in which `fault_in` finds a fault to the failures."""
+    return set_aside(answers, {c: f for c, r in answers.replies.items() if (f := fault_in(r)) is not None})
+
+
+def set_aside(answers: Answers, faults: Mapping[ClientId, Failure]) -> Answers:
+    """Move the replies in which faults were found to the failures."""
+    if not faults:
+        return answers
+    return Answers(
+        {c: r for c, r in answers.replies.items() if c not in faults},
+        dict(sorted({**answers.failures, **faults}.items())),
+        answers.carried,
+    )
+
+
+def fault_of_merged(current: Arrays, merged: object) -> Failure | None:
+    """What is wrong with what an aggregator gave, but for NaN and infinity, which have a name of their own."""
+    if not isinstance(merged, Merged):
+        return Failure("empty", f"gave {type(merged).__name__}, not Merged(arrays, weights)")
+    if strange := sorted(merged.arrays.keys() ^ current.keys()):
+        held = "has" if strange[0] in current else "does not have"
+        return Failure("unknown_key", f"gave other arrays than the model's, which {held} {strange[0]!r}")
+    for name, mine in current.items():
+        theirs = merged.arrays[name]
+        if not isinstance(theirs, ARRAY) or theirs.shape != mine.shape:
+            return Failure("shape", f"gave {name!r} of shape {np.shape(theirs)}, expected {mine.shape}")
+        if theirs.dtype != mine.dtype:
+            return Failure("dtype", f"gave {name!r} as {theirs.dtype}, expected {mine.dtype}")
+    return None

@@ -1,0 +1,202 @@
+"""The parts of a round: what each is called as, and what it may say of itself. A plain function is a part, too.
+
+A part says once what it `needs`, and what clients are told, asked and watched for follows from that:
+
+    metrics:NAME       a number that clients tell with their update, such as `metrics:entropy`
+    extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
+    probe:NAME         a number that clients tell when they are asked before the selection
+    replies:NAME       what the server finds in the replies: `update_norm`, or their `rows` as they were sent
+    config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
+
+A handler says what it `provides` in the same words, a setting without its value.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from mutirao.config import parse_value
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
+from mutirao.core.roster import Roster
+from mutirao.errors import ConfigError
+
+USUAL = {"loss", "accuracy"}  # told with every update, so that nobody has to ask for them
+
+Screened = tuple[dict[ClientId, Reply], dict[ClientId, str]]  # the replies kept, and why each of the others was not
+Many = Callable[[Mapping[ClientId, Request], Mapping[ClientId, Site]], Mapping[ClientId, Reply | Failure]]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The next model, the weight each client had in it, and what the method found out about each client."""
+
+    arrays: Arrays
+    weights: dict[ClientId, float]
+    figures: dict[ClientId, dict[str, float]] = field(default_factory=dict)
+
+
+# What may be given as a part: anything that can be called like one.
+AnyHandler = Callable[[Request, Site], Reply]
+AnySelector = Callable[[Roster, int, np.random.Generator], list[ClientId]]
+AnyAggregator = Callable[[Arrays, Mapping[ClientId, Reply], Arrays], Merged]
+AnyFilter = Callable[[Arrays, Mapping[ClientId, Reply]], Screened]
+
+
+class Handler(Protocol):
+    """What a client does: `(request, site) -> reply`."""
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What it can tell, send and be told."""
+        return frozenset()
+
+    @property
+    def many(self) -> Many | None:
+        """The same answers for many clients at once, faster; None if it has no such way."""
+        return None
+
+    def private_training(self, privacy: Any) -> AnyHandler:
+        """The same with private gradients (DP-SGD)."""
+        raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The answer to one request."""
+        ...
+
+
+class Selector(Protocol):
+    """Who takes part in a round: `(roster, round, rng) -> clients`, of those present."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the clients."""
+        return frozenset()
+
+    @property
+    def may_be_nobody(self) -> bool:
+        """Whether it may select no client at all, as Poisson sampling does now and then."""
+        return False
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """Who is asked before the selection; the answers are in the roster when it selects."""
+        return []
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """The clients selected."""
+        ...
+
+
+class Aggregator(Protocol):
+    """Joins checked replies into the next model: `(current, replies, memory) -> Merged`.
+
+    What it must remember it writes into `memory`; arrays there are replaced, never changed in place.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the clients."""
+        return frozenset()
+
+    @property
+    def mean_only(self) -> bool:
+        """Whether it looks at nothing but the mean update, so that noise on the mean covers all it gives away."""
+        return False
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        """The next model."""
+        ...
+
+
+class Filter(Protocol):
+    """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the clients."""
+        return frozenset()
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
+        """The replies kept, and why each of the others was not."""
+        ...
+
+
+Kind = TypeVar("Kind")
+
+
+class Completed:
+    """A part with all that its kind may say of itself: its own words, and the kind's defaults for the rest."""
+
+    def __init__(self, part: Any, kind: type) -> None:
+        self.part = part
+        for name, default in vars(kind).items():
+            if not name.startswith("_"):
+                usual = default.__get__(part) if isinstance(default, property) else MethodType(default, part)
+                setattr(self, name, getattr(part, name, usual))
+
+    def __call__(self, *given: Any) -> Any:
+        """What the part gives."""
+        return self.part(*given)
+
+    def __repr__(self) -> str:
+        return repr(self.part)
+
+
+def complete(part: Any, kind: type[Kind]) -> Kind:
+    """Anything that can be called like a part of that kind, as one: the only place where hooks are looked for."""
+    return cast(Kind, part if isinstance(part, Completed) else Completed(part, kind))
+
+
+def as_handler(part: AnyHandler) -> Handler:
+    """A handler with all a fleet may want of it."""
+    return complete(part, Handler)  # type: ignore[type-abstract]
+
+
+def as_selector(part: AnySelector) -> Selector:
+    """A selector with all a round may want of it."""
+    return complete(part, Selector)  # type: ignore[type-abstract]
+
+
+def as_aggregator(part: AnyAggregator) -> Aggregator:
+    """An aggregator with all a round may want of it."""
+    return complete(part, Aggregator)  # type: ignore[type-abstract]
+
+
+def as_filter(part: AnyFilter) -> Filter:
+    """A filter with all a round may want of it."""
+    return complete(part, Filter)  # type: ignore[type-abstract]
+
+
+def names_of(needs: Iterable[str], kind: str) -> set[str]:
+    """The names of one kind among needs: `names_of({"metrics:loss"}, "metrics")` is `{"loss"}`."""
+    return {need.partition(":")[2] for need in needs if need.startswith(f"{kind}:")}
+
+
+def tell(needs: Iterable[str], *kinds: str) -> dict[str, Scalar]:
+    """What a request says so that its reply holds what is needed: settings, and the names of the given kinds."""
+    needs = frozenset(needs)
+    config: dict[str, Scalar] = {}
+    for setting in sorted(names_of(needs, "config")):
+        name, _, value = setting.partition("=")
+        config[name] = parse_value(value)
+    wanted = set().union(*(names_of(needs, kind) for kind in kinds)) - USUAL
+    return config | ({"extras": ",".join(sorted(wanted))} if wanted else {})
+
+
+def find_unmet(provides: Iterable[str], needs: Iterable[str]) -> list[str]:
+    """The needs that clients who provide this cannot meet, without the values of settings."""
+    given = set(provides)
+    given |= {f"probe:{name}" for name in names_of(given, "metrics")}  # who tells it can be asked for it
+    plain = {need.partition("=")[0] for need in needs}
+    return sorted(need for need in plain - given if not need.startswith("replies:"))
+
+
+def check_needs(provides: Iterable[str], *parts: Selector | Aggregator | Filter) -> None:
+    """Refuse, before the first round, a part that needs what the clients do not provide."""
+    for part in parts:
+        for need in find_unmet(provides, part.needs):
+            given = ", ".join(sorted(provides)) or "nothing"
+            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {given}")

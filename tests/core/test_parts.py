@@ -1,0 +1,90 @@
+"""Parts say once what they need; plain functions are parts, too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from mutirao.aggregation import FedAvg, FedProx, Krum
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.parts import (
+    Merged,
+    as_aggregator,
+    as_filter,
+    as_handler,
+    as_selector,
+    check_needs,
+    find_unmet,
+    names_of,
+    tell,
+)
+from mutirao.core.roster import Roster
+from mutirao.errors import ConfigError
+from mutirao.fedrisk import FedRisk
+from mutirao.filters import keep_all
+from mutirao.selection import AoIU, PowerOfChoice, everyone
+
+
+def test_plain_functions_get_every_default() -> None:
+    select, screen = as_selector(everyone), as_filter(keep_all)
+    assert (select.needs, select.may_be_nobody, screen.needs) == (frozenset(), False, frozenset())
+    assert select.probes(Roster(), 1, np.random.default_rng(0)) == []
+    assert repr(select) == repr(everyone)
+
+    def handler(request: Request, site: Site) -> Reply:
+        return Reply({}, n=1)
+
+    def aggregate(current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Merged:
+        return Merged(current, {})
+
+    plain = as_handler(handler)
+    assert (plain.provides, plain.many) == (frozenset(), None)
+    assert plain(Request("train", {}), Site("ana")).n == 1
+    with pytest.raises(ConfigError, match="privacy=dpsgd is for tasks whose clients are a Trainer"):
+        plain.private_training(None)
+    assert (as_aggregator(aggregate).needs, as_aggregator(aggregate).mean_only) == (frozenset(), False)
+
+
+def test_what_a_part_says_of_itself_is_kept_and_completing_twice_changes_nothing() -> None:
+    prox = as_aggregator(FedProx(mu=0.25))
+    assert (prox.needs, prox.mean_only, as_aggregator(Krum()).mean_only) == ({"config:mu=0.25"}, True, False)
+    assert as_aggregator(prox) is prox
+    assert repr(prox) == "FedProx(mu=0.25)"
+    roster = Roster()
+    roster.meet(["ana", "bia"])
+    assert as_selector(PowerOfChoice(1)).probes(roster, 1, np.random.default_rng(0)) == ["ana", "bia"]
+
+
+def test_what_clients_are_told_follows_from_the_needs() -> None:
+    needs = FedProx(mu=0.1).needs | FedRisk().needs | AoIU(2, refresh="share").needs
+    assert tell(needs, "metrics", "extras") == {
+        "mu": 0.1,
+        "probe_samples": 100,
+        "extras": "entropy,squared_errors",
+    }
+    assert tell(needs, "probe") == {"mu": 0.1, "probe_samples": 100, "extras": "entropy"}
+    assert tell({"metrics:loss", "probe:accuracy"}, "metrics", "probe") == {}  # told with every answer
+    assert tell({"config:mu=1e-05", "config:name=text", "config:on=true"}) == {"mu": 1e-5, "name": "text", "on": True}
+    assert names_of({"metrics:loss", "probe:entropy"}, "probe") == {"entropy"}
+
+
+def test_needs_are_met_by_those_who_provide_them() -> None:
+    needs = {"metrics:entropy", "probe:loss", "replies:update_norm", "config:mu=0.3"}
+    assert find_unmet({"metrics:entropy", "metrics:loss", "config:mu"}, needs) == []
+    assert find_unmet({"metrics:loss"}, needs) == ["config:mu", "metrics:entropy"]
+    with pytest.raises(ConfigError, match=r"FedProx\(mu=0.1\) needs 'config:mu' from the clients"):
+        check_needs((), as_aggregator(FedAvg()), as_aggregator(FedProx()))
+
+
+def test_a_part_of_ones_own_needs_no_base_class() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        needs = frozenset({"metrics:pain"})
+
+        def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
+            return roster.ids
+
+    assert as_selector(Mine()).needs == {"metrics:pain"}
+    assert not as_selector(Mine()).may_be_nobody
