@@ -8,7 +8,7 @@ from mutirao.core.arrays import flat
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.filters import Robust
 from mutirao.fleets.local import LocalFleet
-from mutirao.training.samples import Samples
+from mutirao.training.samples import Samples, relabel
 
 CURRENT = {
     "0.weight": np.zeros((20, 10), np.float32),
@@ -31,7 +31,7 @@ def honest(request: Request, site: Site) -> Reply:
 
 def answers(attack: str, liars: frozenset[str], do: str = "train") -> dict[str, Reply]:
     part = NAMES[attack]
-    handler = Attacked(honest, liars, part() if isinstance(part, type) else part)
+    handler = Attacked(honest, liars, part() if isinstance(part, type) else part, relabel)
     return LocalFleet(handler, dict.fromkeys(NAMED)).ask({c: Request(do, CURRENT, **SENT) for c in NAMED}).replies
 
 
@@ -74,13 +74,20 @@ def test_a_lone_liar_lies_the_same_over_a_network() -> None:
 
 def test_false_labels_are_of_the_clients_own_classes_and_only_in_training() -> None:
     data = Samples(np.zeros((6, 2), np.float32), np.array([2, 2, 5, 7, 7, 9]), np.array([0, 2, 3, 4]))
-    assert LabelFlip().poison(data).y.tolist() == [7, 5, 2, 2]
+    assert relabel(data, LabelFlip().relabel).y.tolist() == [7, 5, 2, 2]  # type: ignore[union-attr]
     seen = []
-    handler = Attacked(lambda r, s: seen.append(s.data) or Reply({}, n=1), frozenset({"c1"}), LabelFlip())  # type: ignore[func-returns-value]
+
+    def look(request: Request, site: Site) -> Reply:
+        seen.append(site.data)
+        return Reply({}, n=1)
+
+    handler = Attacked(look, frozenset({"c1"}), LabelFlip(), relabel)
     for do in ("train", "evaluate"):
         handler(Request(do, {}, **SENT), Site("c1", data))
     handler(Request("train", {}, **SENT), Site("c2", data))
     assert [d is data for d in seen] == [False, True, True]
+    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes labels"):
+        Attacked(look, frozenset({"c1"}), LabelFlip())
 
 
 def test_a_faked_signature_is_somebody_elses() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import mutirao.partition
 from mutirao.config import Part, build, complete
 from mutirao.errors import ConfigError
-from mutirao.partition import NAMES, by_class, by_key, describe, dirichlet, iid, k_classes, shards
+from mutirao.partition import NAMES, by_class, by_key, deal_tests, describe, dirichlet, iid, k_classes, shards
 
 TEN = np.repeat(np.arange(10), 100)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120)
@@ -294,3 +294,14 @@ def test_a_thousand_clients(seed):
     labels = np.repeat(np.arange(10), 5000)
     assert_each_once(dirichlet(labels, 1000, 0.5, rng(seed)), 50_000)
     assert_each_once(dirichlet(labels, 1000, 0.01, rng(seed), size=50), 50_000)
+
+
+def test_own_test_samples_have_the_shares_of_the_clients_own_classes():
+    y = np.repeat([0, 1, 2], [60, 30, 10])
+    y_test = np.repeat([0, 1, 2], 200)
+    rows = deal_tests(y, [np.arange(100), np.arange(60), np.arange(59, 91), np.arange(0)], y_test, seed=0, most=50)
+    assert [np.bincount(y_test[r], minlength=3).tolist() for r in rows[:2]] == [[30, 15, 5], [50, 0, 0]]
+    assert np.bincount(y_test[rows[2]], minlength=3).tolist() == [2, 47, 2]  # 1/32, 30/32, 1/32 of fifty, each rounded
+    assert all(len(set(r.tolist())) == len(r) for r in rows)
+    assert not len(rows[3])  # who trains on nothing is judged by nothing
+    assert [len(r) for r in deal_tests(y, [np.arange(100)], y_test, seed=0, most=1)] == [1]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mutirao.report import execute
     from mutirao.report.notebook import show
     from mutirao.runs.folder import load_run, save_run
-    from mutirao.training.samples import Samples, virtual_clients
+    from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ _HOME = {
     "report": ["execute"],
     "report.notebook": ["show"],
     "runs.folder": ["load_run", "save_run"],
-    "training.samples": ["Samples", "virtual_clients"],
+    "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -48,6 +48,7 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Arrays",
+    "ClientData",
     "Cohort",
     "Common",
     "Exhibits",

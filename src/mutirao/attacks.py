@@ -8,17 +8,33 @@ sent had they been honest: that is all they know of the others. `Attacked` wraps
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.arrays import Array, Arrays, flat, settle
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper
-from mutirao.core.parts import AnyHandler as Handler
+from mutirao.core.parts import AnyHandler, as_handler, complete
 from mutirao.randomness import rng
 
 Lies = dict[ClientId, Reply]
-Attack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
+Relabel = Callable[[Any, Callable[[Array], Array]], Any]  # what a client holds, its labels changed
+AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
+
+
+class Attack(Protocol):
+    """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie."""
+
+    @property
+    def relabel(self) -> Callable[[Array], Array] | None:
+        """How the labels that liars train on are changed; None if they are not."""
+        return None
+
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+        """What the liars answer to a warm-up, knowing what the others do."""
+        return {}
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,8 @@ class SignFlip:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         return {
-            c: sent(r, current, {k: -self.scale * u for k, u in moved(current, r).items()}) for c, r in honest.items()
+            c: lie(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
+            for c, r in honest.items()
         }
 
 
@@ -42,8 +59,8 @@ class Noise:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         lies = {}
         for c, r in sorted(honest.items()):
-            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = sent(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
+            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = lie(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
         return lies
 
 
@@ -56,8 +73,8 @@ class Constant:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         lies = {}
         for c, r in honest.items():
-            each = self.scale * length(moved(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = sent(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
+            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
+            lies[c] = lie(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
         return lies
 
 
@@ -65,16 +82,10 @@ class Constant:
 class LabelFlip:
     """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is."""
 
-    def poison(self, data: Any) -> Any:
-        """The data with the labels of its own classes in reverse order."""
-        from mutirao.training.samples import Samples  # late: torch
-
-        if hasattr(data, "train"):
-            return replace(data, train=self.poison(data.train))
-        samples = Samples.of(data)
-        x, y = samples.batch(slice(0, len(samples)))
-        classes, place = np.unique(y.numpy(), return_inverse=True)
-        return Samples(x, classes[::-1][place].copy())
+    def relabel(self, y: Array) -> Array:
+        """The labels, of their own classes in reverse order."""
+        classes, place = np.unique(y, return_inverse=True)
+        return np.asarray(classes[::-1][place])
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         return dict(honest)
@@ -91,7 +102,7 @@ class InnerProduct:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         mean, _ = moments(current, honest)
-        return {c: sent(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+        return {c: lie(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ class Colluding:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         mean, deviation = moments(current, honest)
-        return {c: sent(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+        return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -142,33 +153,42 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 class Attacked:
-    """A handler some of whose clients lie; those who start a round from the same model act together."""
+    """A handler some of whose clients lie; those who start a round from the same model act together.
 
-    def __init__(self, handler: Handler, liars: frozenset[ClientId], attack: Attack) -> None:
-        self.handler, self.liars, self.attack = handler, liars, attack
-        self.provides: frozenset[str] = getattr(handler, "provides", frozenset())
+    `relabel(data, change)` gives what a client holds with other labels: an attack that changes labels needs it.
+    """
+
+    def __init__(
+        self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, relabel: Relabel | None = None
+    ) -> None:
+        self.handler, self.liars, self.relabel = as_handler(handler), liars, relabel
+        self.attack: Attack = complete(attack, Attack)  # type: ignore[type-abstract]
+        if self.attack.relabel and not relabel:
+            raise ValueError(f"{attack!r} changes labels: say how those of a client's data are, by `relabel`")
+        self.provides, self.private = self.handler.provides, self.handler.private
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One client's answer, who then knows nobody else."""
         reply = self.handler(request, self._site(request, site))
         return self._lies({site.id: request}, {site.id: reply})[site.id]
 
-    def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
+    def many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
         """The same for many clients at once."""
-        handler: Any = self.handler
         own = {c: self._site(requests[c], sites[c]) for c in requests}
-        if hasattr(handler, "many"):
-            replies = dict(handler.many(requests, own))
+        if self.handler.many is not None:
+            replies = dict(self.handler.many(requests, own))
         else:
-            replies = {c: handler(requests[c], own[c]) for c in sorted(requests)}
+            replies = {c: self.handler(requests[c], own[c]) for c in sorted(requests)}
         good = {c: r for c, r in replies.items() if isinstance(r, Reply)}
         return dict(sorted((replies | self._lies(requests, good)).items()))
 
     def _site(self, request: Request, site: Site) -> Site:
-        poison = getattr(self.attack, "poison", None)
-        if site.id not in self.liars or poison is None or request.do not in ("train", "warm"):
+        change = self.attack.relabel
+        if site.id not in self.liars or not (change and self.relabel) or request.do not in ("train", "warm"):
             return site
-        return Site(site.id, poison(site.data), site.state)
+        return Site(site.id, self.relabel(site.data, change), site.state)
 
     def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
         bands: dict[tuple[str, int], list[ClientId]] = {}
@@ -180,7 +200,7 @@ class Attacked:
             draw = rng(int(config["seed"]), int(config["round"]), "attack", liars[0])
             if do == "train":
                 out |= self.attack(requests[liars[0]].arrays, {c: replies[c] for c in liars}, draw)
-            elif do == "warm" and hasattr(self.attack, "fake"):
+            elif do == "warm":
                 out |= self.attack.fake(replies, liars, draw)
         return out
 
@@ -248,7 +268,7 @@ def verdicts(
     return out
 
 
-def moved(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
+def update_of(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
     """The update of a reply."""
     return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
 
@@ -262,11 +282,11 @@ def moments(
     current: Arrays, honest: Mapping[ClientId, Reply]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
     """Mean and deviation of the liars' honest updates, number by number."""
-    updates = [moved(current, honest[c]) for c in sorted(honest)]
+    updates = [update_of(current, honest[c]) for c in sorted(honest)]
     stacked = {k: np.stack([u[k] for u in updates]) for k in current}
     return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
 
 
-def sent(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
+def lie(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
     """The reply with another update in it."""
     return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
+from mutirao.randomness import rng as stream
 
 Indices = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.int64]
@@ -212,6 +213,29 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
         holder[k] = client
         heapq.heapreplace(loads, (load + int(sizes[k]), client))
     return _parts(holder[key], clients)
+
+
+def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
+    """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`.
+
+    >>> labels = np.repeat([0, 1, 2], 4)
+    >>> labels[like(labels, np.array([0, 0, 0, 2]), 4, np.random.default_rng(0))]
+    array([0, 0, 0, 2])
+    """
+    if not len(mine):
+        return np.zeros(0, np.intp)
+    classes, counts = np.unique(mine, return_counts=True)
+    wanted = np.round(most * counts / counts.sum()).astype(int)
+    wanted[counts.argmax()] = max(1, wanted[counts.argmax()])  # whoever has samples is judged by one at least
+    found = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, wanted, strict=True)]
+    return np.sort(np.concatenate(found))
+
+
+def deal_tests(
+    labels: npt.NDArray[Any], parts: Sequence[Indices], tests: npt.NDArray[Any], seed: int, most: int = 100
+) -> list[Indices]:
+    """Rows of a test set with labels `tests` for each client, in the shares of its own classes; some may be shared."""
+    return [like(tests, labels[part], most, stream(seed, 0, "own test", str(i))) for i, part in enumerate(parts)]
 
 
 NAMES: dict[str, Callable[..., list[Indices]]] = {

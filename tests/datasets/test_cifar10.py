@@ -13,7 +13,7 @@ import torch
 from mutirao.datasets import cifar10
 from mutirao.errors import ConfigError
 from mutirao.images.networks import NETWORKS, Normalise
-from mutirao.training.trainer import one_thread, seeded
+from mutirao.training.descent import one_thread, seeded
 
 FILES = (*cifar10.TRAIN, cifar10.TEST)
 EACH = 20

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.groups.populations import changed, dealt, inhabited, like, populated, true_groups, turned
+from mutirao.groups.populations import deal, draw_populations, furnish, true_groups, turn, view
+from mutirao.partition import like
 
 
 @settings(max_examples=30, deadline=None)
@@ -16,9 +17,9 @@ def test_skewed_populations_get_all_samples_once_and_mostly_their_own_classes(
 ) -> None:
     draw = np.random.default_rng(seed)
     labels = draw.permutation(np.repeat(np.arange(10), 200))
-    who = populated(each * populations, populations, draw)
+    who = draw_populations(each * populations, populations, draw)
     assert np.bincount(who).tolist() == [each] * populations
-    parts = dealt("skewed", labels, who, draw)
+    parts = deal("skewed", labels, who, draw)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(2000))
     if populations > 1:
         shares = np.array([[np.mean(np.isin(labels[p], c)) for c in range(10)] for p in parts])
@@ -29,13 +30,13 @@ def test_skewed_populations_get_all_samples_once_and_mostly_their_own_classes(
 def test_a_population_sees_its_own_world() -> None:
     x, y = np.arange(2 * 9, dtype=np.float32).reshape(2, 9), np.array([0, 2])
     renaming = np.array([1, 2, 0])
-    assert changed("permuted", x, y, 1, 3, renaming)[1].tolist() == [1, 0]
-    assert changed("permuted", x, y, 0, 3, renaming)[1].tolist() == [0, 2]  # the first sees things as they are
-    quarter = changed("rotated", x, y, 1, 4, renaming)[0].reshape(2, 3, 3)
+    assert view("permuted", x, y, 1, 3, renaming)[1].tolist() == [1, 0]
+    assert view("permuted", x, y, 0, 3, renaming)[1].tolist() == [0, 2]  # the first sees things as they are
+    quarter = view("rotated", x, y, 1, 4, renaming)[0].reshape(2, 3, 3)
     assert quarter == pytest.approx(np.rot90(x.reshape(2, 3, 3), 1, (1, 2)), abs=1e-4)
-    assert changed("none", x, y, 2, 3, renaming)[0] is x
+    assert view("none", x, y, 2, 3, renaming)[0] is x
     with pytest.raises(ConfigError, match="not square"):
-        turned(np.zeros((2, 7), np.float32), 90)
+        turn(np.zeros((2, 7), np.float32), 90)
 
 
 def test_test_samples_have_the_clients_own_mix_and_its_own_names() -> None:
@@ -45,7 +46,7 @@ def test_test_samples_have_the_clients_own_mix_and_its_own_names() -> None:
     assert np.bincount(labels[kept], minlength=4).tolist() == [0, 30, 0, 10]
     x, y = draw.normal(size=(400, 4)).astype(np.float32), labels
     parts = [np.arange(0, 400, 2), np.arange(1, 400, 2)]
-    clients = inhabited("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, judge=40)
+    clients = furnish("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, judge=40)
     assert [len(c.train) for c in clients.values()] == [50, 50]
     second = clients["c1"]
     renaming = {int(a): int(b) for a, b in zip(y[second.train.index], second.train.y[second.train.index], strict=True)}
@@ -59,6 +60,6 @@ def test_clients_with_the_same_classes_belong_together() -> None:
     parts = [np.array([0, 2]), np.array([4]), np.array([1, 3]), np.array([5])]
     assert true_groups(parts, labels) == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match="3 clients cannot be of 4 populations"):
-        populated(3, 4, np.random.default_rng(0))
+        draw_populations(3, 4, np.random.default_rng(0))
     with pytest.raises(ConfigError, match="3 classes cannot be dealt to 4"):
-        dealt("skewed", labels, np.arange(4), np.random.default_rng(0))
+        deal("skewed", labels, np.arange(4), np.random.default_rng(0))

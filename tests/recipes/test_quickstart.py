@@ -3,6 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
 from mutirao.config import resolve
 from mutirao.recipes.quickstart import Config
 from mutirao.recipes.task import find
@@ -44,3 +48,8 @@ def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
     assert 0 <= final["accuracy_worst"] <= final["accuracy_p10"] <= final["accuracy_p50"] <= 1
     rows = json.loads((tmp_path / "run" / "history.json").read_text())
     assert ["accuracy_worst" in row for row in rows] == [False, True, False, True]
+    task = find("quickstart").task(config)
+    model = load_file(tmp_path / "run" / "checkpoints" / "round_004.safetensors")
+    own = [task.handler.evaluate(model, data.test)["accuracy"] for data in task.population.values()]  # type: ignore[attr-defined]
+    assert final["accuracy_mean"] == pytest.approx(np.mean(own))  # on test data, never on what was trained on
+    assert final["accuracy_worst"] == pytest.approx(min(own))

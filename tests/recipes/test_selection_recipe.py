@@ -11,7 +11,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.metrics import gini
-from mutirao.recipes.selection import Config, own_tests
+from mutirao.recipes.selection import Config
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.participation import participation_in
@@ -68,21 +68,12 @@ def test_every_client_has_equally_many_samples_whatever_the_seed_of_the_run() ->
     sizes = {len(samples) for samples in tasks[0].population.values()}
     assert sizes == {14}
     for name in ("c00", "c57"):
-        one, two = (task.population[name].index for task in tasks)
+        one, two = (task.population[name].train.index for task in tasks)
         np.testing.assert_array_equal(one, two)
     other = find("selection").task(resolve(Config, {"partition_seed": 7}))
-    assert other.population["c00"].index.tolist() != tasks[0].population["c00"].index.tolist()
+    assert other.population["c00"].train.index.tolist() != tasks[0].population["c00"].train.index.tolist()
     with pytest.raises(ConfigError, match="100 clients of 15 samples need 1500 samples"):
         find("selection").task(resolve(Config, {"partition.size": 15}))
-
-
-def test_own_test_samples_have_the_shares_of_the_clients_own_classes() -> None:
-    y = np.repeat([0, 1, 2], [60, 30, 10])
-    y_test = np.repeat([0, 1, 2], 200)
-    rows = own_tests(y, [np.arange(100), np.arange(60), np.arange(59, 91)], y_test, 50, seed=0)
-    assert [np.bincount(y_test[r], minlength=3).tolist() for r in rows[:2]] == [[30, 15, 5], [50, 0, 0]]
-    assert np.bincount(y_test[rows[2]], minlength=3).tolist() == [2, 47, 2]  # 1/32, 30/32, 1/32 of fifty, each rounded
-    assert all(len(set(r.tolist())) == len(r) for r in rows)
 
 
 def test_the_setting_of_the_paper(real_data: Path) -> None:
@@ -99,7 +90,7 @@ def test_the_setting_of_the_paper(real_data: Path) -> None:
     assert sizes == [500] * 100
     arrays = task.initial()
     assert sum(a.size for a in arrays.values()) == 576_778
-    labels = np.stack([np.bincount(s.y.numpy()[s.index], minlength=10) for s in task.population.values()])
+    labels = np.stack([np.bincount(s.train.y.numpy()[s.train.index], minlength=10) for s in task.population.values()])
     assert labels.sum(0).tolist() == [5000] * 10
     assert 0.3 < (np.abs(labels / 500 - 0.1).sum(1) / 2).mean() < 0.6  # skewed: half a client's labels elsewhere
     assert set(study["methods"]) == {"random", "entropy", "mixed", "aoi", "powerofchoice", "oort"}

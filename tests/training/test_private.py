@@ -1,5 +1,6 @@
 """DP-SGD against per-sample gradients worked out by hand, in NumPy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from torch import nn
 
 from mutirao.accounting import added, epsilon
-from mutirao.core.arrays import Arrays
+from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
@@ -91,6 +92,16 @@ def test_what_cannot_be_trained_so_is_refused_by_name() -> None:
         DPSGD().at_client(lambda request, site: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(ConfigError, match="BatchNorm"):
         DPSGD().at_client(Trainer(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))))
+
+
+def test_a_trainer_offers_its_own_private_training_and_many_clients_at_once_get_the_same() -> None:
+    privacy = DPSGD(noise=1.0, repeatable=True)
+    private, request = trainer().private_training(privacy), Request("train", START, {"seed": 0, "round": 1})
+    replies = private.many({"ana": request, "bia": request}, {c: Site(c, Samples(X, Y)) for c in ("ana", "bia")})
+    assert list(replies) == ["ana", "bia"]
+    assert digest(replies["ana"].arrays) == digest(trained(privacy)[0].arrays)  # type: ignore[union-attr]
+    refused = private.many({"ana": replace(request, do="probe")}, {"ana": Site("ana", Samples(X, Y))})["ana"]
+    assert str(refused).startswith("refused: privacy=dpsgd")
 
 
 def test_a_client_without_budget_or_asked_for_metrics_refuses() -> None:

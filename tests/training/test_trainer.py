@@ -1,5 +1,8 @@
 """The plain trainer against NumPy written out by hand and against scikit-learn."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,11 +10,14 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
+from mutirao.config import Common
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Request, Site
+from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.training.samples import Samples, virtual_clients
-from mutirao.training.trainer import Descent, Trainer
+from mutirao.training.descent import Descent
+from mutirao.training.samples import ClientData, Samples
+from mutirao.training.trainer import Trainer
 
 Floats = npt.NDArray[np.float64]
 DRAW = np.random.default_rng(0)
@@ -94,7 +100,7 @@ def test_descent_is_torch_optim_to_the_bit(name: str, settings: dict[str, float]
 
     with torch.random.fork_rng(devices=[]):
         ours, theirs = net(), net()
-    mine = Descent(Trainer(net, optimizer=name, lr=0.03, **settings), list(ours.parameters()))  # type: ignore[arg-type]
+    mine = Descent(list(ours.parameters()), optimizer=name, lr=0.03, **settings)  # type: ignore[arg-type]
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
     reference = kind(theirs.parameters(), lr=0.03, foreach=False, **settings)  # type: ignore[arg-type]
     for _ in range(20):
@@ -114,7 +120,7 @@ def test_evaluation_equals_scikit_learn() -> None:
     metrics = trainer.evaluate(arrays, Samples(X, Y))
     assert metrics["accuracy"] == pytest.approx(accuracy_score(Y, outputs.argmax(1)))
     assert metrics["loss"] == pytest.approx(log_loss(Y, p.astype(np.float64)), rel=1e-5)
-    reply = trainer(Request("evaluate", arrays, CONFIG), Site("ana", (X, Y)))
+    reply = trainer(Request("evaluate", arrays, CONFIG), Site("ana", ClientData((X[:3], Y[:3]), (X, Y))))  # type: ignore[arg-type]
     assert reply.metrics == pytest.approx(metrics, rel=1e-6)
     assert (reply.arrays, reply.n) == ({}, 50)
 
@@ -157,25 +163,47 @@ def test_regression_has_a_loss_and_no_accuracy() -> None:
         (Request("train", {"w": np.zeros(3)}, CONFIG), (X, Y), "the model's arrays are weight, bias; received w"),
         (Request("train", Trainer(linear).initial(0), CONFIG), (X[:0], Y[:0]), "no samples"),
         (Request("dance", {}, CONFIG), (X, Y), "not 'dance'"),
+        (Request("evaluate", {}, CONFIG), (X, Y), r"no test data of its own: give it ClientData\(train, test\)"),
+        (
+            Request("evaluate", {}, CONFIG),
+            ClientData(Samples(X, Y), Samples(X[:0], Y[:0])),
+            "no samples to be judged on",
+        ),
         (Request("train", {}, CONFIG), (X, Y[:3]), "do not belong together"),
     ],
 )
 def test_what_cannot_be_done_is_said_plainly(request_: Request, data: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Trainer(linear)(request_, Site("ana", data))
+    assert re.search(said, str(Trainer(linear).many({"ana": request_}, {"ana": Site("ana", data)})["ana"]))
 
 
-def test_virtual_clients_share_one_storage() -> None:
-    clients = virtual_clients(X, Y, [np.array([3, 1]), np.arange(4, 50)], most=10, seed=1)
-    assert list(clients) == ["c0", "c1"]
-    assert clients["c0"].x.data_ptr() == clients["c1"].x.data_ptr()
-    assert len(clients["c1"]) == 10
-    x, y = clients["c0"].batch(np.array([1]))
-    assert np.array_equal(x.numpy(), X[[1]])
-    assert y.tolist() == [Y[1]]
-    for stranger in ("c2", "c00", "x1", "c"):
-        with pytest.raises(KeyError):
-            clients[stranger]
+@pytest.mark.parametrize(
+    ("setting", "wrong", "right"),
+    [
+        ("optimizer", ("rmsprop", ""), "one of sgd, adam"),
+        ("lr", (-0.1, 0.0, float("inf"), float("nan")), "a number above 0"),
+        ("momentum", (-0.1, 1.0, float("nan")), "at least 0 and below 1"),
+        ("weight_decay", (-1e-4, float("inf"), float("nan")), "0 (none) or above"),
+        ("epochs", (0, -1), "at least 1"),
+        ("batch_size", (0, -5), "at least 1"),
+        ("steps", (-1,), "0 (whole epochs) or above"),
+        ("mu", (-0.1, float("nan")), "0 (none) or above"),
+        ("clip", (-1.0, float("inf")), "0 (none) or above"),
+        ("engine", ("warp",), "one of auto, fused, stacked, threads, plain"),
+    ],
+)
+def test_a_wrong_setting_is_refused_as_the_trainer_is_made(setting: str, wrong: tuple[object, ...], right: str) -> None:
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"^{setting} is .*, but must be {re.escape(right)}$"):
+            Trainer(linear, **{setting: value})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"^{setting} is"):
+            replace(Trainer(linear), **{setting: value})  # type: ignore[arg-type]
+
+
+def test_a_configuration_that_no_trainer_can_have_is_a_wrong_setting_of_the_user() -> None:
+    with pytest.raises(ConfigError, match=r"^lr is inf, but must be a number above 0$"):
+        Trainer.of(Common(lr=float("inf")), linear)
 
 
 def test_a_probe_tells_the_spread_of_losses_and_the_length_of_the_gradient() -> None:

@@ -59,6 +59,11 @@ class Handler(Protocol):
         """The same answers for many clients at once, faster; None if it has no such way."""
         return None
 
+    @property
+    def private(self) -> bool:
+        """Whether it sees to its clients' privacy by itself."""
+        return False
+
     def private_training(self, privacy: Any) -> AnyHandler:
         """The same with private gradients (DP-SGD)."""
         raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")

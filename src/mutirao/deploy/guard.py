@@ -178,4 +178,5 @@ def samples_in(data: Any) -> int | None:
     if isinstance(data, tuple | list):
         sizes = {len(part) for part in data if hasattr(part, "__len__")}
         return sizes.pop() if len(sizes) == 1 else None
+    data = getattr(data, "train", data)  # what a client only judges by does not count
     return len(data) if hasattr(data, "__len__") and hasattr(data, "batch") else None

@@ -6,7 +6,7 @@ A group's head may have fewer outputs than there are classes; the class map trav
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mutirao.accounting import Releases
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rounds import Run
-from mutirao.groups.signature import generator, noised
+from mutirao.errors import Refused
+from mutirao.groups.signature import generator, noise_of, noised
 from mutirao.groups.state import State
-from mutirao.training.samples import Samples
-from mutirao.training.trainer import Trainer, one_thread
+from mutirao.privacy import EPSILON, RELEASES, AtClient, Central, Open
+from mutirao.training.descent import one_thread
+from mutirao.training.samples import Samples, own_test_of
+from mutirao.training.trainer import Trainer
+from mutirao.training.turns import attempt
 
+OF_CLASSES = {"classes", "holdings"}  # settings of a request by which a client's answer depends on its classes
 TAKEN = "model."  # under which a site keeps the model it was handed
 CHUNK = 512  # samples judged at once
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """What a client holds: samples to train on, and others it only judges by."""
-
-    train: Samples
-    test: Samples
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,23 @@ class Member:
     signature: Any
     warm_epochs: int
     head: str
+    privacy: Any = Open()  # what each client does for its own
 
-    provides = Trainer.provides
+    @property
+    def provides(self) -> frozenset[str]:
+        """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
+        return frozenset({f"metrics:{EPSILON}", "config:mu"}) if self.private else Trainer.provides | {"evaluate"}
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing but noised updates and signatures may leave a client."""
+        return not isinstance(self.privacy, Open | Central)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
-        return self.answer(
-            request, site, self.trainer(request)(*self.inner(request, site)) if inside(request) else None
-        )
+        self.permit(request)
+        made = self.handler(request)(*self.inner(request, site)) if inside(request) else None
+        return self.answer(request, site, made)
 
     def many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
@@ -61,6 +68,7 @@ class Member:
         stacks: dict[tuple[str, int], dict[ClientId, tuple[Request, Site]]] = {}
         for c in sorted(requests):
             try:
+                self.permit(requests[c])
                 if inside(requests[c]):
                     kind = (requests[c].do, len(class_map(requests[c].config, self.classes)))
                     stacks.setdefault(kind, {})[c] = self.inner(requests[c], sites[c])
@@ -69,61 +77,83 @@ class Member:
             except Exception as error:  # it is this client's failure alone
                 out[c] = failure_of(error)
         for stack in stacks.values():
-            trainer = self.trainer(requests[next(iter(stack))])
-            made = trainer.many({c: r for c, (r, _) in stack.items()}, {c: s for c, (_, s) in stack.items()})
+            handler = self.handler(requests[next(iter(stack))])
+            made = handler.many({c: r for c, (r, _) in stack.items()}, {c: s for c, (_, s) in stack.items()})
             for c, reply in made.items():
-                out[c] = self.answer(requests[c], sites[c], reply) if isinstance(reply, Reply) else reply
+                out[c] = reply
+                if isinstance(reply, Reply):
+                    out[c] = attempt(partial(self.answer, made=reply), requests[c], sites[c])
         return dict(sorted(out.items()))
 
-    def trainer(self, request: Request) -> Trainer:
+    def permit(self, request: Request) -> None:
+        """Refuse what would tell more of a client than its own privacy lets it."""
+        if not self.private:
+            return
+        if request.do not in ("warm", "train"):
+            raise Refused("privacy", f"only noised updates and signatures leave, no answer to {request.do!r}")
+        if request.do == "warm" and not self.signature.epsilon:
+            raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
+        if request.config.keys() & OF_CLASSES:
+            raise Refused("privacy", "which classes a client holds is not told: use head=full")
+
+    def handler(self, request: Request) -> Any:
         """Who trains the model of a request: for its head, and for as many epochs as a warm-up or a round takes."""
-        if request.do == "warm":
+        if request.do == "warm":  # of which only the signature leaves, with noise of its own
             return warmer(self.trainers(self.classes), self.warm_epochs)
-        return self.trainers(len(class_map(request.config, self.classes)))
+        return shield(self.privacy, self.trainers(len(class_map(request.config, self.classes))))
 
     def inner(self, request: Request, site: Site) -> tuple[Request, Site]:
         """What the trainer is asked, and the client's own samples as that model names their classes."""
-        samples = site.data.train
+        samples = Samples.of(site.data)
         if request.do != "warm" and "classes" in request.config:
-            samples = renamed(samples, class_map(request.config, self.classes), self.classes)
-        plain = {k: v for k, v in request.config.items() if k not in ("classes", "holdings")}
-        return Request("train" if request.do == "warm" else request.do, request.arrays, plain), replace(
-            site, data=samples
-        )
+            samples = rename(samples, class_map(request.config, self.classes), self.classes)
+        plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES}
+        do = "train" if request.do == "warm" else request.do
+        return replace(request, do=do, config=plain), replace(site, data=samples)
 
     def answer(self, request: Request, site: Site, made: Reply | None) -> Reply:
         """What leaves the client: of a warm-up only the signature, never the model."""
         if made is not None:
-            return self.signed(request, site, made) if request.do == "warm" else made
+            return self.sign(request, site, made) if request.do == "warm" else made
         if request.do not in ("evaluate", "take"):
             raise ValueError(f"a member of groups can warm, train, evaluate, take and probe, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
-        metrics = self.judged(request, site.data)
-        return Reply({}, metrics=metrics, n=max(1, len(site.data.test)))
+        test = own_test_of(site.data)
+        return Reply({}, metrics=self.judge(request, Samples.of(site.data), test), n=max(1, len(test)))
 
-    def signed(self, request: Request, site: Site, made: Reply) -> Reply:
+    def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """The signature of a warm-up and, if asked for, which classes the client holds."""
         part, config = self.signature, request.config
         vector = part(request.arrays, made.arrays, self.head)
+        table = self.charge(site) if self.private else None
         if part.epsilon:
             draw = generator(part.repeatable, int(config["seed"]), int(config["round"]), site.id)
             vector = noised(vector, part.epsilon, part.clip, draw)
         extras: Arrays = {"signature": vector.astype(np.float32)}
+        if table is not None:
+            site.state[RELEASES] = table
+            return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
         if config.get("holdings"):
-            extras["holdings"] = held(site.data.train, self.classes).astype(np.uint8)
+            extras["holdings"] = classes_in(Samples.of(site.data), self.classes).astype(np.uint8)
         return Reply({}, extras, {}, made.n)
 
-    def judged(self, request: Request, data: Holdout) -> dict[str, float]:
+    def charge(self, site: Site) -> Releases:
+        """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""
+        if not isinstance(self.privacy, AtClient):
+            raise Refused("privacy", f"{self.privacy!r} keeps no account that a signature could be entered into")
+        return self.privacy.charge(site, noise_of(self.signature), 1.0, 1)
+
+    def judge(self, request: Request, train: Samples, test: Samples) -> dict[str, float]:
         """Loss and accuracy on the client's own test samples; `accuracy_known` when only classes it holds may be named.
 
         A label that the head does not have counts as wrong.
         """
         names = np.array(class_map(request.config, self.classes))
-        model = self.trainers(len(names)).filled(request.arrays).eval()
-        outputs, y = outputs_of(model, data.test)
+        model = self.trainers(len(names)).fill(request.arrays).eval()
+        outputs, y = outputs_of(model, test)
         guess = names[outputs.argmax(1).numpy()]
-        known = torch.from_numpy(held(data.train, self.classes)[names])
+        known = torch.from_numpy(classes_in(train, self.classes)[names])
         among = outputs.masked_fill(~known, -torch.inf) if known.any() else outputs
         place = np.full(self.classes, -1)
         place[names] = np.arange(len(names))
@@ -144,9 +174,15 @@ class Member:
             raise ValueError("the run has formed no groups yet")
         out = {}
         for group, names in state.classes.items():
-            model = self.trainers(len(names)).filled(part_of(run.arrays, group)).eval()
+            model = self.trainers(len(names)).fill(part_of(run.arrays, group)).eval()
             out[group] = outputs_of(model, samples)[0].double().softmax(1).numpy()
         return out, state.classes
+
+
+@lru_cache(maxsize=8)
+def shield(privacy: Any, trainer: Trainer) -> Any:
+    """The trainer with the client's privacy around it; kept, because some of it takes long to make."""
+    return privacy.at_client(trainer)
 
 
 @lru_cache(maxsize=8)
@@ -166,7 +202,7 @@ def class_map(config: Mapping[str, Scalar], classes: int) -> list[int]:
     return [int(c) for c in text.split(",")] if text else list(range(classes))
 
 
-def renamed(samples: Samples, names: list[int], classes: int) -> Samples:
+def rename(samples: Samples, names: list[int], classes: int) -> Samples:
     """The samples whose classes a head has, labelled by its outputs."""
     y, index = outputs_for(samples.y, tuple(names), classes), samples.index
     rows = np.arange(len(samples)) if index is None else index
@@ -181,7 +217,7 @@ def outputs_for(y: Tensor, names: tuple[int, ...], classes: int) -> Tensor:
     return place[y]
 
 
-def held(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def classes_in(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which classes the samples have."""
     y = samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
     return np.bincount(y, minlength=classes) > 0

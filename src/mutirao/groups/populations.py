@@ -8,10 +8,9 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.groups.member import Holdout
-from mutirao.partition import iid
+from mutirao.partition import iid, like
 from mutirao.randomness import rng
-from mutirao.training.samples import Samples
+from mutirao.training.samples import ClientData, Samples
 
 Indices = npt.NDArray[np.intp]
 Array = npt.NDArray[Any]
@@ -20,14 +19,14 @@ KINDS = ("none", "skewed", "permuted", "rotated")
 OWN = 0.8  # part of a skewed population's samples that are of its own classes
 
 
-def populated(clients: int, populations: int, draw: np.random.Generator) -> npt.NDArray[np.intp]:
+def draw_populations(clients: int, populations: int, draw: np.random.Generator) -> npt.NDArray[np.intp]:
     """The population of each client, all of the same size up to one."""
     if not 1 <= populations <= clients:
         raise ConfigError(f"populations: {clients} clients cannot be of {populations} populations")
     return draw.permutation(np.arange(clients) % populations)
 
 
-def dealt(
+def deal(
     kind: str, labels: Array, population: npt.NDArray[np.intp], draw: np.random.Generator, own: float = OWN
 ) -> list[Indices]:
     """Samples dealt to clients: alike, or skewed so that each population has mostly classes of its own.
@@ -54,7 +53,7 @@ def dealt(
     return [np.sort(np.concatenate(p)) for p in parts]
 
 
-def changed(kind: str, x: Array, y: Array, population: int, populations: int, renaming: Indices) -> tuple[Array, Array]:
+def view(kind: str, x: Array, y: Array, population: int, populations: int, renaming: Indices) -> tuple[Array, Array]:
     """The samples as a population sees them: its classes by other names, or its pictures turned; the first as they are.
 
     Population g of G turns its pictures by 360 g / G degrees about their middle.
@@ -62,11 +61,11 @@ def changed(kind: str, x: Array, y: Array, population: int, populations: int, re
     if kind == "permuted" and population:
         return x, renaming[y]
     if kind == "rotated" and population:
-        return turned(x, 360.0 * population / populations), y
+        return turn(x, 360.0 * population / populations), y
     return x, y
 
 
-def turned(x: Array, degrees: float) -> Array:
+def turn(x: Array, degrees: float) -> Array:
     """Pictures turned about their middle; what comes in at the corners is the picture mirrored."""
     from scipy.ndimage import rotate
 
@@ -83,14 +82,6 @@ def side(pixels: int) -> tuple[int, int]:
     return length, length
 
 
-def like(labels: Array, mine: Array, most: int, draw: np.random.Generator) -> Indices:
-    """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`."""
-    classes, counts = np.unique(mine, return_counts=True)
-    wanted = np.round(most * counts / counts.sum()).astype(int)
-    found = [draw.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, wanted, strict=True)]
-    return np.sort(np.concatenate(found)) if found else np.zeros(0, np.intp)
-
-
 def true_groups(parts: Sequence[Indices], labels: Array) -> list[int]:
     """The partition by the sets of classes clients hold: clients with the same set belong together."""
     sets = [tuple(np.unique(labels[p]).tolist()) for p in parts]
@@ -98,7 +89,7 @@ def true_groups(parts: Sequence[Indices], labels: Array) -> list[int]:
     return [order[s] for s in sets]
 
 
-def inhabited(
+def furnish(
     kind: str,
     train: tuple[Array, Array],
     test: tuple[Array, Array],
@@ -107,7 +98,7 @@ def inhabited(
     seed: int,
     most: int = 0,
     judge: int = 500,
-) -> dict[ClientId, Holdout]:
+) -> dict[ClientId, ClientData]:
     """What each client holds: its part of the training set, at most `most` of it, and at most `judge` test samples.
 
     A client's test samples have its own mix of classes, and what is changed for its population is changed for both.
@@ -123,7 +114,7 @@ def inhabited(
         kept = like(y_test, y[mine], judge, draw)
         seen = group, populations, renamings[group]
         if held is not x:
-            held[mine], named[mine] = changed(kind, x[mine], y[mine], *seen)
-        judges[name] = Samples(*changed(kind, x_test[kept], y_test[kept], *seen))
+            held[mine], named[mine] = view(kind, x[mine], y[mine], *seen)
+        judges[name] = Samples(*view(kind, x_test[kept], y_test[kept], *seen))
     whole = Samples(held, named)
-    return {c: Holdout(Samples(whole.x, whole.y, index), judges[c]) for c, index in rows.items()}
+    return {c: ClientData(Samples(whole.x, whole.y, index), judges[c]) for c, index in rows.items()}

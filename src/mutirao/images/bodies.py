@@ -20,7 +20,7 @@ from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
 from mutirao.images.networks import Normalise
 from mutirao.randomness import number
-from mutirao.training.trainer import seeded
+from mutirao.training.descent import seeded
 
 log = logging.getLogger("mutirao")
 

@@ -25,7 +25,7 @@ from mutirao.core.files import write_whole
 from mutirao.images.bodies import SIZE, Body, body, fingerprint
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
-from mutirao.training.trainer import one_thread
+from mutirao.training.descent import one_thread
 
 Pixels = npt.NDArray[np.uint8]
 Depth = Literal["features", "maps", "pixels"]

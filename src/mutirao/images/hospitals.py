@@ -3,34 +3,28 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.checks import fault_of_extras, sift
-from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
+from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.errors import ConfigError
 from mutirao.images.features import Extractor
 from mutirao.images.splits import apart
 from mutirao.randomness import number
-from mutirao.training.samples import Samples
+from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
+from mutirao.training.turns import answer_in_turn
 
 log = logging.getLogger("mutirao")
 
 CLASSES = "classes"
-
-
-class Ward(Samples):
-    """What one hospital holds: samples to train on, others to validate on, and the names of its classes."""
-
-    def __init__(self, x: Any, y: Any, validation: Samples, classes: Sequence[str]) -> None:
-        super().__init__(x, y)
-        self.validation, self.classes = validation, tuple(classes)
 
 
 @dataclass(frozen=True)
@@ -40,43 +34,30 @@ class Hospital(Trainer):
     names: tuple[str, ...] = ()  # the classes, as the model numbers them
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """Answer as a Trainer does; `evaluate` is on the pictures kept back for validation."""
-        ward = site.data
+        """Answer as a Trainer does, and a question for the class list."""
         if request.do == CLASSES:
-            names = json.dumps(ward.classes).encode()
-            return Reply({}, {CLASSES: np.frombuffer(names, np.uint8)}, n=len(ward))
-        if request.do == "evaluate":
-            return Reply({}, metrics=self.evaluate(request.arrays, ward.validation), n=len(ward.validation))
+            names = json.dumps(site.data.classes).encode()
+            return Reply({}, {CLASSES: np.frombuffer(names, np.uint8)}, n=len(site.data))
         reply = super().__call__(request, site)
-        return self.validated(reply, ward) if request.do == "train" else reply
+        return self.validate(reply, site.data.test) if request.do == "train" else reply
 
     def many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
     ) -> dict[ClientId, Reply | Failure]:
         """The same for several: hospitals are few and their rounds short, so one after the other."""
-        found: dict[ClientId, Reply | Failure] = {}
-        for client, request in requests.items():
-            try:
-                found[client] = self(request, sites[client])
-            except Exception as error:
-                found[client] = failure_of(error)
-        return found
+        return answer_in_turn(self, requests, sites)
 
-    def validated(self, reply: Reply, ward: Ward) -> Reply:
+    def validate(self, reply: Reply, kept: Samples) -> Reply:
         """The reply with loss and accuracy of the trained model on what was kept back."""
-        if not len(ward.validation):
+        if not len(kept):
             return reply
-        judged = self.evaluate(reply.arrays, ward.validation)
-        return Reply(
-            reply.arrays,
-            reply.extras,
-            reply.metrics | {"val_loss": judged["loss"], "val_acc": judged["accuracy"]},
-            reply.n,
-        )
+        judged = self.evaluate(reply.arrays, kept)
+        more = {"val_loss": judged["loss"], "val_acc": judged["accuracy"]}
+        return replace(reply, metrics=reply.metrics | more)
 
 
 @dataclass
-class Wards(Mapping[ClientId, Ward]):
+class Wards(Population):
     """The hospitals by name; what one holds is read, split and looked at when it is first asked for.
 
     So a site needs only its own folder, and the server none.
@@ -88,7 +69,12 @@ class Wards(Mapping[ClientId, Ward]):
     seed: int
     most: int = 0
     classes: tuple[str, ...] = ()
-    _made: dict[ClientId, Ward] = field(default_factory=dict)
+    _made: dict[ClientId, ClientData] = field(default_factory=dict)
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether hospitals keep anything back."""
+        return self.validation > 0
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -99,12 +85,12 @@ class Wards(Mapping[ClientId, Ward]):
     def __contains__(self, name: object) -> bool:
         return name in self.pictures
 
-    def __getitem__(self, name: ClientId) -> Ward:
+    def __getitem__(self, name: ClientId) -> ClientData:
         if name not in self._made:
             self._made[name] = self._read(name)
         return self._made[name]
 
-    def _read(self, name: ClientId) -> Ward:
+    def _read(self, name: ClientId) -> ClientData:
         held = self.pictures[name]()
         if self.classes:
             agree({"the class list agreed on": self.classes, name: held.classes})
@@ -117,17 +103,22 @@ class Wards(Mapping[ClientId, Ward]):
             rows = np.sort(order[: self.most]), rows[1]
         used = held.take(np.concatenate(rows))
         found, cut = self.extract(used.files), len(rows[0])
-        kept = Samples(found[cut:], used.labels[cut:])
-        return Ward(found[:cut], used.labels[:cut], kept, held.classes)
+        return ClientData(
+            Samples(found[:cut], used.labels[:cut]), Samples(found[cut:], used.labels[cut:]), tuple(held.classes)
+        )
 
 
-def together(wards: Wards) -> dict[ClientId, Ward]:
+def together(wards: Wards) -> dict[ClientId, ClientData]:
     """One hospital that holds what all the others do: the pooled reference."""
     parts = [wards[name] for name in wards]
     agree({name: wards[name].classes for name in wards})
-    kept = Samples(*(np.concatenate([getattr(p.validation, k).numpy() for p in parts]) for k in "xy"))
-    x, y = (np.concatenate([getattr(p, k).numpy() for p in parts]) for k in "xy")
-    return {"pooled": Ward(x, y, kept, parts[0].classes)}
+    train, kept = join([p.train for p in parts]), join([p.test for p in parts])
+    return {"pooled": ClientData(train, kept, parts[0].classes)}
+
+
+def join(parts: Sequence[Samples]) -> Samples:
+    """The samples of all."""
+    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def agree_on_classes(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> None:

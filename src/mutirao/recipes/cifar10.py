@@ -8,7 +8,7 @@ import numpy as np
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import cifar10
 from mutirao.images.networks import NETWORKS
-from mutirao.partition import describe
+from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
@@ -46,7 +46,8 @@ def task(config: Config) -> Task:
     data = load(config)
     x, y, test = data.x_train, data.y_train, Samples(data.x_test, data.y_test)
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
-    clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"))
+    own = deal_tests(y, parts, data.y_test, config.seed)
+    clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"), test, own)
     trainer = Trainer.of(config, NETWORKS[config.model])
 
     return Task(

@@ -28,7 +28,8 @@ from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import Sources, sources
-from mutirao.training.trainer import Trainer, one_thread
+from mutirao.training.descent import one_thread
+from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 
@@ -115,7 +116,7 @@ def task(config: Config) -> Task:
 
 def probabilities(hospital: Trainer, arrays: Arrays, x: Tensor) -> npt.NDArray[np.float64]:
     """The class probabilities of each picture as it is."""
-    model = hospital.filled(arrays).eval()
+    model = hospital.fill(arrays).eval()
     with one_thread(), torch.inference_mode():
         rows = [torch.softmax(model(x[i : i + 64]).double(), -1) for i in range(0, len(x), 64)]
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()

@@ -19,7 +19,7 @@ from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.member import Member, last_layer
-from mutirao.groups.populations import KINDS, dealt, inhabited, populated, true_groups
+from mutirao.groups.populations import KINDS, deal, draw_populations, furnish, true_groups
 from mutirao.groups.record import FILES, findings, plane_of, scan_of
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
@@ -29,6 +29,7 @@ from mutirao.privacy import Central, Privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
+from mutirao.training.samples import relabel
 from mutirao.training.trainer import Trainer
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
@@ -78,8 +79,8 @@ def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
     draw = rng(config.seed, 0, "partition")
     if config.hidden != "none":
-        population = populated(config.clients, config.populations, draw)
-        return dealt(config.hidden, y, population, draw), population.tolist()
+        population = draw_populations(config.clients, config.populations, draw)
+        return deal(config.hidden, y, population, draw), population.tolist()
     parts = build("partition", config.partition)(y, clients=config.clients, rng=draw)
     return parts, true_groups(parts, y)
 
@@ -100,16 +101,17 @@ def task(config: Config) -> Task:
     x, y, x_test, y_test = load(config)
     parts, truth = split(config, y)
     test = x_test, y_test
-    clients = inhabited(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
+    clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
     classes, groups = int(y.max()) + 1, dict(zip(clients, truth, strict=True))
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(config, x.shape[1:], outputs)))
     head = last_layer(trainers(classes).blank())
-    member = Member(trainers, classes, build("signature", config.signature), config.warm_epochs, head)
+    signature, privacy = build("signature", config.signature), build("privacy", config.privacy)
+    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     knows = Known(member, liars, groups if clear else None)
     return Task(
-        handler=Attacked(member, liars, build("attack", config.attack)) if liars else member,
+        handler=Attacked(member, liars, build("attack", config.attack), relabel) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         classes=classes,

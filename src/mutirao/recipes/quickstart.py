@@ -7,7 +7,7 @@ from torch import nn
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import digits
 from mutirao.errors import ConfigError
-from mutirao.partition import describe
+from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
@@ -36,7 +36,8 @@ def task(config: Config) -> Task:
     test = Samples(x_test, y_test)
 
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))
-    clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"))
+    own = deal_tests(y, parts, y_test, config.seed)
+    clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"), test, own)
     trainer = Trainer.of(
         config,
         lambda: nn.Sequential(nn.Linear(64, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10)),

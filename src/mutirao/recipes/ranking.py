@@ -19,8 +19,9 @@ from mutirao.ranking.models import LOSSES, Scorer, classifier, expected_grade, l
 from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
+from mutirao.training.descent import one_thread
 from mutirao.training.samples import pooled, virtual_clients
-from mutirao.training.trainer import Trainer, one_thread
+from mutirao.training.trainer import Trainer
 
 CUTS = (1, 5, 10)
 CHUNK = 65_536  # documents judged at once
@@ -74,7 +75,7 @@ def task(config: Config) -> Task:
         trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
-        scores = scores_of(trainer.filled(arrays), test)
+        scores = scores_of(trainer.fill(arrays), test)
         metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
         return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
 

@@ -14,7 +14,7 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.datasets import cifar10, digits
 from mutirao.images.networks import NETWORKS
-from mutirao.partition import describe
+from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
@@ -56,10 +56,10 @@ def task(config: Config) -> Task:
     x, y, test = load(config)
     deal = build("partition", config.partition, size=len(y) // config.clients)
     parts = deal(y, clients=config.clients, rng=rng(config.partition_seed, 0, "partition"))
-    clients = virtual_clients(x, y, parts, config.samples, number(config.partition_seed, 0, "samples"))
+    own = deal_tests(y, parts, test.y.numpy(), config.partition_seed, config.own_test)
+    clients = virtual_clients(x, y, parts, config.samples, number(config.partition_seed, 0, "samples"), test, own)
     name = ("mlp" if config.data == "digits" else "cnn") if config.model == "auto" else config.model
     trainer = Trainer.of(config, NETWORKS.get(name, mlp))
-    own = own_tests(y, parts, test.y.numpy(), config.own_test, config.partition_seed)
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
         def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
@@ -89,18 +89,6 @@ def task(config: Config) -> Task:
 def mlp() -> nn.Module:
     """A small network for the digits."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def own_tests(y: Index, parts: list[Index], y_test: Index, most: int, seed: int) -> list[Index]:
-    """Test rows for each client in the shares of its own classes; clients may share test samples."""
-    rows = {c: np.flatnonzero(y_test == c) for c in np.unique(y)}
-    own = []
-    for i, part in enumerate(parts):
-        classes, counts = np.unique(y[part], return_counts=True)
-        draw, many = rng(seed, 0, "own test", str(i)), np.rint(most * counts / len(part)).astype(int)
-        many[counts.argmax()] = max(1, many[counts.argmax()])
-        own.append(np.concatenate([draw.permutation(rows[c])[:m] for c, m in zip(classes.tolist(), many, strict=True)]))
-    return own
 
 
 recipe = Recipe(Config, task)

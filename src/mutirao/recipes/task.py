@@ -122,6 +122,8 @@ class Recipe:
         task = self.task(config)
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
+        if as_handler(task.handler).private:
+            return task
         return replace(task, handler=build("privacy", config.privacy).at_client(task.handler))
 
 

@@ -24,7 +24,7 @@ from mutirao.images.bodies import BODIES, SIZE, body
 from mutirao.images.diagnosis import abnormal_classes
 from mutirao.images.heads import Trainable, Whole, trained_part
 from mutirao.slides.reading import Pixels
-from mutirao.training.trainer import one_thread
+from mutirao.training.descent import one_thread
 
 KIND = "mutirao cytology model"
 NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."

@@ -26,7 +26,7 @@ from mutirao.slides.ranking import Choice
 from mutirao.slides.reading import Pixels, open_slide
 from mutirao.slides.tiling import PREVIEW, Cut, Tile, chosen, from_afar, grid, measured
 from mutirao.training.cores import cores
-from mutirao.training.trainer import one_thread
+from mutirao.training.descent import one_thread
 
 SHOWN = 24  # tiles on the contact sheet
 TOP = 10  # tiles whose mean makes the slide's score

@@ -1,22 +1,23 @@
 """DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.parts import AnyHandler as Handler
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
+from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
+from mutirao.privacy import DPSGD, RELEASES
 from mutirao.randomness import number
+from mutirao.training.descent import arrays_of, one_thread, seeded
+from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples
-from mutirao.training.trainer import Descent, Trainer, arrays_of, one_thread, seeded
-
-if TYPE_CHECKING:
-    from mutirao.privacy import DPSGD
+from mutirao.training.turns import answer_in_turn
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,15 @@ class PrivateTrainer:
     were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either.
     """
 
-    trainer: Trainer
-    privacy: "DPSGD"
+    trainer: PlainTrainer
+    privacy: DPSGD
 
-    provides = frozenset({"metrics:epsilon"})
+    provides = frozenset({"metrics:epsilon", "config:mu"})
 
     @classmethod
-    def of(cls, handler: Handler, privacy: "DPSGD") -> "PrivateTrainer":
+    def of(cls, handler: AnyHandler, privacy: DPSGD) -> "PrivateTrainer":
         """Of a task's handler, if that is a Trainer whose model can be trained so."""
-        if not isinstance(handler, Trainer):
+        if not isinstance(handler, PlainTrainer):
             raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
         try:
             from opacus.validators import ModuleValidator  # late: it takes seconds
@@ -49,8 +50,6 @@ class PrivateTrainer:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The privately trained arrays, and what has been spent."""
-        from mutirao.privacy import RELEASES
-
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         n = len(Samples.of(site.data))
@@ -60,6 +59,12 @@ class PrivateTrainer:
         arrays = self.train(request, site, rate, steps)
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.told(table, noise, rate, steps), n=n)
+
+    def many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        """The same for several: gradients sample by sample are one client's own."""
+        return answer_in_turn(self, requests, sites)
 
     def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
@@ -81,7 +86,7 @@ class PrivateTrainer:
             expected_batch_size=trainer.batch_size if rate < 1 else len(samples),
             generator=torch.Generator().manual_seed(int(draw.integers(2**63))),
         )
-        descent = Descent(trainer, weights, mu)
+        descent = trainer.descent(weights, mu)
         with one_thread(), seeded(int(draw.integers(2**63))), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):

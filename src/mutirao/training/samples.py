@@ -1,6 +1,8 @@
 """Data at rest: all samples lie once in shared, contiguous storage; a client is a list of row numbers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mutirao.core.fleet import ClientId
+from mutirao.fleets.without import PopulationWithout
 
 Index = npt.NDArray[np.intp]
 
@@ -24,7 +27,9 @@ class Samples:
 
     @classmethod
     def of(cls, data: Any) -> "Samples":
-        """`data` itself if it is Samples, or made from a pair (x, y)."""
+        """What `data` holds to train on: itself if it is Samples, or made from a pair (x, y)."""
+        if isinstance(data, ClientData):
+            return data.train
         return data if isinstance(data, cls) else cls(*data)
 
     def __len__(self) -> int:
@@ -49,18 +54,85 @@ class Samples:
         return self.x[where], self.y[where]
 
 
-class VirtualClients(Mapping[ClientId, Samples]):
+@dataclass(frozen=True)
+class ClientData:
+    """What a client holds: samples to train on, others that it only judges by, and its names for their classes.
+
+    Either may be given as a pair (x, y). Its length is that of what is trained on.
+    """
+
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...] = ()  # by number; where clients number them by themselves, these must agree
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "train", Samples.of(self.train))
+        object.__setattr__(self, "test", Samples.of(self.test))
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+
+def own_test_of(data: Any) -> Samples:
+    """What a client judges by; never what it trains on."""
+    if not isinstance(data, ClientData):
+        raise ValueError("has no test data of its own: give it ClientData(train, test)")
+    return data.test
+
+
+def relabel(data: Any, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Samples | ClientData:
+    """The data with other labels to train on; what the client judges by stays as it is."""
+    samples = Samples.of(data)
+    x, y = samples.batch(slice(0, len(samples)))
+    changed = Samples(x, change(y.numpy()))
+    return replace(data, train=changed) if isinstance(data, ClientData) else changed
+
+
+class Population(Mapping[ClientId, Any]):
+    """Clients by name, whose data are made or read when they are asked for."""
+
+    @property
+    @abstractmethod
+    def has_tests(self) -> bool:
+        """Whether clients have test data of their own; known without making or reading any."""
+
+
+def can_judge(population: Mapping[ClientId, Any]) -> bool:
+    """Whether a Trainer's clients can answer `evaluate`; no data are read that are not at hand.
+
+    Of a mapping that is neither a Population nor a dict nothing is known before a client is asked, so that it may try.
+    """
+    if isinstance(population, PopulationWithout):
+        return can_judge(population.population)
+    if isinstance(population, Population):
+        return population.has_tests
+    return not isinstance(population, dict) or all(isinstance(data, ClientData) for data in population.values())
+
+
+class VirtualClients(Population):
     """A population over one storage: client i owns the rows order[offsets[i]:offsets[i + 1]].
 
-    A client costs a name and a number, so that there may be millions.
+    A client costs a name and a number, so that there may be millions. With a common `test` set, client i judges by
+    its rows tests[i].
 
     >>> clients = virtual_clients(np.zeros((5, 2)), np.arange(5), [np.array([0, 4]), np.array([1, 2, 3])])
     >>> list(clients), len(clients["c1"])
     (['c0', 'c1'], 3)
     """
 
-    def __init__(self, x: Any, y: Any, order: Index, offsets: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        order: Index,
+        offsets: npt.NDArray[np.int64],
+        test: Samples | None = None,
+        tests: Sequence[Index] = (),
+    ) -> None:
         self.x, self.y, self.order, self.offsets = torch.as_tensor(x), torch.as_tensor(y), order, offsets
+        self.test, self.tests = test, tests
+        if test is not None and len(tests) != len(offsets) - 1:
+            raise ValueError(f"{len(tests)} lists of test rows for {len(offsets) - 1} clients")
         width = len(str(len(offsets) - 2))
         self.names = [f"c{i:0{width}d}" for i in range(len(offsets) - 1)]
 
@@ -70,22 +142,40 @@ class VirtualClients(Mapping[ClientId, Samples]):
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.names)
 
-    def __getitem__(self, name: ClientId) -> Samples:
+    @property
+    def has_tests(self) -> bool:
+        """Whether there is a test set."""
+        return self.test is not None
+
+    def __getitem__(self, name: ClientId) -> Samples | ClientData:
         i = int(name[1:]) if name[1:].isdecimal() else -1
         if not 0 <= i < len(self.names) or self.names[i] != name:
             raise KeyError(name)
-        return Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
+        own = Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
+        return own if self.test is None else ClientData(own, Samples(self.test.x, self.test.y, self.tests[i]))
 
 
-def pooled(clients: VirtualClients) -> dict[ClientId, Samples]:
+def pooled(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
     """One client with all that the others have: the centralised reference."""
-    return {"pooled": Samples(clients.x, clients.y, np.sort(clients.order))}
+    own = Samples(clients.x, clients.y, np.sort(clients.order))
+    return {"pooled": own if clients.test is None else ClientData(own, clients.test)}
 
 
-def virtual_clients(x: Any, y: Any, parts: Sequence[Index], most: int = 0, seed: int = 0) -> VirtualClients:
-    """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once."""
+def virtual_clients(
+    x: Any,
+    y: Any,
+    parts: Sequence[Index],
+    most: int = 0,
+    seed: int = 0,
+    test: Samples | None = None,
+    tests: Sequence[Index] = (),
+) -> VirtualClients:
+    """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once.
+
+    `test` is a common test set and `tests` the rows of it that each client judges by.
+    """
     if most:
         draw = np.random.default_rng(seed)
         parts = [p if len(p) <= most else np.sort(draw.choice(p, most, replace=False)) for p in parts]
     offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
-    return VirtualClients(x, y, np.concatenate(parts).astype(np.intp), offsets)
+    return VirtualClients(x, y, np.concatenate(parts).astype(np.intp), offsets, test, tests)

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.training.engine import fused, train_many
-from mutirao.training.engine.jobs import planned
+from mutirao.training.engine import fused
+from mutirao.training.engine.jobs import plan_jobs
 from mutirao.training.engine.tape import Unsupported
+from mutirao.training.engine.ways import train_many
 from mutirao.training.samples import VirtualClients, virtual_clients
 from mutirao.training.trainer import Trainer
 
@@ -145,7 +146,7 @@ def test_any_widths(widths: list[int], batch: int, sizes: list[int]) -> None:
 def jobs_of(trainer: Trainer, clients: VirtualClients) -> list[Any]:
     arrays = trainer.initial(0)
     requests = {c: Request("train", arrays, {"seed": 3, "round": 1}) for c in clients}
-    return planned(trainer, requests, {c: Site(c, clients[c]) for c in clients})[0]
+    return plan_jobs(trainer, requests, {c: Site(c, clients[c]) for c in clients})[0]
 
 
 @here

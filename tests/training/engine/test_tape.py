@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mutirao.training.engine.tape import Unsupported, aten, frozen, join, record, tidy
+from mutirao.training.engine.tape import Unsupported, aten, freeze, join, record, tidy
 
 Step = Callable[..., list[Tensor]]
 
@@ -73,7 +73,7 @@ def test_an_update_along_a_product_is_one_operation() -> None:
 def test_a_frozen_program_does_not_touch_the_example() -> None:
     tape = tidy(record(factors, inputs(2)))
     example = inputs(2)
-    fast = frozen(tape.forward, example)
+    fast = freeze(tape.forward, example)
     assert fast is not None
     for tensor, untouched in zip(example, inputs(2), strict=True):
         assert torch.equal(tensor, untouched)
@@ -84,8 +84,8 @@ def test_a_frozen_program_does_not_touch_the_example() -> None:
 
 
 def test_what_cannot_be_frozen_is_not() -> None:
-    assert frozen(lambda *tensors: (torch.rand(3),), inputs(2)) is None  # not the same twice
-    assert frozen(lambda *tensors: (tensors[9],), inputs(2)) is None
+    assert freeze(lambda *tensors: (torch.rand(3),), inputs(2)) is None  # not the same twice
+    assert freeze(lambda *tensors: (tensors[9],), inputs(2)) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ however the module is written: what it does is followed, and then proven by its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +15,14 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import close
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import spread
+from mutirao.training.figures import extras_of, metrics_of
+from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
-from mutirao.training.trainer import extras_of, metrics_of, one_thread, seeded
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
 
 try:
     from mutirao.training.engine import _dense  # type: ignore[attr-defined]  # compiled
@@ -43,7 +42,7 @@ class Layer(NamedTuple):
     bias: str | None
 
 
-def train_fused(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
     layers = layers_of(trainer, jobs)
     x, y, rows = storage_of([job.samples for job in jobs])
@@ -71,7 +70,7 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     return Reply(arrays, extras, metrics_of(loss, right, len(rows)), len(job.samples))
 
 
-def call(trainer: "Trainer", mu: float, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
+def call(trainer: PlainTrainer, mu: float, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
     """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
@@ -80,13 +79,13 @@ def call(trainer: "Trainer", mu: float, layers: Sequence[Layer], arrays: Arrays,
     return kernel(weights, *samples, trainer.lr, trainer.momentum, trainer.weight_decay, mu, squared)
 
 
-def layers_of(trainer: "Trainer", jobs: Sequence[Job]) -> list[Layer]:
+def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
     """The layers of a trainer's network from the first to the last, found out and proven once."""
     known = trainer._recorded.setdefault("dense", {})
     kind = jobs[0].samples.kind
     if kind not in known:
         try:
-            known[kind] = proven(trainer, named_layers(trainer), jobs)
+            known[kind] = prove(trainer, named_layers(trainer), jobs)
         except Unsupported as reason:
             known[kind] = str(reason)
     if isinstance(known[kind], str):
@@ -95,7 +94,7 @@ def layers_of(trainer: "Trainer", jobs: Sequence[Job]) -> list[Layer]:
     return layers
 
 
-def named_layers(trainer: "Trainer") -> list[Layer]:
+def named_layers(trainer: PlainTrainer) -> list[Layer]:
     """All the layers, if they are Linear, with ReLU between them, and nothing else is trained or kept."""
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
         raise Unsupported("it is trained with something else than cross-entropy and SGD")
@@ -141,7 +140,7 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear]]:
     return found
 
 
-def proven(trainer: "Trainer", layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
+def prove(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
     """The same layers, if a step of the kernel is a step of the module, with weights drawn at random."""
     for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
         x, y = job.first()
@@ -157,7 +156,7 @@ def proven(trainer: "Trainer", layers: list[Layer], jobs: Sequence[Job]) -> list
         rng = np.random.default_rng(draw)
         arrays = {n: rng.normal(0, 1 / np.sqrt(a.shape[-1]), a.shape).astype(np.float32) for n, a in job.arrays.items()}
         with one_thread(), seeded(draw):
-            named = dict(trainer.filled(arrays).train().named_parameters())
+            named = dict(trainer.fill(arrays).train().named_parameters())
             loss = functional.cross_entropy(trainer.blank()(x), y)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         if any(slope is None for slope in slopes):

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +13,16 @@ from torch import Tensor
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
+from mutirao.training.figures import read_extras
+from mutirao.training.plain import PlainTrainer, needs_two
 from mutirao.training.samples import Index, Samples
-from mutirao.training.trainer import needs_two, wanted
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
     """What one client has to do in a round."""
 
-    trainer: "Trainer"
+    trainer: PlainTrainer
     request: Request
     site: Site
     samples: Samples
@@ -59,8 +57,8 @@ class Job:
         return self.samples.batch(self.order()[: self.lengths[0]])
 
 
-def planned(
-    trainer: "Trainer", requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+def plan_jobs(
+    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
 ) -> tuple[list[Job], dict[ClientId, Failure]]:
     """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
@@ -71,7 +69,7 @@ def planned(
         request, site = requests[client], sites[client]
         try:
             samples, mu = Samples.of(site.data), float(request.config.get("mu", trainer.mu))
-            extras = wanted(request.config, samples)
+            extras = read_extras(request.config, samples)
             jobs.append(Job(trainer, request, site, samples, lengths(len(samples)), two, mu, extras))
         except Exception as error:  # it is this client's failure alone
             failures[client] = failure_of(error)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +11,13 @@ from torch import Tensor
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.training.cores import cores
+from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import storage_of
-from mutirao.training.engine.rows import noted_losses
 from mutirao.training.engine.threads import in_threads, is_heavy
-from mutirao.training.samples import Samples
-from mutirao.training.trainer import entropies, is_classes, metrics_of, one_thread, probe_samples, wanted
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, read_extras
+from mutirao.training.losses import noted_losses
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.samples import Samples, own_test_of
 
 log = logging.getLogger("mutirao")
 
@@ -27,7 +26,7 @@ Seen = TypeVar("Seen")
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
-def judge(trainer: "Trainer", arrays: Arrays, samples: Samples) -> dict[str, float]:
+def judge(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
     """Mean loss, and accuracy where the labels are classes."""
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
@@ -43,7 +42,7 @@ def judge(trainer: "Trainer", arrays: Arrays, samples: Samples) -> dict[str, flo
 
 
 def judge_many(
-    trainer: "Trainer", requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
 ) -> dict[ClientId, Reply | Failure]:
     """Answers to `evaluate` and `probe`; clients for whom there is no common pass are left out."""
     outcomes: dict[ClientId, Reply | Failure] = {}
@@ -51,11 +50,11 @@ def judge_many(
     for client in sorted(requests):
         request = requests[client]
         try:
-            whole = Samples.of(sites[client].data)
+            whole = (own_test_of if request.do == "evaluate" else Samples.of)(sites[client].data)
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
-            extras = wanted(request.config, whole) if request.do == "probe" else frozenset()
+            extras = read_extras(request.config, whole) if request.do == "probe" else frozenset()
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
@@ -81,7 +80,7 @@ def extras_of_probe(request: Request) -> list[str]:
     return [name for name in ("rms_loss",) if name in str(request.config.get("extras", ""))]
 
 
-def mean_by_client(trainer: "Trainer", arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:
+def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:
     """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client."""
     x, y, rows = storage_of(clients)
     names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
@@ -101,14 +100,14 @@ def mean_by_client(trainer: "Trainer", arrays: Arrays, clients: Sequence[Samples
 
 
 def batch_by_batch(
-    trainer: "Trainer", arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
+    trainer: PlainTrainer, arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
     size = max(1, NUMBERS // max(1, samples.x[:1].numel()))
     starts = range(0, len(samples), size)
 
     def some(starts: Sequence[int]) -> list[Seen]:
-        model = trainer.filled(arrays).eval()
+        model = trainer.fill(arrays).eval()
         with one_thread(), torch.inference_mode():
             batches = (samples.batch(slice(start, start + size)) for start in starts)
             return [look(model(x), y) for x, y in batches]

@@ -7,7 +7,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,11 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mutirao.core.arrays import Array, Arrays
+from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
-from mutirao.training.engine.tape import Program, Unsupported, frozen, join, record, tidy
-from mutirao.training.trainer import one_thread, seeded
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.engine.tape import Program, Unsupported, freeze, join, record, tidy
+from mutirao.training.plain import PlainTrainer
 
 log = logging.getLogger("mutirao")
 
@@ -35,7 +33,7 @@ CLOSE = 1e-3  # of the largest number: far above rounding, far below a different
 class Machine:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
-    def __init__(self, trainer: "Trainer", job: Job) -> None:
+    def __init__(self, trainer: PlainTrainer, job: Job) -> None:
         self.trainer, self.mu = trainer, job.mu
         self.arrays, self.example = job.arrays, job.first()
         self.module = copy.deepcopy(trainer.blank()).train()  # recording must not touch the one others use
@@ -49,7 +47,7 @@ class Machine:
 
     def _look(self, x: Tensor, y: Tensor) -> None:
         """Find out from one plain step what the loss depends on, and whether the model is random."""
-        module = self.trainer.filled(self.arrays).train()
+        module = self.trainer.fill(self.arrays).train()
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
         with quietly():
             before = torch.get_rng_state()
@@ -123,7 +121,7 @@ class Machine:
         return [y, every]
 
     def _plain_gradients(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
-        module = self.trainer.filled(self.arrays).train()
+        module = self.trainer.fill(self.arrays).train()
         named = dict(module.named_parameters())
         with quietly():
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
@@ -163,7 +161,7 @@ class Machine:
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
             self._check(arrays)
         names = self.layout.trained + self.layout.other
-        tensors = [stacked([m[last[n]] for m in models], self.like[n].dtype) for n in names]
+        tensors = [stack([m[last[n]] for m in models], self.like[n].dtype) for n in names]
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
         return tensors + moments + ([t.clone() for t in trained] if self.mu else [])
@@ -196,7 +194,7 @@ class Machine:
                 *fixed, rows, weights, scalars = self.inputs(clients, form)
                 moving = [torch.stack([t] * some) for t in (rows, weights, scalars)]
                 replay = self._replay(self._tapes[form], form, clients)
-                self._frozen[key] = frozen(functools.partial(each_step, replay), [*fixed, *moving])
+                self._frozen[key] = freeze(functools.partial(each_step, replay), [*fixed, *moving])
         return self._frozen.get((form, clients, BLOCK)) is not None
 
     def run(
@@ -227,7 +225,7 @@ def each_step(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.stack(column) for column in zip(*made, strict=True))
 
 
-def stacked(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
+def stack(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
     """Arrays along a new first dimension, as a tensor of their own."""
     if any(v is not values[0] for v in values):
         return torch.from_numpy(np.stack(values)).to(dtype)

@@ -20,7 +20,7 @@ except ImportError:  # installed without a C compiler
 MOST = 15  # places of a window's side, so that a byte tells one of them
 
 
-def joined(module: nn.Module) -> nn.Module:
+def join_pools(module: nn.Module) -> nn.Module:
     """The module with each ReLU and the MaxPool right behind it made one."""
     for chain in [m for m in module.modules() if type(m) is nn.Sequential]:
         for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):

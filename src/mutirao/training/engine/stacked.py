@@ -1,7 +1,6 @@
 """Clients advance together: their parameters lie along one leading dimension, and one recorded step moves them all."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +11,15 @@ from torch.nn import functional
 from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import number
+from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import Machine
-from mutirao.training.engine.rows import noted_losses
 from mutirao.training.engine.step import Form
 from mutirao.training.engine.workers import spread
+from mutirao.training.figures import errors_of, extras_of, is_classes, metrics_of
+from mutirao.training.losses import noted_losses
+from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
-from mutirao.training.trainer import errors_of, extras_of, is_classes, metrics_of, one_thread
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
 
 Share = tuple[Job, Index]  # a client's job and the rows of the storage it owns
 
@@ -30,7 +28,7 @@ TALLEST = 64  # clients in one stack
 SEGMENT = 256  # steps whose outputs are kept until they are noted
 
 
-def train_stacked(trainer: "Trainer", machine: Machine, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+def train_stacked(trainer: PlainTrainer, machine: Machine, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with labels no class has; raises `Unsupported` if the model cannot."""
     x, y, rows = storage_of([job.samples for job in jobs])
     shares = with_known_labels(machine, y, list(zip(jobs, rows, strict=True)))

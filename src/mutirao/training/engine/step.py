@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mutirao.training.engine.rows import row_losses
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.losses import row_losses
+from mutirao.training.plain import PlainTrainer
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
 
@@ -54,7 +52,7 @@ class Step:
     optimiser changes from step to step.
     """
 
-    trainer: "Trainer"
+    trainer: PlainTrainer
     module: nn.Module
     layout: Layout
     mu: float
@@ -64,14 +62,14 @@ class Step:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
         given = list(inputs)
         count = len(self.layout.trained)
-        trained, other = taken(given, count), taken(given, len(self.layout.other))
-        moments, start = taken(given, moments_of(self.trainer) * count), taken(given, count if self.mu else 0)
+        trained, other = take(given, count), take(given, len(self.layout.other))
+        moments, start = take(given, moments_of(self.trainer) * count), take(given, count if self.mu else 0)
         x, y, rows, weights, scalars = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
         outputs, losses, gradients = self.gradients(trained, other, x, y, weights)
         with torch.no_grad():
-            gradients = self.bounded(trained, gradients, start)
+            gradients = self.bound(trained, gradients, start)
             if self.trainer.optimizer == "adam":
                 follow_adam(self.trainer, trained, gradients, moments, scalars)
             else:
@@ -104,7 +102,7 @@ class Step:
         loss = self.trainer.loss
         return outputs, row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
 
-    def bounded(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
+    def bound(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
         """Gradients with the proximal term mu (w - w_global), no longer than `clip` for any client."""
         if self.mu:
             gradients = [g + self.mu * (p - s) for g, p, s in zip(gradients, trained, start, strict=True)]
@@ -115,12 +113,12 @@ class Step:
         return [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 
-def moments_of(trainer: "Trainer") -> int:
+def moments_of(trainer: PlainTrainer) -> int:
     """How many tensors the optimiser keeps beside each weight."""
     return 2 if trainer.optimizer == "adam" else int(trainer.momentum > 0)
 
 
-def follow(t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
+def follow(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
     """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v."""
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
         direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g
@@ -130,7 +128,7 @@ def follow(t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments
 
 
 def follow_adam(
-    t: "Trainer", trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor], scalars: Tensor
+    t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor], scalars: Tensor
 ) -> None:
     """torch's Adam; `scalars` are lr / (1 - beta1^t) and sqrt(1 - beta2^t) of the step."""
     size, root = scalars.unbind()
@@ -141,7 +139,7 @@ def follow_adam(
         weight.sub_(size * m / (v.sqrt() / root + EPSILON))
 
 
-def scalars_of(trainer: "Trainer", steps: int) -> list[tuple[float, float]]:
+def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
     """The two numbers of Adam that depend on the step, which counts from 1."""
     if trainer.optimizer != "adam":
         return [(0.0, 0.0)] * steps
@@ -149,7 +147,7 @@ def scalars_of(trainer: "Trainer", steps: int) -> list[tuple[float, float]]:
     return [(trainer.lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5)) for t in counts]
 
 
-def taken(given: list[Tensor], count: int) -> list[Tensor]:
+def take(given: list[Tensor], count: int) -> list[Tensor]:
     """The first `count` of a list, which loses them."""
     front = given[:count]
     del given[:count]

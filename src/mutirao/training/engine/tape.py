@@ -182,7 +182,7 @@ def tidy(tape: fx.GraphModule) -> fx.GraphModule:
     """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
     story = Story(tape.graph)
     for node in list(tape.graph.nodes):
-        for rule in (same_numbers, turned_back, turned_product, summed_product, folded):
+        for rule in (same_numbers, turned_back, turned_product, summed_product, fold):
             if node.op == "call_function" and (better := rule(node, story, tape)) is not None:
                 node.replace_all_uses_with(better)
                 tape.graph.erase_node(node)
@@ -267,9 +267,9 @@ def turned_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node
                 turned.append(factor.args[0])
             else:
                 turned.append(
-                    made(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
+                    place(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
                 )
-        return made(tape.graph, node, aten.bmm.default, tuple(turned))
+        return place(tape.graph, node, aten.bmm.default, tuple(turned))
 
 
 def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
@@ -289,10 +289,10 @@ def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node
         return None
     target = aten.baddbmm.default if node.target is aten.add.Tensor else aten.baddbmm_.default
     with tape.graph.inserting_before(node):
-        return made(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha}, storage=node.meta["storage"])
+        return place(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha}, storage=node.meta["storage"])
 
 
-def folded(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def fold(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
     """What is made of nothing but fixed numbers is made once."""
     if node.all_input_nodes or node.meta.get("storage") in story.written or "storage" not in node.meta:
         return None
@@ -327,14 +327,16 @@ def factors_of(product: Any, reader: fx.Node, story: Story) -> Any:
     return product.args if late else None
 
 
-def made(graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None) -> fx.Node:
+def place(
+    graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None
+) -> fx.Node:
     """A new operation in the place and time of another."""
     node = graph.call_function(target, args, kwargs or {})
     node.meta.update(instead.meta, storage=instead.meta["storage"] if storage is None else storage)
     return node
 
 
-def frozen(program: Program, inputs: Sequence[Tensor]) -> Program | None:
+def freeze(program: Program, inputs: Sequence[Tensor]) -> Program | None:
     """The program without Python in between, or None where torch cannot freeze it to exactly the same results.
 
     `inputs` serve as an example; what the program writes to is copied before.

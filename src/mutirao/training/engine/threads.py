@@ -3,21 +3,19 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
+from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.pools import joined
+from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
 from mutirao.training.engine.workers import hold_memory, spread
-from mutirao.training.trainer import one_thread, seeded
-
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Trainer
+from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,7 +23,7 @@ Result = TypeVar("Result")
 HEAVY = 1 << 29  # floating-point operations a step: from here on calls cost little beside the arithmetic
 
 
-def is_heavy(trainer: "Trainer") -> bool:
+def is_heavy(trainer: PlainTrainer) -> bool:
     """Whether a step of one client is work enough for a core: large kernels, or six operations a weight and sample."""
     module = trainer.blank()
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -33,7 +31,7 @@ def is_heavy(trainer: "Trainer") -> bool:
     return kernels or 6 * weights * trainer.batch_size > HEAVY
 
 
-def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
     template = trainer.blank()
     if "memory" not in trainer._recorded:
@@ -42,13 +40,13 @@ def in_threads(trainer: "Trainer", work: Callable[[Item], Result], items: Sequen
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = joined(copy.deepcopy(template))
+            trainer._own.module = join_pools(copy.deepcopy(template))
         return work(item)
 
     return spread(trainer.workers, prepared, items)
 
 
-def train_threads(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
+def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
     """Train each client by the plain path, several at a time; left out is who draws where no generator can be given."""
     randomness = own_randomness if draws(trainer, jobs) else contextlib.nullcontext
 
@@ -64,10 +62,10 @@ def train_threads(trainer: "Trainer", jobs: Sequence[Job]) -> dict[ClientId, Rep
     return {job.client: outcome for job, outcome in outcomes if outcome is not None}
 
 
-def draws(trainer: "Trainer", jobs: Sequence[Job]) -> bool:
+def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
-        module = trainer.filled(job.arrays).train()
+        module = trainer.fill(job.arrays).train()
         with one_thread(), seeded(0), torch.no_grad(), contextlib.suppress(Exception):
             before = torch.get_rng_state()
             module(job.first()[0])

@@ -23,11 +23,11 @@ FEWEST = 16  # tiles for which bringing the weights into the basis of the tiles 
 LARGEST = 1 << 16  # pairs of channels: beyond, the matrices are too large for the cache
 
 
-def hastened(module: nn.Module) -> nn.Module:
+def hasten(module: nn.Module) -> nn.Module:
     """The module with its convolutions done by the kernel where it is at hand and pays; names and weights stay."""
     for conv in module.modules() if kernel is not None else ():
         if type(conv) is nn.Conv2d and fits(conv):
-            conv.forward = partial(convolved, conv)  # type: ignore[method-assign]
+            conv.forward = partial(convolve, conv)  # type: ignore[method-assign]
     return module
 
 
@@ -57,7 +57,7 @@ def pays(pictures: int, sizes: tuple[int, int], side: int) -> bool:
     return pictures * tiles >= FEWEST and 2 * POINTS * tiles <= sizes[0] * sizes[1] * side**2
 
 
-def convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """What the layer makes of x."""
     side, padding = conv.kernel_size[0], number_of(conv.padding)  # type: ignore[arg-type]  # `fits` refuses names
     if (

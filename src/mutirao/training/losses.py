@@ -1,19 +1,18 @@
 """The loss sample by sample: what lets short batches and many clients share one pass."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from mutirao.training.trainer import Loss
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 FEW = 16  # classes; with fewer than fill a vector register, torch's log_softmax is slow along the last axis
 
 
-def row_losses(loss: "Loss", outputs: Tensor, y: Tensor) -> Tensor:
+def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample by itself.
 
     Their mean is the loss of the batch if the loss is a mean over samples, which is for the caller to prove.
@@ -27,7 +26,7 @@ def row_losses(loss: "Loss", outputs: Tensor, y: Tensor) -> Tensor:
     return vmap(lambda o, t: loss(o[None], t[None]))(outputs, y)
 
 
-def noted_losses(loss: "Loss", outputs: Tensor, y: Tensor) -> Tensor:
+def noted_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The same numbers where nothing is to be differentiated."""
     if not is_cross_entropy(loss, outputs, y):
         return row_losses(loss, outputs, y)
@@ -36,6 +35,6 @@ def noted_losses(loss: "Loss", outputs: Tensor, y: Tensor) -> Tensor:
     return -logs.gather(1, y[:, None])[:, 0]
 
 
-def is_cross_entropy(loss: "Loss", outputs: Tensor, y: Tensor) -> bool:
+def is_cross_entropy(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
     """Whether it is the ordinary loss of class numbers, for which there is a shorter way."""
     return loss is functional.cross_entropy and outputs.dim() == 2 and y.dim() == 1 and not y.is_floating_point()

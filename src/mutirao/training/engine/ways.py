@@ -1,0 +1,138 @@
+"""Which way the clients of a round go, and what each then answers; what one way cannot do, the next one does."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.training.descent import one_thread
+from mutirao.training.engine.fused import train_fused
+from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
+from mutirao.training.engine.judging import judge, judge_many
+from mutirao.training.engine.machine import Machine
+from mutirao.training.engine.stacked import train_stacked
+from mutirao.training.engine.tape import Unsupported
+from mutirao.training.engine.threads import is_heavy, train_threads
+from mutirao.training.figures import PROBED, probe_samples, read_extras
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.samples import Samples, own_test_of
+from mutirao.training.turns import attempt
+
+log = logging.getLogger("mutirao")
+
+Outcomes = dict[ClientId, Reply | Failure]
+MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
+# Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
+# same clients give over a network, where nobody can stack them.
+FEW_CLIENTS, FEW_STEPS = 16, 512
+
+
+def answer(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
+    """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
+    if request.do == "train":
+        return trainer.train(request, site)
+    if request.do == "evaluate":
+        samples = own_test_of(site.data)
+        return Reply({}, metrics=judge(trainer, request.arrays, samples), n=len(samples))
+    if request.do == "probe":
+        samples = Samples.of(site.data)
+        most, extras = probe_samples(request.config), read_extras(request.config, samples)
+        return Reply({}, metrics=trainer.probe(request.arrays, samples, most, extras), n=len(samples))
+    raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
+
+
+def answer_many(
+    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+) -> Outcomes:
+    """What each client answers, sorted by client; a failure is one client's alone."""
+    training = {c: r for c, r in requests.items() if r.do == "train"}
+    judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe")}
+    with one_thread():
+        outcomes = train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
+        for client in requests.keys() - outcomes.keys():
+            outcomes[client] = attempt(partial(answer, trainer), requests[client], sites[client])
+    return dict(sorted(outcomes.items()))
+
+
+def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Outcomes:
+    """Train all clients of a round, each way for those it fits, and one by one those that are left."""
+    jobs, failures = plan_jobs(trainer, requests, sites)
+    outcomes: Outcomes = dict(failures)
+    way = way_of(trainer, jobs)
+    for group in by_kind(jobs):
+        if way == "threads":
+            outcomes |= train_threads(trainer, group)
+        elif way == "fused":
+            outcomes |= in_kernel(trainer, group)
+        if way == "stacked" or (way == "fused" and trainer.engine == "auto"):
+            outcomes |= in_stacks(trainer, [job for job in group if job.client not in outcomes])
+    for job in jobs:
+        if job.client not in outcomes:
+            outcomes[job.client] = attempt(trainer.train, job.request, job.site)
+    return outcomes
+
+
+def way_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
+    """The way the clients of a round go: what the trainer's `engine` says, or what suits its model and their work."""
+    if trainer.engine != "auto":
+        return trainer.engine
+    if is_heavy(trainer):
+        return "threads"
+    small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
+    return "plain" if small else "fused"
+
+
+def in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+    """The replies of those clients that the kernel for dense networks can train: all, as a rule, or none."""
+    try:
+        return with_probes(trainer, jobs, train_fused(trainer, jobs))
+    except Unsupported as reason:
+        if trainer.engine == "fused" and "unfused" not in trainer._recorded:
+            trainer._recorded["unfused"] = True
+            log.warning("the kernel cannot train this model, so clients are trained one by one: %s", reason)
+    except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
+        log.info("clients are not trained by the kernel this time: %s", failure_of(error))
+    return {}
+
+
+def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+    """The replies of those clients that can be stacked: all, as a rule, or none if the model cannot."""
+    if not jobs:
+        return {}
+    machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
+    key = largest.samples.kind, largest.mu, bool(largest.lengths[0] > 1)
+    try:
+        if key not in machines:
+            machines[key] = machine_for(trainer, jobs)
+            for old in [k for k in machines if isinstance(k, tuple)][:-MOST_MACHINES]:
+                del machines[old]
+        machine = machines[key]
+        return {} if machine is None else with_probes(trainer, jobs, train_stacked(trainer, machine, jobs))
+    except Unsupported as reason:
+        machines[key] = None
+        level = logging.INFO if trainer.engine == "auto" else logging.WARNING
+        log.log(level, "the model cannot be stacked, so clients are trained one by one: %s", reason)
+    except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
+        log.info("clients are trained one by one this time: %s", failure_of(error))
+    return {}
+
+
+def machine_for(trainer: PlainTrainer, jobs: Sequence[Job]) -> Machine:
+    """A machine for jobs of this kind, proven with the samples of a client that has many, and sound ones."""
+    for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
+        try:
+            return Machine(trainer, job)
+        except (IndexError, RuntimeError, ValueError) as error:
+            failed = error
+    raise failed
+
+
+def with_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+    """The replies with what the model each client received was like for it, if they were asked for that."""
+    if names := jobs[0].extras & PROBED:
+        asked = {job.client: replace(job.request, do="probe") for job in jobs if job.client in replies}
+        for client, probe in answer_many(trainer, asked, {job.client: job.site for job in jobs}).items():
+            if isinstance(probe, Reply):
+                replies[client].metrics.update({k: v for k, v in probe.metrics.items() if k in names})
+    return replies
