@@ -8,7 +8,10 @@ import numpy as np
 
 from mutirao.core.files import write_whole
 from mutirao.drawing.participation import draw_best, draw_shares
-from mutirao.studies.participation import Story, dominance, mean_best, reached, stories
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.studies import participation
+from mutirao.studies.participation import dominance, mean_best, reached, values
 from mutirao.studies.policies import last_known, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -37,13 +40,13 @@ FIGURES = {
 }
 
 
-def finished(folder: Path) -> dict[str, list[Story]]:
+def finished(folder: Path) -> dict[str, list[Record]]:
     """The finished runs by method, in the order of the study."""
-    runs = {m: [run for run in found if (run.folder / "summary.json").exists()] for m, found in stories(folder).items()}
+    runs = {m: [run for run in found if run.summary] for m, found in participation.runs_of(folder).items()}
     return {m: runs[m] for m in METHODS if runs.get(m)}
 
 
-def table_2(methods: Mapping[str, Sequence[Story]]) -> str:
+def table_2(methods: Mapping[str, Sequence[Record]]) -> str:
     """Rounds to 60% and 65%, accuracy over the last ten rounds and at best, and who leads how often."""
     leads = dominance(methods, "accuracy")
     rows = [
@@ -62,26 +65,27 @@ def table_2(methods: Mapping[str, Sequence[Story]]) -> str:
     for name, runs in methods.items():
         published = ROUNDS.get(name, ("", ""))
         ours = [", ".join(str(r or "> 100") for r in reached(runs, "accuracy", t).rounds) for t in (0.6, 0.65)]
-        ends = [np.mean(run.values("accuracy")[-10:]) for run in runs]
-        worst = [last_known(run.values("accuracy_worst_decile")) for run in runs]
+        ends = [np.mean(values(run, "accuracy")[-10:]) for run in runs]
+        worst = [last_known(values(run, "accuracy_worst_decile")) for run in runs]
         each = (f"{np.mean(ends):.4f}", f"{mean_best(runs, 'accuracy')[-1]:.4f}", f"{np.mean(worst):.4f}")
         rows.append((name, str(published[0]), ours[0], str(published[1]), ours[1], *each, f"{leads[name]:.0%}"))
     return markdown(rows)
 
 
-def table_3(methods: Mapping[str, Sequence[Story]]) -> str:
+def table_3(methods: Mapping[str, Sequence[Record]]) -> str:
     """Gini, least and most participations, and Jain's index."""
     rows = [("policy", "Gini: published", "ours", "least: published", "ours", "most: published", "ours", "Jain")]
     for name, runs in methods.items():
         published = FAIRNESS.get(name, ("", "", ""))
-        means = {k: np.mean([run.participation.figures[k] for run in runs]) for k in ("gini", "least", "most", "jain")}
+        found = [participation_in(run).figures for run in runs]
+        means = {k: np.mean([figures[k] for figures in found]) for k in ("gini", "least", "most", "jain")}
         ours = (f"{means['gini']:.4f}", f"{means['least']:g}", f"{means['most']:g}")
         pairs = [cell for pair in zip(published, ours, strict=True) for cell in pair]
         rows.append((name, *pairs, f"{means['jain']:.4f}"))
     return markdown(rows)
 
 
-def runs_of(methods: Mapping[str, Sequence[Story]]) -> str:
+def runs_of(methods: Mapping[str, Sequence[Record]]) -> str:
     """Which runs the tables are made of."""
     text = ", ".join(f"{name} {len(runs)}" for name, runs in methods.items())
     return f"Runs of 100 rounds behind these tables, a seed each: {text}.\n"

@@ -89,8 +89,7 @@ class Live:
 def make_run(place: Path, out: str, **settings: Any) -> None:
     """A finished run with its report, made here: a process of its own would only cost time."""
     from mutirao.config import resolve
-    from mutirao.report import write_report
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute, write_report
 
     spec = importlib.util.spec_from_file_location("slow", place / "slow.py")
     assert spec is not None

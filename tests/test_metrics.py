@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from mutirao.metrics import gini, lower_is_better, mean_average_precision, mrr, ndcg, rmse, rounds_to
+from mutirao.metrics import direction_of, gini, mean_average_precision, mrr, ndcg, rmse, rounds_to
 
 Ints = npt.NDArray[np.int64]
 
@@ -121,9 +121,45 @@ def test_gini_is_the_mean_absolute_difference(counts: list[int]) -> None:
     assert gini(counts) == pytest.approx(expected, abs=1e-12)
 
 
-def test_lower_is_better_for_losses_and_errors_however_they_are_told() -> None:
-    assert all(map(lower_is_better, ("loss", "rmse", "train_loss", "loss_worst", "rmse,cold")))
-    assert not any(map(lower_is_better, ("accuracy", "ndcg@5", "balanced_accuracy")))
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "loss",
+        "rmse",
+        "train_loss",
+        "loss_worst",
+        "rmse,cold",
+        "val_loss",
+        "train_val_loss",
+        "ece",
+        "mse",
+        "brier",
+        "perplexity",
+        "wer",
+        "global_loss",
+        "distributed_loss",
+        "loss_p90",
+        "epsilon",
+        "false_rejections",
+    ],
+)
+def test_lower_is_better_for_losses_and_errors_however_they_are_told(metric: str) -> None:
+    assert direction_of(metric) == "lower"
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["accuracy", "ndcg@5", "balanced_accuracy", "sensitivity@95", "val_acc", "accuracy_worst_decile", "recall_light"],
+)
+def test_higher_is_better_for_what_is_right_and_found(metric: str) -> None:
+    assert direction_of(metric) == "higher"
+
+
+def test_a_direction_is_told_or_known_and_never_guessed() -> None:
+    assert [direction_of(m) for m in ("regret", "groups", "accuracy_clients", "lossless", "")] == [None] * 5
+    assert direction_of("regret_worst", {"regret": "lower"}) == "lower"
+    assert direction_of("accuracy", {"accuracy": "lower"}) == "lower"
+    assert direction_of("loss", {"loss": "sideways"}) == "lower"  # a summary may hold anything
 
 
 def test_rounds_to_and_rmse() -> None:

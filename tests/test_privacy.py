@@ -22,7 +22,7 @@ from mutirao.errors import BudgetSpent, ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clipped
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.selection import Uniform, everyone
 
 START: Arrays = {"w": np.zeros((40, 50)), "b": np.ones(5, np.float32), "seen": np.array(7)}

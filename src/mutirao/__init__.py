@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from mutirao.core.rounds import Cohort, Run, step, train
     from mutirao.errors import MutiraoError
     from mutirao.fleets.local import LocalFleet
+    from mutirao.recipes.exhibits import Exhibits, Picture
     from mutirao.recipes.task import Recipe, Task, federate
-    from mutirao.runs.execute import execute
+    from mutirao.report import execute
+    from mutirao.report.notebook import show
+    from mutirao.runs.folder import load_run, save_run
     from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
@@ -32,7 +35,10 @@ _HOME = {
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.record": ["Round"],
     "core.rounds": ["Cohort", "Run", "step", "train"],
-    "runs.execute": ["execute"],
+    "recipes.exhibits": ["Exhibits", "Picture"],
+    "report": ["execute"],
+    "report.notebook": ["show"],
+    "runs.folder": ["load_run", "save_run"],
     "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
@@ -45,6 +51,7 @@ __all__ = [
     "ClientData",
     "Cohort",
     "Common",
+    "Exhibits",
     "Failure",
     "Filter",
     "Fleet",
@@ -53,6 +60,7 @@ __all__ = [
     "Merged",
     "MutiraoError",
     "Part",
+    "Picture",
     "Recipe",
     "Reply",
     "Request",
@@ -66,7 +74,10 @@ __all__ = [
     "Wrapper",
     "execute",
     "federate",
+    "load_run",
+    "save_run",
     "setting",
+    "show",
     "step",
     "train",
     "virtual_clients",

@@ -258,6 +258,13 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     return recipe_config(**values)
 
 
+def validate(recipe_config: type[C], given: Any) -> C:
+    """What Python gives, a configuration, a table of settings or None, checked as on the command line."""
+    table = dict(given or {}) if given is None or isinstance(given, Mapping) else dict(vars(given))
+    parts = {k: {"name": v.name, **v.settings} for k, v in table.items() if isinstance(v, Part)}
+    return resolve(recipe_config, table | parts)
+
+
 def is_below(key: str) -> bool:
     """Whether the key is a setting of a part (`select.count`) and not its name (`select`, `select.name`)."""
     _, dot, sub = key.partition(".")

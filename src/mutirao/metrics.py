@@ -1,7 +1,8 @@
 """What a model is judged by: ranking metrics over all queries at once, and figures of fairness and speed."""
 
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -136,13 +137,38 @@ def rounds_to(values: Sequence[float], threshold: float) -> int | None:
     return next((t for t, value in enumerate(values, 1) if value >= threshold), None)
 
 
-def lower_is_better(metric: str) -> bool:
-    """Whether smaller values of the metric of that name are better.
+Direction = Literal["higher", "lower"]
+# Which way is better, of metrics by the names they commonly have; a task says it of its own ones.
+BETTER: Mapping[Direction, str] = {
+    "higher": "accuracy acc balanced_accuracy auc auroc auprc precision recall sensitivity specificity f1 dice iou r2 "
+    "bleu ndcg mrr map hr jain rand caught",
+    "lower": "loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
+}
+KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
+WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed)_")  # loss: val_loss, train_val_loss
+WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
 
-    >>> lower_is_better("train_loss"), lower_is_better("accuracy")
-    (True, False)
+
+def stem(metric: str) -> str:
+    """The metric without where, of whom and at which cut it was measured.
+
+    >>> stem("train_val_loss"), stem("accuracy_worst_decile"), stem("ndcg@5")
+    ('loss', 'accuracy', 'ndcg')
     """
-    return metric.removeprefix("train_").replace(",", "_").split("_")[0] in ("loss", "rmse", "mae", "error")
+    name = re.split("[@,]", metric)[0]
+    while (shorter := WHERE.sub("", name)) != name:
+        name = shorter
+    return WHOSE.sub("", name)
+
+
+def direction_of(metric: str, told: Mapping[str, Any] | None = None) -> Direction | None:
+    """Which way the metric is better, as was told of it or of its stem, or else as is known; None: nobody knows.
+
+    >>> direction_of("val_loss"), direction_of("regret"), direction_of("regret_worst", {"regret": "lower"})
+    ('lower', None, 'lower')
+    """
+    ways = [table.get(name) for table in (told or {}, KNOWN) for name in (metric, stem(metric))]
+    return next((way for way in ways if way in ("higher", "lower")), None)
 
 
 def _columns(

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,12 @@ class Comparison:
 
 def interval(values: npt.ArrayLike, level: float = 0.95) -> Interval:
     """The mean with Student's interval: t_{n-1} s / sqrt(n); one value has no interval (NaN)."""
+    from scipy.stats import t
+
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan)
-    half = stats.t.ppf(0.5 + level / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
+    half = t.ppf(0.5 + level / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     return Interval(float(x.mean()), float(half))
 
 
@@ -60,12 +61,14 @@ def paired(
     Z is the normal approximation without continuity correction, as is usual for r. With five pairs p cannot go
     below 1/32, so no correction for several tests can pass: pair over folds x seeds.
     """
+    from scipy.stats import rankdata, wilcoxon
+
     d = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     n, delta = len(d), cliffs_delta(ours, theirs)
     if n == 0 or not np.any(d):
         return Comparison(Interval(0.0, 0.0), 1.0, 0.0, delta, n)
-    test = stats.wilcoxon(d, alternative=alternative, zero_method="zsplit")
-    ranks = stats.rankdata(np.abs(d))
+    test = wilcoxon(d, alternative=alternative, zero_method="zsplit")
+    ranks = rankdata(np.abs(d))
     positive = ranks[d > 0].sum() + ranks[d == 0].sum() / 2
     z = (positive - n * (n + 1) / 4) / math.sqrt(np.sum(ranks**2) / 4)
     return Comparison(interval(d), float(test.pvalue), abs(float(z)) / math.sqrt(n), delta, n)

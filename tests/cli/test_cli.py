@@ -103,6 +103,20 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("words", [["run", "nosuchrecipe"], ["run", "quickstart", "--set", "ruonds=3"]])
+def test_a_typing_error_is_answered_without_torch(tmp_path: Path, words: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv[1:] = {words!r}\n"
+        "from mutirao.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print([m for m in ('torch', 'scipy', 'sklearn', 'matplotlib', 'flwr') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "[]"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_list_names_recipes_parts_and_settings(tmp_path: Path) -> None:
     everything = json.loads(mutirao("list", "--json").stdout)
     assert {"quickstart", "cifar10"} <= everything["recipes"].keys()

@@ -12,7 +12,7 @@ from mutirao.dash.clients import clients_of, page_of
 from mutirao.dash.control import Control, Refused, resume_words
 from mutirao.dash.shelf import History, Item, Shelf
 from mutirao.dash.watching import MOST_WAITING, Listener, Watcher
-from mutirao.report.record import Columns
+from mutirao.runs.reader import Columns
 
 
 def event(name: str, **more: object) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from mutirao.config import resolve
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 COMMANDS = Path(sys.executable).parent

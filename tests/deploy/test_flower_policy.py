@@ -21,7 +21,7 @@ from mutirao.core.rounds import Run, train
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.recipes.task import Task
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.selection import everyone
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too

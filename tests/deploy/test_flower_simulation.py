@@ -15,7 +15,7 @@ from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
 from mutirao.deploy.flower import client_app, simulate, simulation
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

@@ -15,8 +15,8 @@ from mutirao.deploy.founding import found_server
 from mutirao.deploy.keeping import holder, keep_going, see_through
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.recipes.task import find
+from mutirao.report import execute
 from mutirao.runs.audit import Audit
-from mutirao.runs.execute import execute
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "clients": 3, "per_round": 3, "hidden": 4, "epochs": 1}
 

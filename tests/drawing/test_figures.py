@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.drawing.figures import reached, spaced
-from mutirao.report.record import Record
+from mutirao.runs.reader import Record
 
 
 def make(folder: Path, per_round: int, seed: int, slope: float) -> None:

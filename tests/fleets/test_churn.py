@@ -12,7 +12,7 @@ from mutirao.fleets.churn import Churn, Daily, Markov, Schedule, always
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.quickstart import Config
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 
 NAMES = [f"c{i:04d}" for i in range(4000)]

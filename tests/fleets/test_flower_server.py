@@ -22,7 +22,7 @@ from mutirao.deploy.flower import FlowerFleet, client_app, server_app
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.fleets.flower import fleet as server
 from mutirao.fleets.flower.messages import pack
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

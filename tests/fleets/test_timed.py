@@ -13,7 +13,7 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.timed import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, Timed, none
 from mutirao.recipes.quickstart import Config
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.selection import FedCS, everyone
 
 NAMES = [f"c{i:04d}" for i in range(5000)]

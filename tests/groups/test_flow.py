@@ -20,7 +20,7 @@ from mutirao.groups.member import TAKEN
 from mutirao.groups.state import State
 from mutirao.privacy import tables_in
 from mutirao.recipes.task import Task, find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 
 RECIPE = find("groups")

@@ -9,7 +9,7 @@ import pytest
 
 from mutirao.config import resolve
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

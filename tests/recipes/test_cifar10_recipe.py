@@ -4,6 +4,7 @@ import pytest
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run
+from mutirao.drawing.exhibits import PAINTERS
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import cifar10 as module
@@ -44,8 +45,8 @@ def test_two_rounds_on_the_stand_in(tmp_path):
     assert all(0 <= r.row["accuracy"] <= 1 and r.row["loss"] > 0 for r in rounds)
     assert digest(state.arrays) != digest(task.initial())
     assert sum(len(task.population[c]) for c in task.population) == 600
-    for name, draw in task.pictures.items():
-        draw(tmp_path / name)
+    for name, picture in task.exhibits.pictures.items():
+        PAINTERS[picture.kind](picture.data(state), tmp_path / name)
     assert (tmp_path / "partition.png").stat().st_size > 1000
 
 

@@ -16,7 +16,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 from mutirao.slides.generate import LABORATORIES, Smear, write_slide
 

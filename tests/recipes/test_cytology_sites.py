@@ -19,7 +19,7 @@ from mutirao.deploy.processes import Process, start_superlink, start_supernode, 
 from mutirao.deploy.rehearse import permissive
 from mutirao.deploy.submitting import follow, submit
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 SETTINGS = {"rounds": 2, "views": 1, "slide": "", "weights": "random"}
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from mutirao.config import build, resolve
-from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.groups import combine
 from mutirao.groups.combine import weights_by_sample
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
+from mutirao.runs.folder import load_run
 from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
@@ -85,7 +85,7 @@ def test_liars_are_kept_out(attack: str, tmp_path: Path) -> None:
 def test_models_of_groups_are_combined_over_the_union_of_classes(tmp_path: Path) -> None:
     config = config_of(rounds=6, epochs=4, partition={"name": "by_class", "classes": 5})
     execute("groups", config, tmp_path / "run", pictures=False)
-    task, run = RECIPE.task(config), Run.load(tmp_path / "run")
+    task, run = RECIPE.task(config), load_run(tmp_path / "run")
     own = task.population["c03"]
     p, classes = task.knows.member.opinions(run, own.test)
     y = own.test.y.numpy()

@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.quickstart import Config, recipe
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 
 def test_over_ninety_percent_with_pictures_and_a_report(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.ranking.models import PAD, lambdarank, listnet, lists_of
 from mutirao.recipes.ranking import Config
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 
 SMALL = {"queries": 60, "clients": 10, "per_round": 5, "rounds": 8, "lr": 0.03}

@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
 from mutirao.recsys.pretrain import Factorisation, pretrain
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.tables import Table
 
 RECIPE = find("recsys")

@@ -13,8 +13,10 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.metrics import gini
 from mutirao.recipes.selection import Config
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
-from mutirao.studies.participation import Story
+from mutirao.report import execute
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.studies.participation import worst_decile
 
 
 def test_digits_are_learnt_with_pictures_and_everybody_counts(tmp_path: Path) -> None:
@@ -24,17 +26,17 @@ def test_digits_are_learnt_with_pictures_and_everybody_counts(tmp_path: Path) ->
     assert 0 < summary["final"]["accuracy_worst_decile"] < summary["final"]["accuracy_own"]
     assert summary["classes"] == 10
     assert (out / "participation.png").read_bytes().startswith(b"\x89PNG")
-    story = Story.read(out)
-    assert story.participation.times.sum() == 600
-    assert all("entropy" in row for row in story.rows)
-    assert "probed" not in story.history[0]  # entropy comes with the update: no message of its own
-    assert story.worst_decile() == pytest.approx(summary["final"]["accuracy_worst_decile"])
+    record = Record.begun(out)
+    assert participation_in(record).times.sum() == 600
+    assert all("entropy" in row for row in record.asked)
+    assert "probed" not in record.rows[0]  # entropy comes with the update: no message of its own
+    assert worst_decile(record) == pytest.approx(summary["final"]["accuracy_worst_decile"])
 
 
 def test_age_alone_is_exactly_fair_in_a_real_run(tmp_path: Path) -> None:
     settings = {"rounds": 20, "epochs": 1, "select": "aoiu", "select.alpha": 1.0}
     execute("selection", resolve(Config, settings), tmp_path / "run", pictures=False)
-    times = Story.read(tmp_path / "run").participation.times
+    times = participation_in(Record.begun(tmp_path / "run")).times
     assert times.tolist() == [2] * 100
     assert gini(times) == 0.0
 

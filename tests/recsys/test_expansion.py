@@ -6,10 +6,11 @@ from click.testing import CliRunner
 from matplotlib.image import imread
 
 from mutirao.cli import main
+from mutirao.drawing.laws import draw_laws
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
-from mutirao.recsys.expansion import LEAST, MOST, Laws, draw_laws, expand, kept, leading, reduced, write
+from mutirao.recsys.expansion import LEAST, MOST, Laws, expand, kept, leading, reduced, write
 from mutirao.recsys.matching import match
 from mutirao.recsys.ratings import Ratings, gather
 from mutirao.recsys.reading import read_ratings

@@ -16,7 +16,7 @@ from mutirao.recipes.task import find
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.recsys.serve import Recommender
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 N, D = 300, 7
 

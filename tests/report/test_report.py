@@ -23,12 +23,11 @@ from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import task as recipes
 from mutirao.report import charts as charts_of
-from mutirao.report import render, write_report
-from mutirao.report.record import Columns, Record, clean
+from mutirao.report import execute, render, write_report
 from mutirao.report.state import State, state_of
 from mutirao.report.words import sentences
-from mutirao.runs.execute import execute
 from mutirao.runs.folder import Folder
+from mutirao.runs.reader import Columns, Record, clean
 
 
 class Lossy(LocalFleet):

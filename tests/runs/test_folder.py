@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from mutirao.core.fleet import Answers, Failure, Request, collect
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.fleets.local import LocalFleet
-from mutirao.runs.execute import continued, execute
-from mutirao.runs.folder import Folder
+from mutirao.report import write_report
+from mutirao.runs.execute import continued
+from mutirao.runs.execute import execute as make_run
+from mutirao.runs.folder import Folder, load_run, save_run
 from mutirao.runs.tables import Table
 from mutirao.runs.verify import verify
 
@@ -31,18 +34,14 @@ NAME = "conftest:iris"
 CONFIG = resolve(IrisConfig, {})
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutirao.runs.execute.draw", lambda *_: None)  # they are tested where they are made
+execute = partial(make_run, report=write_report)  # pictures are tested where they are made
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mutirao.runs.execute.draw", lambda *_: None)
-        execute(NAME, CONFIG, out)
+    execute(NAME, CONFIG, out)
     return out
 
 
@@ -350,13 +349,37 @@ def test_run_save_and_load(tmp_path: Path) -> None:
     task = iris_task(CONFIG)
     run = Run(task.initial(), seed=3)
     list(iris.flow(LocalFleet(task.handler, task.population), CONFIG, task, run))
-    run.save(tmp_path / "run")
-    back = Run.load(tmp_path / "run")
+    save_run(run, tmp_path / "run")
+    back = load_run(tmp_path / "run")
     assert digest(back.arrays) == digest(run.arrays)
     assert (back.seed, back.round, back.history) == (3, 4, run.history)
     assert digest(back.memory) == digest(run.memory)
-    run.save(tmp_path / "run")
-    assert len(Run.load(tmp_path / "run").history) == 4
+    save_run(run, str(tmp_path / "run"))
+    assert len(load_run(str(tmp_path / "run")).history) == 4
+
+
+def test_a_saved_run_holds_the_states_of_its_sites_and_verifies_as_untouched(tmp_path: Path) -> None:
+    task = iris_task(CONFIG)
+    fleet = LocalFleet(task.handler, task.population)
+    run = Run(task.initial(), seed=3)
+    for done in iris.flow(fleet, CONFIG, task, run):
+        run.sites = fleet.snapshot()
+        if done.row["round"] in (2, 4):
+            save_run(run, tmp_path / "run")  # the second in the place of the first
+    back = load_run(tmp_path / "run")
+    assert digest(back.sites) == digest(run.sites)
+    assert sum(int(v) for v in back.sites.values()) == 12  # four rounds of three visits
+    good, problems = verify(tmp_path / "run")
+    assert problems == []
+    assert "history.csv, clients.csv: as audited" in good
+    text = (tmp_path / "run" / "history.csv").read_text()
+    (tmp_path / "run" / "history.csv").write_text(text.replace("\n2,", "\n3,"))
+    assert verify(tmp_path / "run")[1] == ["history.csv: altered since the run was saved"]
+
+
+def test_a_run_is_not_saved_over_a_record(whole: Path) -> None:
+    with pytest.raises(ConfigError, match="holds the record of a run"):
+        save_run(Run({}), whole)
 
 
 def test_parts_keep_their_memory_over_a_resume(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,15 @@ from mutirao.core.rounds import Run, train
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import RELEASES
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 from mutirao.runs.folder import Folder
-from mutirao.runs.forgetting import forget as forget_with_pictures
+from mutirao.runs.forgetting import forget
 from mutirao.runs.tables import Table
 from mutirao.runs.verify import verify
 from mutirao.selection import Uniform
 
 SETTINGS = {"clients": 8, "per_round": 2, "rounds": 8, "aggregate": "fedavgm", "seed": 5}
 RECIPE = "conftest:iris"
-forget = partial(forget_with_pictures, pictures=False)
 
 
 def config_of(**more: Any) -> Any:
@@ -59,10 +57,10 @@ def test_the_new_run_is_the_one_that_never_knew_the_client_from_that_round_on(so
     for client in leaving:
         record = forget(source, client, tmp_path / client)
         start = firsts[client] - 1
-        run, states, _ = Folder(source).load(start)  # by hand: the checkpoint, and everybody but one
+        run, _ = Folder(source).load(start)  # by hand: the checkpoint, and everybody but one
         task = iris.task(config_of())
         fleet = LocalFleet(task.handler, {c: d for c, d in task.population.items() if c != client})
-        fleet.restore({k: v for k, v in states.items() if json.loads(k)[0] != client})
+        fleet.restore({k: v for k, v in run.sites.items() if json.loads(k)[0] != client})
         list(train(run, fleet, rounds=8, select=Uniform(2), aggregate=FedAvgM(), expect=7))
         assert record["digest_after"] == digest(run.arrays)
         assert (record["rounds_kept"], record["rounds_redone"]) == (start, 8 - start)

@@ -13,9 +13,9 @@ from mutirao.config import resolve
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.recipes.selection import Config
-from mutirao.runs.execute import execute
+from mutirao.report import execute
+from mutirao.runs.reader import Record
 from mutirao.runs.replay import replay, replay_folder
-from mutirao.studies.participation import Story
 
 SMALL = {"clients": 20, "per_round": 4, "epochs": 1, "rounds": 12, "own_test": 20}
 
@@ -61,21 +61,21 @@ def test_another_policy_in_the_place_of_the_run_or_on_its_own(finished: Path) ->
     counts = found.participation(found.other).times
     assert (counts.min(), counts.max(), counts.sum()) == (2, 3, 48)
     _, placed = replay_folder(finished, [("select", "aoiu"), ("select.alpha", 1.0)])
-    story = Story.read(finished)
+    rows = Record.begun(finished).asked
     for t, chosen in enumerate(placed.other, 1):
-        last = dict.fromkeys(placed.clients, 0) | {r["client"]: r["round"] for r in story.rows if r["round"] < t}
+        last = dict.fromkeys(placed.clients, 0) | {r["client"]: r["round"] for r in rows if r["round"] < t}
         ages = sorted((t - last[c] for c in placed.clients), reverse=True)
         assert sorted((t - last[c] for c in chosen), reverse=True) == ages[:4]  # the oldest, as the run had it
 
 
 def test_a_policy_that_probes_goes_by_what_is_known(finished: Path) -> None:
     _, found = replay_folder(finished, [("select", "powerofchoice"), ("select.candidates", 20)])
-    story = Story.read(finished)
+    rows = Record.begun(finished).asked
     last: dict[str, float] = {}
     for t, chosen in enumerate(found.other, 1):
         if len(last) >= 4:
             assert sorted((last.get(c, -1) for c in chosen), reverse=True) == sorted(last.values(), reverse=True)[:4]
-        last |= {r["client"]: r["loss"] for r in story.rows if r["round"] == t}
+        last |= {r["client"]: r["loss"] for r in rows if r["round"] == t}
 
 
 def test_failures_and_second_tries_are_followed() -> None:
@@ -91,7 +91,7 @@ def test_failures_and_second_tries_are_followed() -> None:
         seen.append((roster.last_selected.tolist(), roster.last_replied.tolist(), losses))
         return ["ana"]
 
-    found = replay(Story(Path(), [{}, {}], lines, 3), spy)
+    found = replay(lines, 3, spy)
     assert seen[1] == ([1, 1, 0], [0, 1, 0], [-1.0, 0.5, -1.0])
     assert found.actual == [["ana"], ["caio"]]
     assert found.overlap == [1.0, 0.0]

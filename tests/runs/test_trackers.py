@@ -11,7 +11,8 @@ from conftest import iris
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.recipes import task as recipes
-from mutirao.runs.execute import continued, execute
+from mutirao.report import execute
+from mutirao.runs.execute import continued
 from mutirao.runs.tables import Table
 from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, needed, numbers, spelt
 

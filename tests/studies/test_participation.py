@@ -13,9 +13,21 @@ from mutirao.drawing.participation import draw_best, draw_participation, draw_sh
 from mutirao.drawing.pictures import KINDS, draw
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini, jain
+from mutirao.runs.participation import everybody, lorenz, participation, participation_in
+from mutirao.runs.reader import Record
 from mutirao.runs.tables import Table
-from mutirao.studies.participation import Reached, Story, dominance, everybody, lorenz, participation, reached, stories
-from mutirao.studies.policies import compare, tables, write_comparison
+from mutirao.studies.participation import (
+    Reached,
+    best_so_far,
+    by_client,
+    cost_to,
+    dominance,
+    reached,
+    runs_of,
+    values,
+    worst_decile,
+)
+from mutirao.studies.policies import compare, tables
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")
@@ -92,23 +104,36 @@ def study(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-def test_a_story_tells_best_so_far_costs_and_the_worst_decile(study: Path) -> None:
-    story = Story.read(study / "cells/dull/seed0")
-    np.testing.assert_array_equal(story.best_so_far("accuracy"), [0.5, 0.5, 0.5, 0.5])
-    assert math.isnan(story.values("accuracy")[2])
-    fair = Story.read(study / "cells/fair/seed0")
-    assert fair.best_so_far("accuracy").tolist() == [0.2, 0.5, 0.5, 0.6]
-    assert fair.cost_to("accuracy", 0.6) == {"rounds": 4, "seconds": 8, "bytes": 60, "sim_seconds": 10}
-    assert fair.cost_to("accuracy", 0.9) is None
-    assert fair.by_client() == pytest.approx({"c0": 0.3, "c1": 0.4, "c2": 0.4, "c3": 0.5})
-    assert fair.worst_decile() == pytest.approx(0.3)
-    assert fair.participation.gini == 0
+def test_a_run_tells_best_so_far_costs_and_the_worst_decile(study: Path) -> None:
+    dull = Record.begun(study / "cells/dull/seed0")
+    np.testing.assert_array_equal(best_so_far(dull, "accuracy"), [0.5, 0.5, 0.5, 0.5])
+    assert math.isnan(values(dull, "accuracy")[2])
+    fair = Record.begun(study / "cells/fair/seed0")
+    assert best_so_far(fair, "accuracy").tolist() == [0.2, 0.5, 0.5, 0.6]
+    assert cost_to(fair, "accuracy", 0.6) == {"rounds": 4, "seconds": 8, "bytes": 60, "sim_seconds": 10}
+    assert cost_to(fair, "accuracy", 0.9) is None
+    assert by_client(fair) == pytest.approx({"c0": 0.3, "c1": 0.4, "c2": 0.4, "c3": 0.5})
+    assert worst_decile(fair) == pytest.approx(0.3)
+    assert participation_in(fair).gini == 0
     with pytest.raises(ConfigError, match="no round has a metric 'rmse'"):
-        fair.values("rmse")
+        values(fair, "rmse")
+
+
+def test_where_lower_is_better_the_best_is_the_lowest(study: Path) -> None:
+    """As before, but the runs say that of their metric lower values are better, and of another one nothing."""
+    for file in study.glob("cells/*/*/summary.json"):
+        file.write_text(json.dumps({"clients": 4, "directions": {"accuracy": "lower"}}))
+    fair = Record.begun(study / "cells/fair/seed0")
+    assert best_so_far(fair, "accuracy").tolist() == [0.2, 0.2, 0.2, 0.2]
+    assert cost_to(fair, "accuracy", 0.2) == {"rounds": 1, "seconds": 2, "bytes": 15, "sim_seconds": 1}
+    assert worst_decile(fair) == pytest.approx(0.5)
+    assert dominance(runs_of(study), "accuracy") == pytest.approx({"dull": 0.0, "fair": 1.0})
+    with pytest.raises(ConfigError, match="direction of 'selected' is not declared"):
+        best_so_far(fair, "selected")
 
 
 def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
-    methods = stories(study)
+    methods = runs_of(study)
     assert list(methods) == ["dull", "fair"]
     found = reached(methods["fair"], "accuracy", 0.6)
     assert found.rounds == (4, 3)
@@ -124,11 +149,11 @@ def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
 
 def test_a_policy_leads_where_its_best_is_highest_and_a_tie_is_shared(study: Path) -> None:
     """Means of the best so far: fair 0.3, 0.5, 0.55, 0.6 and dull 0.5, 0.6, 0.6, 0.6."""
-    assert dominance(stories(study), "accuracy") == pytest.approx({"dull": 3.5 / 4, "fair": 0.5 / 4})
+    assert dominance(runs_of(study), "accuracy") == pytest.approx({"dull": 3.5 / 4, "fair": 0.5 / 4})
 
 
 def test_the_comparison_in_words_numbers_and_pictures(study: Path, tmp_path: Path) -> None:
-    lines = {line["method"]: line for line in compare(stories(study), "accuracy", [0.5])}
+    lines = {line["method"]: line for line in compare(runs_of(study), "accuracy", [0.5])}
     assert lines["fair"]["gini"] == 0
     assert lines["dull"]["gini"] == 0.5
     assert (lines["dull"]["least"], lines["dull"]["most"], lines["dull"]["never"]) == (0, 4, 2)
@@ -148,7 +173,7 @@ def test_the_comparison_in_words_numbers_and_pictures(study: Path, tmp_path: Pat
     assert content["targets"] == [0.5, 0.65]
     assert content["lines"][0]["bytes to 0.65"] is None  # not all of its runs got there
     with pytest.raises(ConfigError, match="not every run below"):
-        write_comparison(study, tmp_path / "out", metric="rmse")
+        draw(study, "selection", tmp_path / "out", metric="rmse")
 
 
 def test_pictures_of_one_run_and_of_many_clients(study: Path, tmp_path: Path) -> None:
@@ -158,7 +183,7 @@ def test_pictures_of_one_run_and_of_many_clients(study: Path, tmp_path: Path) ->
     many = participation([{"round": t, "client": f"c{i:04d}"} for t in (1, 2) for i in range(0, 2000, t)], 2000)
     draw_participation(many, tmp_path / "many.svg")
     assert "of 2,000 shown" in (tmp_path / "many.svg").read_text()
-    eight = {f"policy {i}": stories(study)["fair"] for i in range(8)}
+    eight = {f"policy {i}": runs_of(study)["fair"] for i in range(8)}
     draw_best(eight, "accuracy", [], tmp_path / "best.png")
     draw_shares(eight, tmp_path / "shares.png")
 

@@ -1,6 +1,12 @@
 """A study: a grid that resumes, tables that claim no more than they show."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +15,8 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.config import parse_assignment
 from mutirao.errors import ConfigError
-from mutirao.studies.comparison import compare, latex, markdown, reached_in
+from mutirao.report import render
+from mutirao.studies.comparison import compare, latex, markdown, reached_in, write_tables
 from mutirao.studies.study import carry_out, load
 
 STUDY = """
@@ -114,6 +121,117 @@ def test_a_wrong_study_is_refused_before_anything_runs(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "wrong.toml")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../x", "/abs", "a/b", "..", "a\\u0000b", ".hidden", ""])
+def test_a_methods_name_never_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "wrong.toml").write_text(f'recipe = "quickstart"\n[methods."{name}"]\nlr = 0.1\n')
+    with pytest.raises(ConfigError, match="must be a plain name"):
+        load(tmp_path / "wrong.toml")
+
+
+@pytest.mark.parametrize("value", ["../x", "/abs", "a/b", "..", "a%2Fb"])
+def test_nor_does_a_value_of_an_axis(tmp_path: Path, value: str) -> None:
+    (tmp_path / "s.toml").write_text(f'recipe = "quickstart"\n[over]\ndata = ["{value}", "digits"]\n[methods.a]\n')
+    names = {cell.name for cell in load(tmp_path / "s.toml").cells}
+    assert len(names) == 2
+    assert all(len(Path(name).parts) == 2 and Path(name).parts[0] == "a" for name in names)
+
+
+def test_a_metric_that_no_cell_has_is_refused_before_the_grid_starts(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(STUDY.replace('"loss"', '"acuracy"'))
+    with pytest.raises(ConfigError, match=r"no cell has a metric 'acuracy'; did you mean 'accuracy'\?"):
+        carry_out(load(tmp_path / "s.toml"), tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+ODD = """
+from conftest import accuracy, iris, iris_task
+from dataclasses import replace
+from mutirao.recipes.task import Recipe
+
+def task(config):
+    scores = lambda arrays: accuracy(arrays) | {"regret": float(config.lr), "val_loss": float(config.lr)}
+    return replace(iris_task(config), evaluate=scores, metrics=())
+
+recipe = Recipe(iris.config, task)
+"""
+ODD_STUDY = """
+recipe = "odd:recipe"
+metrics = ["accuracy", "regret", "val_loss"]
+seeds = 5
+[settings]
+rounds = 1
+[methods.small]
+lr = 0.1
+[methods.large]
+lr = 0.2
+"""
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = [str(tmp_path), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for the workers
+    (tmp_path / "odd.toml").write_text(ODD_STUDY)
+    return tmp_path
+
+
+def test_what_is_not_declared_is_refused_by_name_once_a_cell_of_each_method_is_there(odd: Path) -> None:
+    (odd / "odd.toml").write_text(ODD_STUDY.replace('"val_loss"', '"ece"'))
+    with pytest.raises(ConfigError, match="no cell has a metric 'ece'"):
+        carry_out(load(odd / "odd.toml"), odd / "out", workers=1)
+    assert len(list((odd / "out").glob("cells/*/*/summary.json"))) < 10
+
+
+def test_a_larger_loss_is_worse_and_of_a_metric_nobody_knows_there_is_no_verdict(odd: Path) -> None:
+    study = load(odd / "odd.toml")
+    assert carry_out(study, odd / "out", workers=1) == []
+    lines = compare(study, odd / "out")
+    verdicts = {(x.method, x.metric): x.verdict for x in lines}
+    assert verdicts["large", "val_loss"] == "worse"
+    assert verdicts["small", "val_loss"] == "baseline"
+    assert verdicts["large", "regret"] == "direction not declared"
+    write_tables(study, lines, odd / "out")
+    assert json.loads((odd / "out/table.json").read_text())["directions"] == {"accuracy": "higher", "val_loss": "lower"}
+    page = render(odd / "out")
+    assert "regret: no method is called better or worse, as its direction is not declared." in page
+    assert "best regret" not in page
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            found += [int(stat.parent.name)] if int(fields[1]) == pid and fields[0] != "Z" else []
+    return found
+
+
+def test_ctrl_c_ends_a_study_within_seconds_and_leaves_no_worker_behind(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(STUDY.replace("rounds = 3", "rounds = 100000"))
+    words = [sys.executable, "-m", "mutirao.cli", "study", "long.toml", "--out", "out", "--workers", "2"]
+    study = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    began = time.monotonic()
+    while len(list(tmp_path.glob("out/cells/*/*/history.csv"))) < 2:
+        assert time.monotonic() - began < 120
+        assert study.poll() is None
+        time.sleep(0.1)
+    started = workers_of(study.pid)
+    assert len(started) >= 2
+    study.send_signal(signal.SIGINT)  # to the study alone: its workers must hear of it from it
+    began = time.monotonic()
+    _, said = study.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert study.returncode == 130
+    assert said.strip().splitlines()[-1] == "error: stopped; what was done is kept: run the same command again to go on"
+    assert "Traceback" not in said
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() - began < 10
+        time.sleep(0.1)
 
 
 def test_rounds_to_a_threshold_with_runs_that_never_get_there() -> None:

@@ -211,7 +211,8 @@ def expand_command(
 
     Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
     """
-    from mutirao.recsys.expansion import Laws, draw_laws, expand, write
+    from mutirao.drawing.laws import draw_laws
+    from mutirao.recsys.expansion import Laws, expand, write
     from mutirao.recsys.reading import read_ratings
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

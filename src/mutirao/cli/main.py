@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,10 +90,9 @@ def run(
       mutirao run runs/adam/config.toml --out runs/again
       mutirao run quickstart --out runs/adam --resume
     """
-    from mutirao.cli.terminal import Progress, conclude, json_line
     from mutirao.config import parse_assignment, read, resolve
     from mutirao.recipes.task import find
-    from mutirao.runs.execute import continued, execute
+    from mutirao.runs.execute import continued
 
     assignments = [parse_assignment(text) for text in sets]
     table: dict[str, Any] = {}
@@ -108,8 +108,11 @@ def run(
     else:
         config = resolve(find(name).config, table, assignments)
 
-    watch = Progress(config.rounds, quiet=as_json, mode=progress)
-    with watch:
+    from mutirao.cli.terminal import conclude  # after all that a typing error may end
+    from mutirao.report import execute
+    from mutirao.runs.progress import Progress, json_line
+
+    with Progress(config.rounds, quiet=as_json, mode=progress) as watch:
         if fleet == "flower":
             from mutirao.deploy.flower import simulate
 
@@ -126,7 +129,7 @@ def run(
 
 def default_out(name: str, resume: bool) -> Path:
     """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
-    stem = name.replace(":", "-").replace("/", "-")
+    stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
     candidate, number = Path("runs") / stem, 1
     while candidate.exists():
         latest, number = candidate, number + 1
@@ -147,19 +150,23 @@ def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_
     """
     from mutirao.cli.terminal import Cells, show_table
     from mutirao.config import parse_assignment
+    from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
-    from mutirao.studies.comparison import compare, draw_bands, write_tables
+    from mutirao.studies.comparison import compare, write_tables
     from mutirao.studies.study import carry_out, load
 
     grid = load(file, [parse_assignment(text) for text in sets])
     folder = out or Path("runs") / f"study-{file.stem}"
     with Cells(len(grid.cells), quiet=as_json) as watch:
-        problems = carry_out(grid, folder, workers, watch)
+        try:
+            problems = carry_out(grid, folder, workers, watch)
+        except KeyboardInterrupt:
+            fail("stopped; what was done is kept: run the same command again to go on", 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
     lines = compare(grid, folder)
     write_tables(grid, lines, folder)
-    pictures = draw_bands(grid, folder)
+    pictures = draw_study(grid, folder)
     write_report(folder)
     if as_json:
         click.echo((folder / "table.json").read_text(encoding="utf-8"))
@@ -206,12 +213,15 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -
 
     Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
     """
-    from mutirao.cli.terminal import Progress, conclude_forgetting
+    from mutirao.cli.terminal import conclude_forgetting
+    from mutirao.drawing.exhibits import draw_run
+    from mutirao.report import write_report
     from mutirao.runs.forgetting import forget as without
     from mutirao.runs.forgetting import rounds_of
+    from mutirao.runs.progress import Progress
 
-    with Progress(rounds_of(folder), quiet=as_json) as progress:
-        record = without(folder, client, out, watch=progress, prepare_only=prepare)
+    with Progress(rounds_of(folder), quiet=as_json) as watch:
+        record = without(folder, client, out, watch=watch, prepare_only=prepare, draw=draw_run, report=write_report)
     if prepare and not as_json:
         click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
     elif as_json:

@@ -1,13 +1,10 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines when piped, a table at the end."""
+"""What a person sees of a study that goes on, and of what has ended: a bar, and tables."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-from mutirao.runs.progress import Progress as Progress
-from mutirao.runs.progress import json_line as json_line
 
 if TYPE_CHECKING:
     from mutirao.config import Part

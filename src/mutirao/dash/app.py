@@ -19,8 +19,12 @@ from mutirao.dash.clients import Client, clients_of, page_of
 from mutirao.dash.control import Control, Refused
 from mutirao.dash.shelf import Item
 from mutirao.dash.watching import Watcher
+from mutirao.report import charts as charts_of
+from mutirao.report import render
 from mutirao.report.page import asset
-from mutirao.report.record import Record, clean, text_of
+from mutirao.report.state import state_of
+from mutirao.report.words import sentences
+from mutirao.runs.reader import Record, clean, text_of
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -129,16 +133,14 @@ ASSETS = ("dash.js", "dash.css", "charts.js", "style.css")
 
 def sections_of(record: Record) -> list[dict[str, Any]]:
     """The charts of a run beyond its curves, as its report has them."""
-    from mutirao.report import charts
-
     parts = {
-        "The data": charts.partition,
-        "Who took part": charts.participation,
-        "Groups": charts.groups,
-        "Weights and what clients reported": charts.weights,
-        "What it cost": charts.cost,
-        "Failures and rejections": charts.losses,
-        "Privacy": charts.privacy,
+        "The data": charts_of.partition,
+        "Who took part": charts_of.participation,
+        "Groups": charts_of.groups,
+        "Weights and what clients reported": charts_of.weights,
+        "What it cost": charts_of.cost,
+        "Failures and rejections": charts_of.losses,
+        "Privacy": charts_of.privacy,
     }
     found = [{"title": title, "charts": clean(list(make(record)))} for title, make in parts.items()]
     return [part for part in found if part["charts"]]
@@ -146,9 +148,6 @@ def sections_of(record: Record) -> list[dict[str, Any]]:
 
 def words_of(record: Record) -> list[str]:
     """The run in sentences."""
-    from mutirao.report.state import state_of
-    from mutirao.report.words import sentences
-
     resumed = any(e.get("event") == "resumed" for e in record.events)
     return sentences(record, state_of(record.path, record.events[-1] if record.events else {}, resumed))
 
@@ -249,8 +248,6 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
 
     @app.get("/report")
     def report(id: str) -> HTMLResponse:
-        from mutirao.report import render
-
         text = render(item_of(id).path)  # made here and now: a file in the folder could hold anything
         policy = re.search(r'Content-Security-Policy content="([^"]+)"', text)
         more = "; frame-ancestors 'none'; sandbox allow-scripts allow-downloads allow-same-origin"

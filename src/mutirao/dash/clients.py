@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mutirao.report.record import Columns
+from mutirao.runs.reader import Columns
 
 SORTS: dict[str, Callable[["Client"], Any]] = {
     "client": lambda c: c.name,

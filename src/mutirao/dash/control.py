@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import IO
 
 from mutirao.dash.shelf import Item
-from mutirao.report.record import json_of, text_of
 from mutirao.report.state import holder
+from mutirao.runs.reader import json_of, text_of
 
 
 class Refused(Exception):
@@ -80,8 +81,6 @@ def resume_words(item: Item) -> list[str]:
 
 def first_value(text: str) -> str:
     """The recipe named in a configuration; nothing that could be taken for an option."""
-    import tomllib
-
     try:
         recipe = str(tomllib.loads(text).get("recipe", ""))
     except (ValueError, RecursionError) as error:

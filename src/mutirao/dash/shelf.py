@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutirao.metrics import lower_is_better
-from mutirao.report.record import clean, json_of, number, text_of
+from mutirao.metrics import direction_of
 from mutirao.report.state import State, holder, state_of
-from mutirao.runs.folder import COUNTERS
+from mutirao.runs.reader import clean, json_of, number, text_of
+from mutirao.runs.schema import likely_judge
 
 DEEPEST = 8
 SKIP = {"checkpoints", "node_modules", "__pycache__"}
@@ -149,7 +149,8 @@ def facts_of_run(item: Item) -> Facts:
     if not summary:
         item.history.read_on()
         facts |= latest(item.history)
-    return facts
+    ways = {name: direction_of(name, table_in(summary, "directions")) for name in final or item.history.columns}
+    return facts | {"directions": {name: way for name, way in ways.items() if way}}
 
 
 def table_in(summary: Facts, key: str) -> Facts:
@@ -160,11 +161,10 @@ def table_in(summary: Facts, key: str) -> Facts:
 
 def latest(history: History) -> Facts:
     """The last values of a run that is not finished."""
-    names = [n for n in history.columns if n not in COUNTERS and not n.startswith("train_")]
-    usual = [n for n in ("accuracy", "balanced_accuracy", "ndcg@5", "rmse", "auc") if n in names]
-    judge = (usual or names or [""])[0]
+    judge = likely_judge(history.columns)
     values = [v for row in history.rows if judge and (v := row[history.columns.index(judge)]) is not None]
-    best = (min if lower_is_better(judge) else max)(values) if values else None
+    way = direction_of(judge)
+    best = (min if way == "lower" else max)(values) if values and way else None
     return {"rounds": len(history.rows), "judge": judge, "value": values[-1] if values else None, "best": best}
 
 

@@ -205,7 +205,7 @@ def listens(server: Server) -> bool:
 def run_alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
     """The digest of the same run on the local fleet, one client after another as at the sites."""
     config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
-    return str(execute(recipe, config, out, pictures=False)["digest"])
+    return str(execute(recipe, config, out)["digest"])
 
 
 def trails_agree(out: Path, nodes: Sequence[Node]) -> bool:

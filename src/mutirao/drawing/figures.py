@@ -14,8 +14,9 @@ from mutirao.config import nearest
 from mutirao.drawing.looks import BRIGHT, INK, PALE, palette, save, tidy
 from mutirao.drawing.pictures import file_in
 from mutirao.errors import ConfigError
-from mutirao.metrics import lower_is_better
-from mutirao.report.record import Columns, Floats, Record, json_of
+from mutirao.runs.reader import Columns, Floats, Record, json_of
+from mutirao.stats import interval
+from mutirao.studies.participation import runs_of, sign_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,15 +56,7 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
 
 def cells_of(folder: Path) -> list[Cell]:
     """The runs of a study by method, in its own order; a single run is its own method."""
-    if (folder / "history.csv").is_file():
-        return [(folder.name, Record.of(folder))]
-    order = json_of(folder / "study.json").get("methods")
-    place = {m: i for i, m in enumerate(order)} if isinstance(order, list) else {}
-    files = sorted((folder / "cells").glob("*/*/history.csv"))
-    found = [(f.parent.parent.name, Record.of(f.parent)) for f in files]
-    if not found:
-        raise ConfigError(f"{folder} holds neither a run nor a study with at least one round")
-    return sorted(found, key=lambda cell: (place.get(cell[0], len(place)), cell[0]))
+    return [(method, record) for method, records in runs_of(folder).items() for record in records]
 
 
 def metric_of(cells: Sequence[Cell], metric: str) -> str:
@@ -87,8 +80,6 @@ def by_method(cells: Sequence[Cell], metric: str) -> Iterator[tuple[str, list[tu
 
 def mean_of(runs: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
     """Rounds, mean over runs and half the width of its 95% interval."""
-    from mutirao.stats import interval
-
     found: dict[float, list[float]] = {}
     for rounds, values in runs:
         for r, v in zip(rounds.tolist(), values.tolist(), strict=True):
@@ -159,8 +150,8 @@ def best(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets:
     figure, axes = canvas(width)
     for value in targets:
         axes.axhline(value, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
+    lead = np.maximum.accumulate if sign_of(cells[0][1], metric) > 0 else np.minimum.accumulate
     for i, (method, runs) in enumerate(by_method(cells, metric)):
-        lead = np.minimum.accumulate if lower_is_better(metric) else np.maximum.accumulate
         rounds, mean, _ = mean_of([(r, lead(v)) for r, v in runs])
         axes.step(
             rounds,
@@ -289,7 +280,7 @@ def users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets
 def reached(record: Record, metric: str, goal: float) -> float:
     """The first round at which the metric is at the goal or beyond; infinity if none is."""
     values, rounds = record.history.numbers(metric), record.history.numbers("round")
-    there = values <= goal if lower_is_better(metric) else values >= goal
+    there = values >= goal if sign_of(record, metric) > 0 else values <= goal
     return float(rounds[there][0]) if there.any() else math.inf
 
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from mutirao.drawing.looks import BRIGHT, INK, MUTED, PALE, every, save, tidy
 from mutirao.drawing.plots import MOST_BANDS
-from mutirao.studies.participation import Participation, Story, lorenz, mean_best
+from mutirao.runs.participation import Participation, lorenz, participation_in
+from mutirao.runs.reader import Record
+from mutirao.studies.participation import best_so_far, mean_best
 
 MOST_ROWS = 400  # clients in the heat map; of more, every so manieth is shown
 
@@ -47,7 +49,7 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     save(figure, path)
 
 
-def draw_best(methods: Mapping[str, Sequence[Story]], metric: str, targets: Sequence[float], path: Path | str) -> None:
+def draw_best(methods: Mapping[str, Sequence[Record]], metric: str, targets: Sequence[float], path: Path | str) -> None:
     """Draw the best value so far by round, averaged over runs; of few methods also the span of the runs, as a band."""
     from matplotlib.figure import Figure
 
@@ -60,7 +62,7 @@ def draw_best(methods: Mapping[str, Sequence[Story]], metric: str, targets: Sequ
         )
     for (name, runs), colour in zip(methods.items(), _colours(len(methods)), strict=True):
         mean = mean_best(runs, metric)
-        each = np.array([run.best_so_far(metric)[: len(mean)] for run in runs])
+        each = np.array([best_so_far(run, metric)[: len(mean)] for run in runs])
         rounds = np.arange(1, len(mean) + 1)
         if len(methods) <= MOST_BANDS:
             axes.fill_between(rounds, each.min(0), each.max(0), color=colour, alpha=0.12, linewidth=0)
@@ -71,7 +73,7 @@ def draw_best(methods: Mapping[str, Sequence[Story]], metric: str, targets: Sequ
     save(figure, path)
 
 
-def draw_shares(methods: Mapping[str, Sequence[Story]], path: Path | str) -> None:
+def draw_shares(methods: Mapping[str, Sequence[Record]], path: Path | str) -> None:
     """Draw how often clients were selected by each policy, all runs together, and the Lorenz curves."""
     from matplotlib.figure import Figure
 
@@ -79,12 +81,13 @@ def draw_shares(methods: Mapping[str, Sequence[Story]], path: Path | str) -> Non
     many, curves = figure.subplots(1, 2, width_ratios=(1.5, 1))
     curves.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     for i, ((name, runs), colour) in enumerate(zip(methods.items(), _colours(len(methods)), strict=True)):
-        times = np.concatenate([run.participation.times for run in runs])
+        found = [participation_in(run) for run in runs]
+        times = np.concatenate([each.times for each in found])
         values, counts = np.unique(times, return_counts=True)
         width = 0.8 * counts / counts.max()
         many.barh(values, width, left=i - width / 2, height=0.85, color=colour)
         x, y = lorenz(times)
-        gini = np.mean([run.participation.gini for run in runs])
+        gini = np.mean([each.gini for each in found])
         curves.plot(x, y, color=colour, linewidth=1.8, label=f"{name}, Gini {gini:.3f}")
     many.set_xticks(range(len(methods)), list(methods), rotation=20 if len(methods) > 4 else 0)
     many.set(title="how often clients were selected", ylabel="times selected")

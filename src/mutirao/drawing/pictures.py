@@ -5,16 +5,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mutirao.config import load_name, nearest
+from mutirao.drawing.participation import draw_best, draw_participation, draw_shares
+from mutirao.drawing.plots import draw_curves
 from mutirao.errors import ConfigError
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.runs.schema import metrics_of
+from mutirao.studies.policies import comparable, targets_of, write_comparison
 
 # What a kind shows, and the function `(folder, out) -> files` behind a dotted path: listing them imports nothing.
 KINDS = {
     "curves": ("the metrics of a run by round", "mutirao.drawing.pictures:curves"),
     "participation": ("who was selected when and how evenly, in a run", "mutirao.drawing.pictures:participation"),
-    "selection": (
-        "selection policies side by side, with tables, in a study",
-        "mutirao.studies.policies:write_comparison",
-    ),
+    "selection": ("selection policies side by side, with tables, in a study", "mutirao.drawing.pictures:selection"),
     # For papers: one vector figure each, of the size of a column.
     "labels": ("label skew: a bar a client, stacked by class, of a run", "mutirao.drawing.figures:labels"),
     "bands": ("mean curves with 95% bands, of a study or run", "mutirao.drawing.figures:bands"),
@@ -45,25 +48,29 @@ def draw(folder: Path, kind: str, out: Path | None = None, **options: str | floa
 
 def curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
     """The metrics of a run by round, or one of them."""
-    from mutirao.drawing.plots import draw_curves
-    from mutirao.runs.folder import metrics_of
-    from mutirao.studies.participation import Story
-
-    history = Story.read(folder).history
-    names = list(dict.fromkeys(k for row in history for k in metrics_of(row)))
+    rows = Record.begun(folder).rows
+    names = list(dict.fromkeys(k for row in rows for k in metrics_of(row)))
     path = file_in(out, "curves.png")
-    draw_curves(history, [metric] if metric else names, path)
+    draw_curves(rows, [metric] if metric else names, path)
     return [path]
 
 
 def participation(folder: Path, out: Path) -> list[Path]:
     """Who was selected when, in one run."""
-    from mutirao.drawing.participation import draw_participation
-    from mutirao.studies.participation import Story
-
     path = file_in(out, "participation.png")
-    draw_participation(Story.read(folder).participation, path)
+    draw_participation(participation_in(Record.begun(folder)), path)
     return [path]
+
+
+def selection(folder: Path, out: Path, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[Path]:
+    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures."""
+    methods = comparable(folder, metric)
+    targets = list(targets) or targets_of(methods, metric)
+    tables = write_comparison(methods, out, metric, targets)
+    pictures = [out / "selection-curves.png", out / "selection-fairness.png"]
+    draw_best(methods, metric, targets, pictures[0])
+    draw_shares(methods, pictures[1])
+    return tables + pictures
 
 
 def file_in(out: Path, name: str) -> Path:

@@ -18,6 +18,7 @@ from mutirao.core.files import write_whole
 from mutirao.drawing.looks import BRIGHT, INK, every, palette, save, tidy
 from mutirao.errors import ConfigError
 from mutirao.partition import PartitionSummary
+from mutirao.stats import interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,8 +135,6 @@ def draw_bands(
 ) -> None:
     """Draw the mean curve of each method over its runs; of few methods also the 95% interval of the mean, as a band."""
     from matplotlib.figure import Figure
-
-    from mutirao.stats import interval
 
     figure = Figure(figsize=(7.6, 4.2), layout="constrained", facecolor="white")
     axes = figure.subplots()

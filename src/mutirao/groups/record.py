@@ -1,10 +1,10 @@
-"""What a run leaves of its groups: who is where, what the choice rests on, and pictures of both."""
+"""What a run leaves of its groups: who is where, what the choice rests on, and what pictures of both show."""
 
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
-from mutirao.groups.auto import Points, Range, divide, knee, min_samples_for, prepared, scan
+from mutirao.groups.auto import Division, Points, Range, divide, knee, min_samples_for, prepared, scan
 from mutirao.groups.clusterers import NAMES
 from mutirao.groups.form import quality
 from mutirao.groups.membership import MOST, Groups
@@ -117,89 +117,43 @@ def write_scan(run: Run, path: Path) -> None:
         write_whole(path, text.getvalue())
 
 
-def draw_plane(run: Run, path: Path) -> None:
-    """Draw the clients in the plane of the first two principal components of their signatures, coloured by group."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The clients in the plane of the first two principal components of their signatures."""
 
-    from mutirao.drawing.looks import INK, palette, save, tidy
+    groups: Groups
+    points: Points  # a row a client
+    shares: tuple[float, float]  # of the variance, that the two components have
 
-    state = State.from_memory(run.memory)
-    if state is None:
-        return
+
+def plane_of(run: Run) -> Plane | None:
+    """Where the clients of a run lie; None if no groups were formed."""
+    if (state := State.from_memory(run.memory)) is None:
+        return None
     groups = state.groups
     points = prepared(groups.signatures, groups.directions)
     away = points - points.mean(0)
     _, s, components = np.linalg.svd(away[:: max(1, len(away) // MOST)], full_matrices=False)
     plane, wide = np.zeros((len(points), 2)), min(2, len(s))
     plane[:, :wide] = away @ components[:wide].T
-    share = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0]
-    figure = Figure(figsize=(6.6, 4.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    colours = palette(max(1, groups.count))
-    for i, name in enumerate(groups.names):
-        mine = groups.labels == i
-        label = f"{name}: {int(mine.sum())}" if groups.count <= 12 else None
-        x, y = plane[mine].T
-        axes.scatter(x, y, s=42, color=colours[i], edgecolors="white", linewidths=0.6, label=label)
-    if (waits := groups.labels < 0).any():
-        x, y = plane[waits].T
-        axes.scatter(x, y, s=46, color=INK, marker="x", label=f"waits: {int(waits.sum())}")
-    axes.set_xlabel(f"first component ({share[0]:.0%} of the variance)")
-    axes.set_ylabel(f"second component ({share[1]:.0%})")
-    many = "group" if groups.count == 1 else "groups"
-    axes.set_title(f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}")
-    tidy(axes, grid="both")
-    if groups.count <= 12:
-        axes.legend(
-            frameon=False, fontsize=9, labelcolor=INK, title="clients", loc="center left", bbox_to_anchor=(1, 0.5)
-        )
-    save(figure, path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", "x", "y"])
-    writer.writerows([client, *place] for client, place in zip(groups.clients, plane.tolist(), strict=False))
-    write_whole(path.with_name("plane.csv"), text.getvalue())  # the report draws it again
+    first, second = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0][:2]
+    return Plane(groups, plane, (first, second))
 
 
-def draw_scan(run: Run, path: Path) -> None:
-    """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """How many groups DBSCAN finds for each eps, by the space it looks in, and the division that was chosen."""
 
-    from mutirao.drawing.looks import BRIGHT, INK, save, tidy
+    tables: dict[str, list[Range]]
+    chosen: Division
 
+
+def scan_of(run: Run) -> Scan | None:
+    """The scan of a run; None if no groups were formed, or of too few."""
     state = State.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):
-        return
-    found, _ = divide(thinned(state.groups), min_samples=neighbours(state.groups))
-    figure = Figure(figsize=(8.6, 3.4), layout="constrained", facecolor="white")
-    panels = np.atleast_1d(figure.subplots(1, len(tables)))
-    for axes, (space, rows) in zip(panels, tables.items(), strict=True):
-        ends = [max(rows[0].low, rows[-1].low * 1e-3), *(max(r.low, rows[-1].low * 1e-3) for r in rows[1:])]
-        last = rows[-1].low * 1.6
-        axes.stairs(
-            [r.groups for r in rows], [*ends, last], color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups"
-        )
-        axes.set_xscale("log")
-        axes.set_ylim(0, max(r.groups for r in rows) + 0.6)
-        axes.set_ylabel("groups", color=BRIGHT[0])
-        axes.set_xlabel("eps")
-        axes.set_title(space)
-        right = axes.twinx()
-        right.stairs([r.noise for r in rows], [*ends, last], color=BRIGHT[1], linestyle="--", baseline=None)
-        right.set_ylim(0, 1.02)
-        right.set_ylabel("share of clients in none", color=BRIGHT[1])
-        tidy(axes, grid="both")
-        tidy(right, grid="y")
-        right.grid(False)
-    if found.holds:
-        panels[-1].axvspan(found.low, found.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
-        panels[-1].annotate("chosen", (found.eps, 0.25), ha="center", color=INK, fontsize=9)
-    save(figure, path)
+        return None
+    return Scan(tables, divide(thinned(state.groups), min_samples=neighbours(state.groups))[0])
 
 
-FILES: dict[str, Callable[[Run, Path], None]] = {
-    "groups.png": draw_plane,
-    "eps_scan.png": draw_scan,
-    "eps_scan.csv": write_scan,
-    "groups.json": write_evidence,
-}
+FILES = {"eps_scan.csv": write_scan, "groups.json": write_evidence}

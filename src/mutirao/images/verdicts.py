@@ -1,7 +1,8 @@
-"""The verdict on a trained model: a confusion matrix to look at, and all figures with the curve behind them."""
+"""The verdict on a trained model: what it takes for what, and all figures with the curve behind them."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,26 @@ from mutirao.core.files import write_whole
 from mutirao.images.diagnosis import auc_interval, confusion, judge
 
 Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """What was taken for what: `counts` has a row a true class and a column a predicted one."""
+
+    classes: tuple[str, ...]
+    counts: Labels
+
+    @classmethod
+    def of(cls, labels: Labels, probabilities: Floats, classes: Sequence[str]) -> "Confusion":
+        """From the true classes and what the model finds likely."""
+        return cls(tuple(classes), confusion(labels, probabilities.argmax(1), len(classes)))
 
 
 def write_verdict(
     path: Path,
     probabilities: Floats,
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     slides: npt.NDArray[np.str_],
     classes: Sequence[str],
     abnormal: npt.NDArray[np.bool_],
@@ -42,28 +57,3 @@ def write_verdict(
             for t in thresholds
         ]
     write_whole(path, json.dumps(found, indent=2) + "\n")
-
-
-def write_confusion(path: Path, probabilities: Floats, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
-    """Draw what was taken for what: a row a true class, its shares as shades, its counts as numbers."""
-    from matplotlib.figure import Figure
-
-    counts = confusion(labels, probabilities.argmax(1), len(classes))
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    side = 2.6 + 0.62 * len(classes)
-    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1)
-    for i, row in enumerate(counts):
-        for j, n in enumerate(row):
-            if n:
-                axes.text(j, i, str(n), ha="center", va="center", color="white" if shares[i, j] > 0.6 else "#333333")
-    names = [c.replace("_", " ") for c in classes]
-    axes.set_xticks(range(len(classes)), names, rotation=40, ha="right")
-    axes.set_yticks(range(len(classes)), names)
-    axes.set_xlabel("found by the model")
-    axes.set_ylabel("true class")
-    axes.set_title("global test set", fontsize=11)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    figure.savefig(path, dpi=100)

@@ -7,10 +7,10 @@ import numpy as np
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import cifar10
-from mutirao.drawing.plots import draw_partition
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of the real set: enough to learn from, soon done
@@ -52,15 +52,13 @@ def task(config: Config) -> Task:
     clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"), test, own)
     trainer = Trainer.of(config, NETWORKS[config.model])
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(np.array(data.names)[y], parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=("accuracy", "loss"),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(np.array(data.names)[y], parts)),
         classes=10,
     )
 

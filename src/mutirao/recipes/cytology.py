@@ -17,8 +17,9 @@ from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import abnormal_classes, judge
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
-from mutirao.images.verdicts import write_confusion, write_verdict
+from mutirao.images.verdicts import Confusion, write_verdict
 from mutirao.randomness import rng
+from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import Sources, find_sources
 
@@ -79,12 +80,12 @@ def task(config: Config) -> Task:
         figures = judge(seen["p"], found.test().labels, classes, abnormal)
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
 
-    def verdict(path: Path) -> None:
+    def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
         write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
 
-    def matrix(path: Path) -> None:
-        write_confusion(path, seen["p"], found.test().labels, classes)
+    def matrix(run: Run) -> Confusion:
+        return Confusion.of(found.test().labels, seen["p"], classes)
 
     population: Mapping[str, Any] = wards
     if config.centralised:
@@ -97,7 +98,9 @@ def task(config: Config) -> Task:
         initial=partial(hospital.initial, config.seed),
         evaluate=evaluate if found.has_test else None,
         judge="balanced_accuracy",
-        pictures={"confusion.png": matrix, "verdict.json": verdict} if found.has_test else {},
+        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
+        if found.has_test
+        else Exhibits(),
         classes=len(classes),
         knows=tuple(classes),
     )

@@ -13,18 +13,18 @@ from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, check_needs
 from mutirao.core.rounds import Cohort, Patience, Round, Run
 from mutirao.datasets import cifar10, digits
-from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
-from mutirao.groups.record import FILES, findings
+from mutirao.groups.record import FILES, findings, plane_of, scan_of
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.privacy import Central, Outlook, Privacy, within_budget
 from mutirao.randomness import rng
+from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
@@ -110,12 +110,18 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack), relabel) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
-        pictures={"partition.png": lambda path: draw_partition(describe(y, parts), path)},
         classes=classes,
-        constant=frozenset({"groups", "rand"}),
         knows=knows,
-        findings=lambda run: findings(run, knows.truth),
-        files=FILES,
+        exhibits=Exhibits(
+            pictures={
+                "partition.png": Picture("partition", lambda run: describe(y, parts)),
+                "groups.png": Picture("groups", plane_of),
+                "eps_scan.png": Picture("eps_scan", scan_of),
+            },
+            files=FILES,
+            findings=lambda run: findings(run, knows.truth),
+            constant=frozenset({"groups", "rand"}),
+        ),
     )
 
 

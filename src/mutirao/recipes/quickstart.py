@@ -1,14 +1,13 @@
 """Handwritten digits on fifty clients that hold different digits: the whole idea in under a minute."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.datasets import digits
-from mutirao.drawing.plots import draw_partition
 from mutirao.errors import ConfigError
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
 
@@ -41,15 +40,13 @@ def task(config: Config) -> Task:
     clients = virtual_clients(x, y, parts, config.samples, number(config.seed, 0, "samples"), test, own)
     trainer = Trainer.of(config, lambda: mlp(width=config.hidden))
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(y, parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=("accuracy", "loss"),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(y, parts)),
         classes=10,
     )
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
-from mutirao.drawing.plots import draw_partition
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
@@ -15,6 +14,7 @@ from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.letor import folds
 from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
 CUTS = (1, 5, 10)
@@ -76,16 +76,14 @@ def task(config: Config) -> Task:
         metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
         return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(grades, parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
         judge="ndcg@5",
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=tuple(f"{name}@{k}" for name in ("ndcg", "mrr") for k in CUTS),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts)),
         classes=highest + 1 if config.loss == "grades" else None,
     )
 

@@ -16,7 +16,7 @@ from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
-from mutirao.recsys.judging import Judge
+from mutirao.recsys.judging import CUT, Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users, join
 from mutirao.recsys.reading import read_ratings
@@ -113,7 +113,7 @@ def task(config: Config) -> Task:
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=judge,
         judge="rmse" if config.loss == "squared" else "ndcg@10",
-        higher_is_better=config.loss != "squared",
+        metrics=("rmse", "mae") if config.loss == "squared" else (f"hr@{CUT}", f"ndcg@{CUT}"),
         classes=len(method.levels) if config.loss == "squared" else 2,
     )
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.datasets import cifar10, digits
-from mutirao.drawing.plots import draw_partition
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
+from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
 Index = npt.NDArray[np.intp]
@@ -78,15 +78,13 @@ def task(config: Config) -> Task:
             "accuracy_worst_decile": float(by_client[: -(-len(by_client) // 10)].mean()),
         }
 
-    def picture(path: Path) -> None:
-        draw_partition(describe(y, parts), path)
-
     return Task(
         handler=trainer,
         population=pooled(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
-        pictures={} if config.centralised else {"partition.png": picture},
+        metrics=("accuracy", "loss", "accuracy_own", "accuracy_worst_decile"),
+        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(y, parts)),
         classes=int(y.max()) + 1,
     )
 

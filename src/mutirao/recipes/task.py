@@ -1,8 +1,9 @@
 """A recipe is a configuration, a task and a flow; the systems of this project are recipes by name."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mutirao.config import Common, build, load_name, nearest
@@ -15,7 +16,9 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.churn import Churn
 from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import PopulationWithout, names_in
+from mutirao.metrics import direction_of
 from mutirao.privacy import Privacy, within_budget
+from mutirao.recipes.exhibits import Exhibits
 
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -38,13 +41,20 @@ class Task:
     initial: Callable[[], Arrays]
     evaluate: Evaluate | None = None
     judge: str = "accuracy"  # the metric that names the best round
-    higher_is_better: bool = True
-    pictures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # file name -> draws it
+    metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
+    directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
-    constant: frozenset[str] = frozenset()  # metrics that hardly change, so that there is no curve to draw
     knows: Any = None  # what the recipe's own flow has to know besides
-    findings: Callable[[Run], Mapping[str, Any]] | None = None  # more entries of summary.json, found in the run
-    files: Mapping[str, Callable[[Run, Path], None]] = field(default_factory=dict)  # file name -> makes it of the run
+    exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way `judge` is better; ConfigError if neither the task nor anybody else says."""
+        way = direction_of(self.judge, self.directions)
+        if way is None:
+            right = f"give the Task directions={{{self.judge!r}: 'higher'}}, or 'lower'"
+            raise ConfigError(f"judge: which way {self.judge!r} is better is not declared; {right}")
+        return way == "higher"
 
     @property
     def provides(self) -> frozenset[str]:
@@ -126,6 +136,18 @@ class Recipe:
         if as_handler(task.handler).private:
             return task
         return replace(task, handler=build("privacy", config.privacy).at_client(task.handler))
+
+
+def name_of(recipe: Recipe) -> str:
+    """The name or dotted path by which `find` gives this very recipe; empty if it is no attribute of a module."""
+    modules = {k: m for k, m in sys.modules.items() if isinstance(m, ModuleType) and k != "__main__"}
+    home = recipe.task.__module__  # before those that only import it from there
+    for module in sorted(modules, key=lambda name: name != home):
+        for attribute, value in list(vars(modules[module]).items()):
+            if value is recipe:
+                path = f"{module}:{attribute}"
+                return next((name for name, (known, _) in NAMES.items() if known == path), path)
+    return ""
 
 
 def find(name: str) -> Recipe:

@@ -1,8 +1,46 @@
 """A run or a study on one self-contained page: readable offline, on a phone, on paper, in a mail."""
 
 from pathlib import Path
+from typing import Any
 
 from mutirao.core.files import write_whole
+from mutirao.core.fleet import Fleet
+from mutirao.drawing.exhibits import draw_run
+from mutirao.recipes.task import Recipe
+from mutirao.report.run import page_of as run_page
+from mutirao.report.study import page_of as study_page
+from mutirao.runs.execute import Watch
+from mutirao.runs.execute import execute as make_run
+from mutirao.runs.reader import Record
+
+
+def execute(
+    recipe: Recipe | str,
+    config: Any,
+    out: Path | str,
+    *,
+    fleet: Fleet | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    keep_bytes: int | None = None,
+    pictures: bool = True,
+) -> dict[str, Any]:
+    """Make the rounds of a recipe, record each in `out` with pictures and a page at the end, and return the summary.
+
+    `config` is the recipe's configuration, a table of settings, or None for its defaults; `fleet` is local by default.
+    """
+    draw, report = (draw_run, write_report) if pictures else (None, None)
+    return make_run(
+        recipe,
+        config,
+        out,
+        fleet=fleet,
+        resume=resume,
+        watch=watch,
+        keep_bytes=keep_bytes,
+        draw=draw,
+        report=report,
+    )
 
 
 def write_report(folder: Path) -> Path:
@@ -14,10 +52,5 @@ def write_report(folder: Path) -> Path:
 def render(folder: Path) -> str:
     """The page of a run or study."""
     if (folder / "study.json").is_file() or (folder / "table.json").is_file():
-        from mutirao.report.study import page_of as study_page
-
         return study_page(folder).html()
-    from mutirao.report.record import Record
-    from mutirao.report.run import page_of as run_page
-
     return run_page(Record.of(folder)).html()

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.metrics import gini, lower_is_better
-from mutirao.report.record import KNOWN, Columns, Floats, Record, clean, json_of
-from mutirao.report.words import figure, size
-from mutirao.studies.participation import lorenz as lorenz_of
+from mutirao.metrics import Direction, direction_of, gini
+from mutirao.report.words import figure
+from mutirao.runs.participation import lorenz as lorenz_of
+from mutirao.runs.progress import size
+from mutirao.runs.reader import Columns, Floats, Record, clean, json_of
+from mutirao.runs.schema import CLIENTS, SIMULATED
 
 Spec = dict[str, Any]
 MOST_ROWS, MOST_COLUMNS = 100, 200  # of a heat map: more are counted together
@@ -49,25 +51,25 @@ def curves(record: Record) -> list[Spec]:
     rounds = record.history.numbers("round")
     made = []
     for title, names in families.items():
-        series = []
+        series, said = [], []
         for i, name in enumerate(names):
             values = record.history.numbers(name)
             if np.isnan(values).all():
                 continue
-            said = f"{name.removeprefix('train_')}, in training" if name.startswith("train_") else name
-            series.append(line(said, rounds, values, tint=i, dash="6 3" if name.startswith("train_") else ""))
+            label = f"{name.removeprefix('train_')}, in training" if name.startswith("train_") else name
+            series.append(line(label, rounds, values, tint=i, dash="6 3" if name.startswith("train_") else ""))
+            said.append(trend(label, series[-1]["y"], record.direction(name)))
         if series:
-            about = "; ".join(trend(s["name"], s["y"]) for s in series[:3])
-            made.append(spec("lines", title, f"{about}.", x=ROUND, y={"label": ""}, series=series))
+            made.append(spec("lines", title, f"{'; '.join(said[:3])}.", x=ROUND, y={"label": ""}, series=series))
     return made
 
 
-def trend(name: str, values: Sequence[float]) -> str:
-    """A curve in words."""
+def trend(name: str, values: Sequence[float], way: Direction | None) -> str:
+    """A curve in words, with its best value if it is known which way is better."""
     if len(values) < 2:
         return f"{name} {figure(values[0])}"
-    best = min(values) if lower_is_better(name) else max(values)
-    return f"{name} from {figure(values[0])} to {figure(values[-1])}, best {figure(best)}"
+    best = f", best {figure((min if way == 'lower' else max)(values))}" if way else ""
+    return f"{name} from {figure(values[0])} to {figure(values[-1])}{best}"
 
 
 def partition(record: Record) -> list[Spec]:
@@ -178,7 +180,7 @@ def weights(record: Record) -> Iterator[Spec]:
         yield spread("weight", rounds[used], weight[used], "Weights of the clients in a round")
     for name in table.names:
         values = table.numbers(name)
-        if name in KNOWN or np.isnan(values).all():
+        if name in CLIENTS - SIMULATED or np.isnan(values).all():
             continue
         keep = ~np.isnan(values)
         yield spread(name, rounds[keep], values[keep], f"{name}, over the clients of a round")
@@ -244,7 +246,7 @@ def judged(record: Record) -> Iterator[Spec]:
         if known:
             series.append(line(f"group {group}", rounds, values, tint=i))
     if series:
-        about = "; ".join(trend(s["name"], s["y"]) for s in series[:6]) + "."
+        about = "; ".join(trend(s["name"], s["y"], "higher") for s in series[:6]) + "."
         yield spec("lines", "accuracy of each group", about, x=ROUND, y={"label": "accuracy"}, series=series)
 
 
@@ -265,7 +267,7 @@ def by_group(table: Columns) -> Iterator[Spec]:
             if len(at):
                 series.append(line(f"group {group}", at, means, tint=i))
         if series:
-            about = "; ".join(trend(s["name"], s["y"]) for s in series[:3]) + "."
+            about = "; ".join(trend(s["name"], s["y"], direction_of(name)) for s in series[:3]) + "."
             yield spec("lines", f"{name} in training, by group", about, x=ROUND, y={"label": name}, series=series)
 
 
@@ -294,9 +296,8 @@ def cost(record: Record) -> Iterator[Spec]:
         yield spec("lines", "Seconds of each round", about, series=series, **axes)
     judge, passed = history.numbers(record.judge), np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))
     if passed.any() and not np.isnan(judge).all():
-        about = (
-            f"{trend(record.judge, line('', rounds, judge)['y'])} after {figure(float(passed[-1]))} simulated seconds."
-        )
+        said = trend(record.judge, line("", rounds, judge)["y"], record.direction(record.judge))
+        about = f"{said} after {figure(float(passed[-1]))} simulated seconds."
         axes = {"x": {"label": "simulated seconds"}, "y": {"label": record.judge}}
         yield spec(
             "lines", f"{record.judge} by simulated time", about, series=[line(record.judge, passed, judge)], **axes

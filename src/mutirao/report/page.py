@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mutirao.report.record import clean
+from mutirao.runs.reader import clean
 
 ASSETS = Path(__file__).parent / "assets"
 Spec = dict[str, Any]

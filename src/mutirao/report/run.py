@@ -5,9 +5,10 @@ from collections import Counter, defaultdict
 
 from mutirao.report import charts
 from mutirao.report.page import Page
-from mutirao.report.record import Record
 from mutirao.report.state import state_of
-from mutirao.report.words import duration, figure, sentences, size
+from mutirao.report.words import duration, figure, sentences
+from mutirao.runs.progress import size
+from mutirao.runs.reader import Record
 
 OWN = {"curves.png", "weights.png", "participation.png"}  # drawn again on the page, where one can zoom
 MOST_REASONS = 200

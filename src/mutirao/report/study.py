@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.metrics import lower_is_better
+from mutirao.metrics import direction_of
 from mutirao.report.charts import ROUND, Spec, spec
 from mutirao.report.page import Page
-from mutirao.report.record import Columns, Record, clean, json_of
 from mutirao.report.state import state_of
 from mutirao.report.words import count, figure
+from mutirao.runs.reader import Columns, Record, clean, json_of
+from mutirao.stats import interval
 
 HEAD = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference", "p", "p Holm", "r", "delta", "verdict")
 
@@ -28,7 +29,7 @@ def page_of(folder: Path) -> Page:
     page.heading(folder.name, "finished" if done == len(cells) else "stopped", f"a study of {recipe}" if recipe else "")
     page.words(sentences(table, lines, cells))
     metrics = list(dict.fromkeys(str(x["metric"]) for x in lines))
-    page.figures(headline(lines, metrics, cells))
+    page.figures(headline(table, lines, metrics, cells))
     for metric in metrics:
         of_metric = [x for x in lines if x["metric"] == metric]
         page.section(metric)
@@ -83,7 +84,9 @@ def sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[st
         of_metric = [x for x in lines if x["metric"] == metric and isinstance(x.get("mean"), int | float)]
         if not of_metric:
             continue
-        best = (min if lower_is_better(metric) else max)(of_metric, key=lambda x: x["mean"])
+        if (best := best_of(of_metric, metric, table)) is None:
+            yield f"{metric}: no method is called better or worse, as its direction is not declared."
+            continue
         yield f"{metric}: {best['method']} has the best mean, {figure(best['mean'])}."
         rivals = [x for x in of_metric if x["method"] != baseline]
         for verdict in ("better", "worse"):
@@ -99,13 +102,21 @@ def sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[st
             yield f"{metric}: no difference from {baseline} is shown for {', '.join(unshown)}."
 
 
-def headline(lines: list[dict[str, Any]], metrics: list[str], cells: dict[str, str]) -> dict[str, tuple[str, str]]:
+def best_of(lines: list[dict[str, Any]], metric: str, table: dict[str, Any]) -> dict[str, Any] | None:
+    """The line with the best mean; None if there is none, or nobody says which way is better."""
+    told = table.get("directions")
+    way = direction_of(metric, told if isinstance(told, dict) else None)
+    return (min if way == "lower" else max)(lines, key=lambda x: x["mean"]) if lines and way else None
+
+
+def headline(
+    table: dict[str, Any], lines: list[dict[str, Any]], metrics: list[str], cells: dict[str, str]
+) -> dict[str, tuple[str, str]]:
     """Best method by metric, and how large the study is."""
     out: dict[str, tuple[str, str]] = {}
     for metric in metrics[:6]:
         known = [x for x in lines if x["metric"] == metric and isinstance(x.get("mean"), int | float)]
-        if known:
-            best = (min if lower_is_better(metric) else max)(known, key=lambda x: x["mean"])
+        if (best := best_of(known, metric, table)) is not None:
             out[f"best {metric}"] = (figure(best["mean"]), str(best["method"]))
     out["methods"] = (str(len({x["method"] for x in lines})), "")
     out["runs"] = (str(len(cells)), "")
@@ -128,8 +139,6 @@ def row_of(x: dict[str, Any]) -> tuple[str, ...]:
 
 def bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:
     """The mean curve of each method over its runs, with the 95% interval of the mean."""
-    from mutirao.stats import interval
-
     series = []
     for i, method in enumerate(methods):
         by_round: dict[float, list[float]] = {}

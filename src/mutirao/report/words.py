@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mutirao.metrics import gini, lower_is_better
-from mutirao.report.record import Record
+from mutirao.metrics import gini
 from mutirao.report.state import State
+from mutirao.runs.progress import size
+from mutirao.runs.reader import Record
 
 
 def figure(value: float) -> str:
@@ -18,15 +19,6 @@ def figure(value: float) -> str:
 def count(many: int, thing: str) -> str:
     """`1 client`, `2 clients`, `1,000 clients`."""
     return f"{many:,} {thing}{'' if many == 1 else 's'}"
-
-
-def size(many: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(many) < 1000:
-            return f"{many:.3g} {unit}"
-        many /= 1000
-    return f"{many:.3g} TB"
 
 
 def duration(seconds: float) -> str:
@@ -68,11 +60,12 @@ def quality(record: Record) -> Iterator[str]:
     values = values[~np.isnan(values)]
     if len(values) < 2:
         return
-    best = int(values.argmin() if lower_is_better(judge) else values.argmax())
-    yield (
-        f"{judge} went from {figure(values[0])} to {figure(values[-1])}; "
-        f"its best was {figure(values[best])} in round {rounds[best]:.0f}."
-    )
+    went, way = f"{judge} went from {figure(values[0])} to {figure(values[-1])}", record.direction(judge)
+    if way is None:
+        yield f"{went}; which way is better is not declared."
+        return
+    best = int(values.argmin() if way == "lower" else values.argmax())
+    yield f"{went}; its best was {figure(values[best])} in round {rounds[best]:.0f}."
     since = rounds[-1] - rounds[best]
     if since >= 10 and since >= 0.3 * rounds[-1]:
         yield f"The last {since:.0f} rounds brought nothing better."

@@ -4,77 +4,83 @@ import contextlib
 import logging
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import build, dump, flattened, read, resolve
+from mutirao.config import build, dump, flattened, read, resolve, validate
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Fleet
-from mutirao.core.rounds import Round, Run
+from mutirao.core.record import Round, Row
+from mutirao.core.rounds import Run
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in
+from mutirao.metrics import direction_of
+from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import promise
-from mutirao.recipes.task import Task, find
-from mutirao.report import write_report
-from mutirao.runs.folder import Folder, best_row, metrics_of, versions
-from mutirao.runs.tables import Table
+from mutirao.recipes.task import Recipe, Task, find, name_of
+from mutirao.runs.folder import Folder, versions
+from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
 
 log = logging.getLogger("mutirao")
 
 MAY_CHANGE = {"rounds", "wait", "min_replies", "track"}  # settings that do not touch the rounds already made
 Watch = Callable[[Run, Round, Task], None]
+Draw = Callable[[Run, Task, Path], None]
+Report = Callable[[Path], Any]
 
 
 def execute(
-    name: str,
+    recipe: Recipe | str,
     config: Any,
-    out: Path,
+    out: Path | str,
     *,
     fleet: Fleet | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    pictures: bool = True,
     keep_bytes: int | None = None,
+    draw: Draw | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
-    """Make the rounds of a recipe, record each in `out`, and return the summary; `fleet` is local by default."""
-    recipe = find(name)
+    """Make the rounds of a recipe, record each in `out`, and return the summary; `fleet` is local by default.
+
+    `config` is the recipe's configuration, a table of settings, or None for its defaults. `draw` makes the pictures of
+    the finished run and `report` its page; `mutirao.execute` hands in the usual ones.
+    """
+    name, recipe = named(recipe)
+    config, out = validate(recipe.config, config), Path(out)
+    tracker: Tracker = build("track", config.track)
+    check_extras(config)
     with Folder.open(out) as folder, logged(out):
         folder.keep_bytes = keep_bytes
         if folder.holds_run() and not resume:
             raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
         done = folder.summary()
         if done is not None and done["rounds"] >= config.rounds:
-            if pictures and not (out / "report.html").exists():
-                write_report(out)
+            if report is not None and not (out / "report.html").exists():
+                report(out)
             return done | {"already": True}
         task = recipe.prepare(config)
+        better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
         fleet = fleet or LocalFleet(task.handler, task.population)
         text = dump(name, config)
-        found = folder.resume(text) if folder.holds_run() else None
-        if found is None:
+        run = folder.resume(text) if folder.holds_run() else None
+        if run is None:
             run = Run(task.initial(), seed=config.seed)
             folder.begin(run, text)
         else:
-            run, states = found
-            if isinstance(fleet, LocalFleet):
-                fleet.restore(states)
-            elif states:
-                log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
-        best = best_row(run.history, task.judge, task.higher_is_better)
-        names = names_in(config.exclude)
-        local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
-        seen = FleetWithout(fleet, names) if names and not local else fleet
-        fleet.trail(folder.audit.where)  # its head goes with every request, and sites keep it
-        tracker: Tracker = build("track", config.track)
+            fleet.restore(run.sites)
+        fleet.trail(folder.audit.where)
         sink = Gentle(tracker.open(out, name, dict(flattened(tomllib.loads(text))), run.round))
         stopped: BudgetSpent | None = None
+        best = best_row(run.history, task.judge, better)
         try:
-            for round in recipe.flow(seen, config, task, run):
-                now = best_row([r for r in (best, round.row) if r], task.judge, task.higher_is_better)
-                states = fleet.snapshot() if isinstance(fleet, LocalFleet) else {}
-                folder.commit(run, round, states, best=now is round.row, heads=fleet.heads())
+            for round in recipe.flow(present(fleet, config), config, task, run):
+                now = best_row([r for r in (best, round.row) if r], task.judge, better)
+                run.sites = fleet.snapshot()
+                folder.commit(run, round, best=now is round.row, heads=fleet.heads())
                 best = now
                 sink.round(round.row)
                 if watch is not None:
@@ -84,34 +90,73 @@ def execute(
                 folder.fail(run, error)
                 raise
             stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
-        if pictures:
+        if draw is not None:
             draw(run, task, out)
-        final = metrics_of(run.history[-1]) if run.history else {}
-        summary = {
-            "recipe": name,
-            "final": final,
-            "best": metrics_of(best) if best else final,
-            "best_round": best["round"] if best else run.round,
-            "judge": task.judge,
-            "rounds": run.round,
-            "seed": run.seed,
-            "digest": digest(run.arrays),
-            "clients": len(run.roster),
-            **({"classes": task.classes} if task.classes else {}),
-            "bytes_down": sum(r["bytes_down"] for r in run.history),
-            "bytes_up": sum(r["bytes_up"] for r in run.history),
-            **({"privacy": kept} if (kept := promise(config.privacy, run)) else {}),
-            **({"stopped": str(stopped)} if stopped else {}),
-            **(task.findings(run) if task.findings else {}),
-            "versions": versions(),
-        }
-        full = folder.finish(run, summary)
-        if pictures:
-            write_report(out)
+        full = folder.finish(run, summarise(name, config, task, run, best, stopped))
+        if report is not None:
+            report(out)
         sink.end(full)
         if stopped is not None:
             raise stopped
         return full
+
+
+def named(recipe: Recipe | str) -> tuple[str, Recipe]:
+    """The recipe with the name it is recorded by."""
+    if isinstance(recipe, str):
+        return recipe, find(recipe)
+    name = name_of(recipe)
+    if not name:
+        log.warning("the recipe is no attribute of a module: its run cannot be repeated from its config.toml")
+    return name, recipe
+
+
+def check_extras(config: Any) -> None:
+    """Ask for what accounts for privacy before work begins; trackers ask for their packages as they are made."""
+    if config.privacy.name in PRIVACY and config.privacy.name != "none" and find_spec("opacus") is None:
+        raise ConfigError(f"privacy={config.privacy.name} needs Opacus: install mutirao[privacy]")
+
+
+def present(fleet: Fleet, config: Any) -> Fleet:
+    """The fleet without those who are excluded, if they are in it."""
+    names = names_in(config.exclude)
+    local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
+    return FleetWithout(fleet, names) if names and not local else fleet
+
+
+def best_row(history: list[Row], judge: str, better: Callable[..., Row]) -> Row | None:
+    """The line of the best round, the earliest of equals."""
+    judged = [row for row in history if judge in row]
+    return better(judged, key=lambda row: row[judge]) if judged else None
+
+
+def summarise(
+    name: str, config: Any, task: Task, run: Run, best: Row | None, stopped: BudgetSpent | None
+) -> dict[str, Any]:
+    """What summary.json says of a run."""
+    final = metrics_of(run.history[-1]) if run.history else {}
+    metrics = dict.fromkeys(k for row in run.history for k in metrics_of(row))
+    ways = {metric: direction_of(metric, task.directions) for metric in metrics}
+    found = task.exhibits.findings
+    return {
+        "recipe": name,
+        "final": final,
+        "best": metrics_of(best) if best else final,
+        "best_round": best["round"] if best else run.round,
+        "judge": task.judge,
+        "directions": {metric: way for metric, way in ways.items() if way},
+        "rounds": run.round,
+        "seed": run.seed,
+        "digest": digest(run.arrays),
+        "clients": len(run.roster),
+        **({"classes": task.classes} if task.classes else {}),
+        "bytes_down": sum(r["bytes_down"] for r in run.history),
+        "bytes_up": sum(r["bytes_up"] for r in run.history),
+        **({"privacy": kept} if (kept := promise(config.privacy, run)) else {}),
+        **({"stopped": str(stopped)} if stopped else {}),
+        **(found(run) if found else {}),
+        "versions": versions(),
+    }
 
 
 def continued(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[str, Any]:
@@ -123,30 +168,9 @@ def continued(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple
     kind = find(recipe).config
     before, after = resolve(kind, table), resolve(kind, table, sets)
     for key in sorted(vars(before)):
-        if getattr(before, key) != getattr(after, key) and key not in MAY_CHANGE:
+        if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
             raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
     return recipe, after
-
-
-def draw(run: Run, task: Task, out: Path) -> None:
-    """Save the pictures of a run; the curves that every run has, and the task's own."""
-    from mutirao.drawing.participation import draw_participation
-    from mutirao.drawing.plots import draw_curves, draw_weights
-    from mutirao.studies.participation import participation
-
-    metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
-    metrics = [m for m in metrics if m not in task.constant]
-    if any(task.judge in row for row in run.history):
-        draw_curves(run.history, metrics, out / "curves.png")
-    clients = Table(out / "clients.csv").read()
-    if any("risk" in row for row in clients):
-        draw_weights(clients, out / "weights.png")
-    if any(row["selected"] < len(run.roster) for row in run.history):
-        draw_participation(participation(clients, len(run.roster), run.round), out / "participation.png")
-    for file, picture in task.pictures.items():
-        picture(out / file)
-    for file, make in task.files.items():
-        make(run, out / file)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.reader import Record
 
 TABLES = ("history", "clients")
 FORMATS = (".parquet", ".csv")
@@ -24,7 +24,8 @@ def export(folder: Path, out: Path, table: str = "history") -> int:
     rows = []
     for file in files:
         name = {} if single else {"run": file.parent.relative_to(folder).as_posix()}
-        rows += [name | typed(row) for row in Table(file).read()]
+        record = Record(file.parent)
+        rows += [name | row for row in (record.rows if table == "history" else record.asked)]
     if not rows:
         raise ConfigError(f"{folder} holds no run with a table {table}.csv")
     names = list(dict.fromkeys(k for row in rows for k in row))
@@ -32,11 +33,6 @@ def export(folder: Path, out: Path, table: str = "history") -> int:
     content = parquet(columns) if out.suffix.lower() == ".parquet" else text(columns)
     write_whole(out, content)
     return len(rows)
-
-
-def typed(row: dict[str, str]) -> dict[str, Any]:
-    """A row with numbers as numbers; the names of clients and groups stay text, whatever they look like."""
-    return {**typed_row(row), **{k: row[k] for k in ("client", "group", "failure", "rejected") if k in row}}
 
 
 def column(values: list[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,16 @@ from mutirao.core.files import load_arrays, plain, save_arrays, write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
-from mutirao.errors import ConfigError, Damaged
+from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.runs.audit import START, Audit
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.schema import typed_row
+from mutirao.runs.tables import Table
 
 log = logging.getLogger("mutirao")
 
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
-COUNTERS = {"round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up"}
-COUNTERS |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available", "waited"}
 
 
 class Folder:
@@ -58,10 +57,10 @@ class Folder:
         write_whole(self.path / "config.toml", config)
         model = digest(run.arrays)
         self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
-        self.checkpoint(run, {}, model, durable=True)
+        self.checkpoint(run, model, durable=True)
 
-    def resume(self, config: str) -> tuple[Run, Arrays] | None:
-        """The run and the sites' states as of the last whole round, or None if none was ever committed."""
+    def resume(self, config: str) -> Run | None:
+        """The run as of the last whole round, or None if none was ever committed."""
         rounds = self.committed()
         if not rounds:
             if self.history.read():
@@ -71,7 +70,7 @@ class Folder:
             return None
         for number in rounds:
             try:
-                run, sites, facts = self.load(number)
+                run, facts = self.load(number)
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
                 continue
@@ -84,7 +83,7 @@ class Folder:
                     self._set_aside(damaged)
             write_whole(self.path / "config.toml", config)
             self.audit.append("resumed", round=number, config=fingerprint(config))
-            return run, sites
+            return run
         raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
 
     def committed(self) -> list[int]:
@@ -96,7 +95,6 @@ class Folder:
         self,
         run: Run,
         done: Round,
-        sites: Arrays | None = None,
         best: bool = False,
         heads: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
@@ -120,7 +118,7 @@ class Folder:
             dropped=old,
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
         )
-        self.checkpoint(run, sites or {}, model, durable)
+        self.checkpoint(run, model, durable)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
@@ -131,9 +129,8 @@ class Folder:
 
     def fail(self, run: Run, error: Exception) -> None:
         """Record why the run ended; the rows of the failed round stand until it is resumed."""
-        rows = getattr(error, "rows", [])
-        if rows:
-            self.clients.append(rows)
+        if isinstance(error, TooFewReplies):
+            self.clients.append(error.rows)
         self._write_history(run)
         self.audit.append("failed", round=run.round + 1, reason=str(plain(str(error))))
 
@@ -168,10 +165,10 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def checkpoint(self, run: Run, sites: Arrays, model: str, durable: bool) -> None:
+    def checkpoint(self, run: Run, model: str, durable: bool) -> None:
         """Write all that is needed to go on after the run's round; `model` is the digest of its arrays."""
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
-        parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": sites}
+        parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
         arrays = {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
         facts = {
             "schema": SCHEMA,
@@ -187,8 +184,8 @@ class Folder:
         facts["check"] = fingerprint(facts)
         self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays, facts, durable)
 
-    def load(self, number: int) -> tuple[Run, Arrays, dict[str, Any]]:
-        """The run, the sites' states and the facts of one checkpoint; Damaged if anything of it is not whole."""
+    def load(self, number: int) -> tuple[Run, dict[str, Any]]:
+        """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
         rest, facts = load_arrays(self.state(number))
         check = facts.pop("check", "")
         if fingerprint(facts) != check or digest(rest) != facts["rest"]:
@@ -205,13 +202,14 @@ class Folder:
         history = [typed_row(row) for row in self.history.first(facts["history"])]
         self.clients.first(facts["clients"])
         roster = Roster.from_arrays(parts["roster"])
-        return Run(arrays, facts["seed"], number, roster, history, parts["memory"]), parts["sites"], facts
+        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
+        return run, facts
 
-    def newest(self) -> tuple[Run, Arrays]:
-        """The run and the sites' states as of the last whole round; nothing is changed on disk."""
+    def newest(self) -> Run:
+        """The run as of the last whole round; nothing is changed on disk."""
         for number in self.committed():
             try:
-                return self.load(number)[:2]
+                return self.load(number)[0]
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
         raise Damaged(f"{self.path} holds no whole checkpoint")
@@ -242,9 +240,18 @@ class Folder:
         return self.elapsed + time.monotonic() - self._began
 
 
+def is_plain(name: str) -> bool:
+    """Whether a folder of that name is one, lies where it is made, and can be typed."""
+    return bool(name) and name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder; its lock file names the host and process, so that others can see who is at work."""
+    """Hold a folder; its lock file names the host and process, so that others can see who is at work.
+
+    If it was made for something that failed before anything was written, it goes again.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -256,10 +263,23 @@ def locked(path: Path) -> Iterator[None]:
         os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
         try:
             yield
+        except BaseException:
+            if made and {file.name for file in path.iterdir()} <= {".lock", "run.log"}:
+                remove_empty(made)
+            raise
         finally:
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Take away a folder that holds nothing but what every start leaves, and those around it that are empty then."""
+    for name in (".lock", "run.log"):
+        (folders[0] / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+        for folder in folders:
+            folder.rmdir()
 
 
 def lock(handle: int, path: Path) -> None:
@@ -286,28 +306,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics in a line of history, without the counters every run has."""
-    return {k: v for k, v in row.items() if k not in COUNTERS and not k.startswith("train_")}
-
-
-def best_row(history: list[dict[str, Any]], judge: str, higher_is_better: bool) -> dict[str, Any] | None:
-    """The line of the best round, the earliest of equals."""
-    judged = [row for row in history if judge in row]
-    if not judged:
-        return None
-    return (max if higher_is_better else min)(judged, key=lambda row: row[judge])
-
-
-def save_run(run: Run, path: Path) -> None:
-    """Write a run so that `load_run` brings it back, with no flow around it."""
-    with Folder.open(path) as folder:
-        folder.audit.append("saved", round=run.round, model=digest(run.arrays), versions=versions())
+def save_run(run: Run, path: Path | str) -> None:
+    """Write a run so that `load_run` brings it back, with no flow around it; one saved there before is replaced."""
+    with Folder.open(Path(path)) as folder:
+        if (folder.path / "config.toml").exists():
+            raise ConfigError(f"{path} holds the record of a run; choose another folder")
+        for number in folder.committed():
+            folder.state(number).unlink()
+            folder.model(number).unlink(missing_ok=True)
         folder.history.go_on_after(0)
-        folder.history.append(run.history)
-        folder.checkpoint(run, {}, digest(run.arrays), durable=True)
+        rows = folder.history.append(run.history)
+        facts = {"history": fingerprint(rows), "versions": versions()}
+        folder.audit.append("saved", round=run.round, model=digest(run.arrays), **facts)
+        folder.checkpoint(run, digest(run.arrays), durable=True)
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path | str) -> Run:
     """The run of a folder as of its last whole round; nothing is changed on disk."""
-    return Folder(path).newest()[0]
+    return Folder(Path(path)).newest()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import dump
-from mutirao.core.arrays import Arrays, digest
+from mutirao.core.arrays import digest
 from mutirao.core.files import write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import ClientId
@@ -24,9 +24,10 @@ from mutirao.fleets.without import names_in
 from mutirao.privacy import RELEASES
 from mutirao.recipes.task import find
 from mutirao.runs.audit import check_chain
-from mutirao.runs.execute import Watch, continued, execute
-from mutirao.runs.folder import Folder, metrics_of, versions
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.execute import Draw, Report, Watch, continued, execute
+from mutirao.runs.folder import Folder, versions
+from mutirao.runs.schema import metrics_of, typed_row
+from mutirao.runs.tables import Table
 
 RECORD = "forget.json"
 
@@ -38,7 +39,8 @@ def forget(
     *,
     watch: Watch | None = None,
     prepare_only: bool = False,
-    pictures: bool = True,
+    draw: Draw | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Make the run in `folder` again in `out` as if `client` had left before its first contribution.
 
@@ -60,7 +62,7 @@ def forget(
         record = begin(folder, recipe, config, client, out)
     if prepare_only:
         return record
-    summary = execute(recipe, config, out, resume=True, watch=watch, pictures=pictures)
+    summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
     best, kept = out / "checkpoints" / "best.safetensors", Folder(folder).model(summary["best_round"])
     if not best.exists() and kept.exists():  # no round made again was better than one that was kept
         write_whole(best, kept.read_bytes())
@@ -86,7 +88,7 @@ def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -
     if not rows:
         find(recipe).prepare(config)  # says so if there is no such client
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
-    before, last_sites = source.newest()
+    before = source.newest()
     start = last_without(source, client, first)
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -95,27 +97,25 @@ def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -
         "run": str(folder),
         "head": source.audit.head,
         "first_contribution": first,
-        "rounds_kept": start[0].round if start else 0,
+        "rounds_kept": start.round if start else 0,
         "rounds_before": before.round,
         "before": metrics_of(before.history[-1]) if before.history else {},
         "digest_before": digest(before.arrays),
     }
     with Folder.open(part) as new:
         write_whole(new.path / "config.toml", dump(recipe, config))
-        if start is None:
-            run, sites = Run(find(recipe).prepare(config).initial(), seed=config.seed), {}
-        else:
-            run, sites = start[0], {k: v for k, v in start[1].items() if json.loads(k)[0] != client}
-            run.roster = without(run.roster, client)
-        keep_account(run, sites, before, last_sites, client)
+        run = start or Run(find(recipe).prepare(config).initial(), seed=config.seed)
+        run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
+        run.roster = without(run.roster, client)
+        keep_account(run, before, client)
         write_past(new, source, run, client, fingerprint(dump(recipe, config)), record)
-        new.checkpoint(run, sites, digest(run.arrays), durable=True)
+        new.checkpoint(run, digest(run.arrays), durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
     part.replace(out)
     return record
 
 
-def last_without(source: Folder, client: ClientId, first: int | None) -> tuple[Run, Arrays] | None:
+def last_without(source: Folder, client: ClientId, first: int | None) -> Run | None:
     """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
 
     A client that is probed tells something before it ever contributes. None: no such checkpoint is left, or the
@@ -125,11 +125,11 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> tuple[R
         if first is not None and number >= first:
             continue
         try:
-            run, sites, _ = source.load(number)
+            run, _ = source.load(number)
         except Damaged:
             continue
         if number and not known_of(run.roster, client):
-            return run, sites
+            return run
     return None
 
 
@@ -152,14 +152,14 @@ def without(roster: Roster, client: ClientId) -> Roster:
     return Roster.from_arrays(columns | {"ids": np.frombuffer(names, np.uint8).copy()})
 
 
-def keep_account(run: Run, sites: Arrays, before: Run, last_sites: Arrays, client: ClientId) -> None:
+def keep_account(run: Run, before: Run, client: ClientId) -> None:
     """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
     if RELEASES in before.memory:
         run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
-    for key, value in last_sites.items():
+    for key, value in before.sites.items():
         name, what = json.loads(key)
         if what == RELEASES and name != client:
-            sites[key] = value
+            run.sites[key] = value
 
 
 def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> None:

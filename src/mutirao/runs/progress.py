@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line that moves on a terminal, plain lines when piped."""
+"""What a person or a program sees while a run goes on: a line that moves, plain lines when piped, or JSON."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 
 from mutirao.core.rounds import Round, Run
 from mutirao.recipes.task import Task
+from mutirao.runs.reader import clean
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -77,7 +78,7 @@ class Progress:
             (1, curve),
             (5, f"{clock(left)} left" if made and round < self.rounds else ""),
             (4, "" if lost else f"{row['selected']} clients"),
-            (6, size_of(self._bytes)),
+            (6, size(self._bytes)),
         ]
         kept: list[tuple[int, str]] = []
         for order, text in parts:
@@ -114,15 +115,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-def size_of(many: float) -> str:
+def size(many: float) -> str:
     """Bytes as people say them."""
-    from mutirao.report.words import size
-
-    return size(many)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(many) < 1000:
+            return f"{many:.3g} {unit}"
+        many /= 1000
+    return f"{many:.3g} TB"
 
 
 def json_line(content: Mapping[str, Any]) -> str:
     """A line of JSON; what is not finite is null."""
-    from mutirao.report.record import clean
-
     return json.dumps(clean(content), allow_nan=False)

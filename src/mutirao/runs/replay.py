@@ -22,10 +22,9 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.churn import somebody
 from mutirao.randomness import rng
 from mutirao.recipes.task import find
-from mutirao.studies.participation import Participation, Story, everybody, summary_of
-
-# Columns of clients.csv that are ours; all others are figures clients told or the method found.
-OURS = {"round", "client", "try", "replied", "n", "weight", "age", "failure", "rejected", "sim_seconds", "sim_joules"}
+from mutirao.runs.participation import Participation, everybody
+from mutirao.runs.reader import Record
+from mutirao.runs.schema import figures_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +51,20 @@ class Replay:
         return Participation(self.clients, matrix)
 
 
-def replay(story: Story, policy: AnySelector, seed: int = 0, own: bool = False, available: Any = None) -> Replay:
-    """Play a run again for another policy; `available` is who was there, if clients came and went."""
-    by_round: dict[int, list[dict[str, Any]]] = {}
-    for row in story.rows:
+def replay(
+    rows: Sequence[Mapping[str, Any]],
+    clients: int,
+    policy: AnySelector,
+    seed: int = 0,
+    own: bool = False,
+    available: Any = None,
+) -> Replay:
+    """Play the rows of a run of so many clients again for another policy; `available` is who was there if not all."""
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
         by_round.setdefault(row["round"], []).append(row)
-    names = everybody(sorted({r["client"] for r in story.rows}), story.clients)
-    told = heard(story.rows)
+    names = everybody(sorted({r["client"] for r in rows}), clients)
+    told = heard(rows)
     roster, mask, time = Roster(), None, 0
     select = as_selector(policy)
     roster.meet(names)
@@ -110,20 +116,16 @@ def heard(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], 
     return found
 
 
-def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures in a row of clients.csv."""
-    return {k: float(v) for k, v in row.items() if k not in OURS and isinstance(v, int | float)}
-
-
 def replay_folder(folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False) -> tuple[Part, Replay]:
     """Play the run in a folder again with `select` and its settings changed by `sets`."""
-    story, table = Story.read(folder), read(folder / "config.toml")
+    record, table = Record.begun(folder), read(folder / "config.toml")
     recipe = str(table.pop("recipe", ""))
     for key, _ in sets:
         if key.partition(".")[0] not in ("select", "per_round", "seed"):
             raise ConfigError(f"{key}: only select, its settings, per_round and seed can be changed in a replay")
     config: Any = resolve(find(recipe).config, table, sets)
     churns = config.available.name != "always"
-    select = build("select", config.select, count=config.per_round, classes=summary_of(folder).get("classes"))
+    select = build("select", config.select, count=config.per_round, classes=record.summary.get("classes"))
     available = build("available", config.available) if churns else None
-    return complete("select", config.select), replay(story, select, config.seed, own, available)
+    found = replay(record.asked, record.population, select, config.seed, own, available)
+    return complete("select", config.select), found

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,17 +38,8 @@ class Table:
 
     def read(self) -> list[dict[str, str]]:
         """All whole rows; empty cells are left out."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        whole = text[: text.rfind("\n") + 1]
-        reader = csv.reader(io.StringIO(whole))
-        header = next(reader, [])
-        return [
-            {k: v for k, v in zip(header, cells, strict=True) if v != ""}
-            for cells in reader
-            if len(cells) == len(header)
-        ]
+        header, rows = read_csv(self.path)
+        return [{k: v for k, v in zip(header, cells, strict=True) if v != ""} for cells in rows]
 
     def first(self, rows: int) -> list[dict[str, str]]:
         """The first `rows` rows; Damaged if there are fewer."""
@@ -82,15 +72,9 @@ class Table:
         return out.getvalue()
 
 
-def typed_row(row: Mapping[str, str]) -> dict[str, Any]:
-    """A row of a table with numbers as numbers again."""
-
-    def value(text: str) -> Any:
-        if re.fullmatch(r"-?\d+", text):
-            return int(text)
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    return {k: value(v) for k, v in row.items()}
+def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The header and the whole rows of a CSV file, both empty if there is none."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
+    header = next(reader, [])
+    return header, [cells for cells in reader if len(cells) == len(header)]

@@ -1,6 +1,7 @@
 """Trackers: where the rounds of a run are told besides its folder. `--set track=mlflow` or `track=tensorboard`.
 
-A tracker is a frozen dataclass whose `open(folder, recipe, config, round)` gives a sink with `round` and `end`.
+A tracker is a frozen dataclass whose `open(folder, recipe, config, round)` gives a sink with `round` and `end`; to make
+one is to ask for its package.
 The run folder stays the record: a tracker that fails is named in the log once and left alone.
 """
 
@@ -9,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +64,9 @@ class Silence:
 class TensorBoard:
     """Event files in `tensorboard/` of the run folder: `tensorboard --logdir runs`."""
 
+    def __post_init__(self) -> None:
+        needed("tensorboard", "tensorboard")
+
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """An event file; rounds after `round` that an interrupted run wrote are dropped when it goes on."""
         writer = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(
@@ -96,6 +100,9 @@ class MLflow:
 
     uri: str = ""
     experiment: str = "mutirao"
+
+    def __post_init__(self) -> None:
+        needed("mlflow", "mlflow")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """A new run, or the one that this folder began."""
@@ -171,15 +178,15 @@ class Gentle:
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Tell a round, if the tracker still listens."""
-        self._try("round", row)
+        self._try(self.sink.round, row)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Tell the end, if the tracker still listens."""
-        self._try("end", summary)
+        self._try(self.sink.end, summary)
 
-    def _try(self, what: str, content: Mapping[str, Any]) -> None:
+    def _try(self, tell: Callable[[Mapping[str, Any]], None], content: Mapping[str, Any]) -> None:
         try:
-            getattr(self.sink, what)(content)
+            tell(content)
         except Exception as error:  # a tracker may raise anything, from a full disk to a server that is gone
             log.warning("tracking ends here, the run goes on: %s", " ".join(str(error).split())[:300])
             self.sink = Silence()

@@ -12,6 +12,7 @@ from mutirao.errors import ConfigError, Damaged
 from mutirao.runs.audit import check_chain
 from mutirao.runs.folder import Folder
 from mutirao.runs.tables import Table
+from mutirao.runs.trails import cross_check, export, read_trail
 
 
 def verify(path: Path) -> tuple[list[str], list[str]]:
@@ -22,9 +23,10 @@ def verify(path: Path) -> tuple[list[str], list[str]]:
     good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
     folder = Folder(path)
     rounds = last_of_each_round(events)
+    saved = [e for e in events if e["event"] == "saved"]
     for name, check in (
         ("config.toml", check_config(path, events)),
-        ("history.csv, clients.csv", check_tables(path, rounds)),
+        ("history.csv, clients.csv", check_saved(path, saved[-1]) if saved else check_tables(path, rounds)),
         ("checkpoints", check_checkpoints(folder, events, rounds)),
         ("summary.json", check_summary(path, events)),
     ):
@@ -35,8 +37,6 @@ def verify(path: Path) -> tuple[list[str], list[str]]:
 
 def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None) -> tuple[list[str], list[str]]:
     """The same with the sites' own trails compared, and all events written to a CSV file; or one trail by itself."""
-    from mutirao.runs.trails import cross_check, export, read_trail
-
     if path.is_file():
         name, events, problems = read_trail(path)
         good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
@@ -94,12 +94,19 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
     return problems
 
 
+def check_saved(path: Path, event: dict[str, Any]) -> list[str]:
+    """The history of a run that was saved by itself must hash to what the trail says."""
+    rows = Table(path / "history.csv").read()
+    return [] if fingerprint(rows) == event["history"] else ["history.csv: altered since the run was saved"]
+
+
 def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict[int, dict[str, Any]]) -> list[str]:
     """Every model kept must be the one that was audited; none may be missing but those thinned out."""
     expected = {n: e["model"] for n, e in rounds.items()}
     begun = [e["model"] for e in events if e["event"] == "started"]
     if begun:
         expected[0] = begun[-1]
+    expected |= {e["round"]: e["model"] for e in [e for e in events if e["event"] == "saved"][-1:]}
     dropped = {n for e in events for n in e.get("dropped", [])}
     models = dict.fromkeys(expected.values())
     problems = []
@@ -119,7 +126,7 @@ def check_states(folder: Folder, hashes: set[str]) -> list[str]:
     for number in folder.committed():
         name = folder.state(number).relative_to(folder.path)
         try:
-            _, _, facts = folder.load(number)
+            _, facts = folder.load(number)
         except Damaged as error:
             if str(folder.state(number)) in str(error):
                 problems.append(f"{name}: {str(error).removeprefix(str(folder.state(number))).strip()}")

@@ -13,10 +13,13 @@ import numpy as np
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.metrics import lower_is_better, rounds_to
+from mutirao.metrics import Direction, rounds_to
 from mutirao.randomness import rng
+from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, Interval, bootstrap, holm, interval, paired
 from mutirao.studies.study import Study, results
+
+Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by place in the grid
 
 
 @dataclass(frozen=True)
@@ -30,24 +33,21 @@ class Line:
     best: Interval
     wobble: float  # standard deviation over the last rounds, averaged over runs
     reached: str  # rounds to the threshold
-    against: Comparison | None  # the baseline; None for itself
+    against: Comparison | None  # the baseline; None for itself, and if there is nothing to go by
     p_holm: float
     values: tuple[float, ...]
-
-    @property
-    def verdict(self) -> str:
-        """Better, worse or not shown, against the baseline."""
-        return self.against.verdict if self.against else "baseline"
+    way: Direction | None  # which way is better
+    verdict: str  # better, worse or not shown, against the baseline; or why there is none
 
 
 def compare(study: Study, out: Path) -> list[Line]:
     """Compare the finished cells; methods are paired where both have finished."""
-    runs: dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], list[dict[str, Any]]]]] = {}
-    for cell, summary, history in results(study, out):
-        runs.setdefault(cell.method, {})[cell.place] = (summary, history)
+    runs: Runs = {}
+    for cell, record in results(study, out):
+        runs.setdefault(cell.method, {})[cell.place] = record
     if not runs:
         raise ConfigError(f"{out} holds no finished run of the study")
-    found = dict.fromkeys(k for cells in runs.values() for summary, _ in cells.values() for k in summary["final"])
+    found = dict.fromkeys(k for cells in runs.values() for record in cells.values() for k in record.summary["final"])
     lines: list[Line] = []
     for metric in study.metrics or tuple(found):
         of_metric = [line_of(study, runs, method, metric) for method in study.methods if method in runs]
@@ -56,33 +56,40 @@ def compare(study: Study, out: Path) -> list[Line]:
     return lines
 
 
-def line_of(study: Study, runs: dict[str, Any], method: str, metric: str) -> Line:
+def way_of(runs: Runs, metric: str) -> Direction | None:
+    """Which way a metric is better, as the first run says that does."""
+    return next((way for cells in runs.values() for run in cells.values() if (way := run.direction(metric))), None)
+
+
+def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
     """What is known of one method by one metric."""
-    cells = {place: run for place, run in runs[method].items() if metric in run[0]["final"]}
-    values = [run[0]["final"][metric] for run in cells.values()]
-    timed = [[(int(row["round"]), row[metric]) for row in history if metric in row] for _, history in cells.values()]
+    cells = {place: run for place, run in runs[method].items() if metric in run.summary["final"]}
+    ends = {place: run.summary["final"][metric] for place, run in cells.items()}
+    timed = [[(int(row["round"]), row[metric]) for row in run.rows if metric in row] for run in cells.values()]
     curves = [[value for _, value in curve] for curve in timed]
-    base = runs.get(study.baseline, {})
-    common = [p for p in cells if p in base and metric in base[p][0]["final"]]
-    against = None
-    if method != study.baseline and common:
-        ours = [cells[p][0]["final"][metric] for p in common]
-        theirs = [base[p][0]["final"][metric] for p in common]
-        sign = -1.0 if lower_is_better(metric) else 1.0
-        against = paired(sign * np.array(ours), sign * np.array(theirs))
+    theirs = {p: run.summary["final"] for p, run in runs.get(study.baseline, {}).items()}
+    common = [p for p in cells if metric in theirs.get(p, {})]
+    against, way = None, way_of(runs, metric)
+    if method != study.baseline and common and way:
+        sign = -1.0 if way == "lower" else 1.0
+        against = paired(
+            sign * np.array([ends[p] for p in common]), sign * np.array([theirs[p][metric] for p in common])
+        )
+    missing = "direction not declared" if way is None else "nothing in common"
+    values = list(ends.values())
     return Line(
         method=method,
         metric=metric,
         final=interval(values),
         spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
-        best=interval([run[0]["best"][metric] for run in cells.values()]),
+        best=interval([run.summary["best"].get(metric, math.nan) for run in cells.values()]),
         wobble=float(np.mean([np.std(c[-study.last :]) for c in curves if c])) if any(curves) else math.nan,
-        reached=reached_in(timed, study.threshold[metric], lower_is_better(metric))
-        if metric in study.threshold
-        else "",
+        reached=reached_in(timed, study.threshold[metric], way == "lower") if way and metric in study.threshold else "",
         against=against,
         p_holm=math.nan,
         values=tuple(values),
+        way=way,
+        verdict="baseline" if method == study.baseline else against.verdict if against else missing,
     )
 
 
@@ -155,10 +162,11 @@ def latex(lines: Sequence[Line]) -> str:
     """Mean and interval of each method by metric, the best of a column in bold, for booktabs."""
     methods, metrics = list(dict.fromkeys(x.method for x in lines)), list(dict.fromkeys(x.metric for x in lines))
     by = {(x.method, x.metric): x for x in lines}
-    top = {
-        m: (min if lower_is_better(m) else max)((x for x in lines if x.metric == m), key=lambda x: x.final.mean).method
-        for m in metrics
-    }
+    top: dict[str, Line] = {}
+    for x in lines:
+        best, known = top.get(x.metric), x.way and not math.isnan(x.final.mean)
+        if known and (best is None or (x.final.mean < best.final.mean) == (x.way == "lower")):
+            top[x.metric] = x
 
     def cell(method: str, metric: str) -> str:
         line = by.get((method, metric))
@@ -166,7 +174,7 @@ def latex(lines: Sequence[Line]) -> str:
             return "--"
         mean = f"{line.final.mean:.3f}"
         half = "" if math.isnan(line.final.half) else rf" $\pm$ {line.final.half:.3f}"
-        return (rf"\textbf{{{mean}}}" if top[metric] == method else mean) + half
+        return (rf"\textbf{{{mean}}}" if top.get(metric) is line else mean) + half
 
     def escaped(text: str) -> str:
         return text.replace("_", r"\_").replace("%", r"\%")
@@ -207,22 +215,7 @@ def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
         for x in lines
     ]
     clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
-    table = {"schema": 1, "recipe": study.recipe, "baseline": study.baseline, "lines": clean}
+    ways = {x.metric: x.way for x in lines if x.way}
+    told = {"recipe": study.recipe, "baseline": study.baseline, "directions": ways}
+    table = {"schema": 1, **told, "lines": clean}
     write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")
-
-
-def draw_bands(study: Study, out: Path) -> list[Path]:
-    """One picture a metric: the mean curve of each method with its 95% interval."""
-    from mutirao.drawing.plots import draw_bands as draw
-
-    curves: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
-    for cell, _, history in results(study, out):
-        for metric in study.metrics or tuple(k for k in history[-1] if k in ("accuracy", "ndcg@5", "rmse")):
-            points = [(row["round"], row[metric]) for row in history if metric in row]
-            curves.setdefault(metric, {}).setdefault(cell.method, []).append(points)
-    paths = []
-    for metric, methods in curves.items():
-        path = out / f"curves_{metric.replace('@', '_at_')}.png"
-        draw(methods, metric, path)
-        paths.append(path)
-    return paths

@@ -10,16 +10,29 @@ import numpy as np
 
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.studies.participation import COSTS, Story, dominance, reached, stories
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.studies.participation import (
+    COSTS,
+    best_so_far,
+    cost_to,
+    dominance,
+    reached,
+    runs_of,
+    sign_of,
+    values,
+    worst_decile,
+)
 
-Methods = Mapping[str, Sequence[Story]]
+Methods = Mapping[str, Sequence[Record]]
 FAIRNESS = ("gini", "jain", "least", "most", "range", "never")
 
 
 def targets_of(methods: Methods, metric: str) -> list[float]:
-    """Two values worth reaching if the user names none: 85% and 95% of the best value of the weakest run."""
-    weakest = min(float(run.best_so_far(metric)[-1]) for runs in methods.values() for run in runs)
-    return [round(share * weakest, 3) for share in (0.85, 0.95)]
+    """Two values worth reaching if the user names none: 15% and 5% short of the best value of the weakest run."""
+    sign = sign_of(next(iter(methods.values()))[0], metric)
+    weakest = sign * min(sign * float(best_so_far(run, metric)[-1]) for runs in methods.values() for run in runs)
+    return [round(weakest - sign * short * abs(weakest), 3) for short in (0.15, 0.05)]
 
 
 def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[dict[str, Any]]:
@@ -27,16 +40,16 @@ def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float]
     leads = dominance(methods, metric)
     lines = []
     for name, runs in methods.items():
-        figures = [run.participation.figures for run in runs]
-        line: dict[str, Any] = {"method": name, "runs": len(runs), "rounds": min(len(run.history) for run in runs)}
-        line["final"] = float(np.mean([last_known(run.values(metric)) for run in runs]))
-        line["best"] = float(np.mean([run.best_so_far(metric)[-1] for run in runs]))
+        figures = [participation_in(run).figures for run in runs]
+        line: dict[str, Any] = {"method": name, "runs": len(runs), "rounds": min(run.rounds for run in runs)}
+        line["final"] = float(np.mean([last_known(values(run, metric)) for run in runs]))
+        line["best"] = float(np.mean([best_so_far(run, metric)[-1] for run in runs]))
         line |= {key: float(np.mean([f[key] for f in figures])) for key in FAIRNESS}
-        line["worst_decile"] = float(np.mean([run.worst_decile(metric) for run in runs]))
+        line["worst_decile"] = float(np.mean([worst_decile(run, metric) for run in runs]))
         line["leads"] = leads[name]
         for target in targets:
             line[f"rounds to {target:g}"] = str(reached(runs, metric, target))
-            costs = [run.cost_to(metric, target) for run in runs]
+            costs = [cost_to(run, metric, target) for run in runs]
             for kind in COSTS:
                 known = [c[kind] for c in costs if c is not None and kind in c]
                 line[f"{kind} to {target:g}"] = float(np.mean(known)) if len(known) == len(runs) else None
@@ -44,9 +57,9 @@ def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float]
     return lines
 
 
-def last_known(values: Sequence[float]) -> float:
+def last_known(by_round: Sequence[float]) -> float:
     """The last value that is one."""
-    return next((v for v in reversed(values) if not math.isnan(v)), math.nan)
+    return next((v for v in reversed(by_round) if not math.isnan(v)), math.nan)
 
 
 def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
@@ -100,21 +113,19 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
 
 
-def write_comparison(
-    folder: Path, out: Path | None = None, metric: str = "accuracy", targets: Sequence[float] = ()
-) -> list[Path]:
-    """Compare the runs below a folder: `selection.md`, `selection.json` and two pictures."""
-    from mutirao.drawing.participation import draw_best, draw_shares
-
-    methods, out = stories(folder), out or folder
-    if not all(any(metric in row for row in run.history) for runs in methods.values() for run in runs):
+def comparable(folder: Path, metric: str) -> Methods:
+    """The runs below a folder by method, all of which have the metric."""
+    methods = runs_of(folder)
+    if not all(any(metric in row for row in run.rows) for runs in methods.values() for run in runs):
         raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
-    targets = list(targets) or targets_of(methods, metric)
+    return methods
+
+
+def write_comparison(methods: Methods, out: Path, metric: str, targets: Sequence[float]) -> list[Path]:
+    """Write the comparison as `selection.md` and `selection.json`."""
     lines = compare(methods, metric, targets)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "selection.md", tables(lines, targets))
     content = {"schema": 1, "metric": metric, "targets": targets, "lines": lines}
     write_whole(out / "selection.json", json.dumps(content, indent=2) + "\n")
-    draw_best(methods, metric, targets, out / "selection-curves.png")
-    draw_shares(methods, out / "selection-fairness.png")
-    return [out / name for name in ("selection.md", "selection.json", "selection-curves.png", "selection-fairness.png")]
+    return [out / "selection.md", out / "selection.json"]

@@ -1,22 +1,29 @@
 """A study is a grid of runs, methods x folds x seeds, whose finished cells are kept and whose ends are compared."""
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mutirao.config import flattened, nearest, read, resolve, written
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
+from mutirao.metrics import stem
 from mutirao.recipes.task import find
-from mutirao.runs.folder import locked
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.execute import execute
+from mutirao.runs.folder import is_plain, locked
+from mutirao.runs.reader import Record
+from mutirao.runs.schema import metrics_among
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
@@ -33,7 +40,8 @@ class Cell:
     @property
     def name(self) -> str:
         """The folder of the cell."""
-        return "/".join([self.method, "-".join(f"{k}{v}" for k, v in self.place)])
+        place = "-".join(f"{k}{v}" for k, v in self.place)
+        return f"{self.method}/{place if is_plain(place) and '%' not in place else quote(place, safe='')}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
     config = find(recipe).config
     cells = []
     for method, own in methods.items():
+        if not is_plain(method):
+            raise ConfigError(f"{path}: method {method!r}: a folder is called so, which must be a plain name")
         for values in itertools.product(*over.values()):
             place = tuple(zip(over, values, strict=True))
             settings = (*common, *flattened(own), *(s for s in sets if s[0] != "seeds"), *place)
@@ -98,30 +108,79 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
 
 
 def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, str], None] | None = None) -> list[str]:
-    """Run the cells that are not finished yet, one core each; return what went wrong, a line a cell."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    cores = cores[: workers or len(cores)]
+    """Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
+
+    Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left.
+    """
     context = get_context("spawn")
-    free = context.Queue()
+    free, (over, alive) = context.Queue(), context.Pipe(duplex=False)
+    cores = own_cores()[: workers or None]
     for core in cores:
         free.put(core)
-    problems, done = [], 0
-    pool = ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=(free,))
+    pool = ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=(free, over))
     with locked(out), pool:
-        write_whole(out / "study.json", json.dumps(plan_of(study), indent=2) + "\n")
-        waiting = {pool.submit(run_cell, study.recipe, cell, out / "cells" / cell.name): cell for cell in study.cells}
         try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    cell, done = waiting.pop(future), done + 1
-                    if problem := future.result():
-                        problems.append(f"{cell.name}: {problem}")
-                    if watch is not None:
-                        watch(done, cell.name)
+            if study.metrics:
+                check_declared(study.metrics, pool.submit(declared_metrics, study.recipe, study.cells[0]).result())
+            write_whole(out / "study.json", json.dumps(plan_of(study), indent=2) + "\n")
+            return run_cells(study, out, pool, watch)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            alive.close()  # the workers see it, as they do if this process is killed
             raise
+
+
+def run_cells(study: Study, out: Path, pool: Executor, watch: Callable[[int, str], None] | None) -> list[str]:
+    """Hand the cells to the pool, the first of each method before the second of any."""
+    places = list(dict.fromkeys(cell.place for cell in study.cells))
+    waiting = {}
+    for cell in sorted(study.cells, key=lambda cell: places.index(cell.place)):
+        folder = out / "cells" / cell.name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        waiting[pool.submit(run_cell, study.recipe, cell, folder)] = cell
+    problems, done = [], 0
+    found: set[str] = set()  # metrics of the first finished cell of each method: not all methods have all
+    unknown = set(study.methods)
+    while waiting:
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            cell, done = waiting.pop(future), done + 1
+            if problem := future.result():
+                problems.append(f"{cell.name}: {problem}")
+            elif cell.method in unknown:
+                unknown.remove(cell.method)
+                found.update(metrics_among(Record(out / "cells" / cell.name).history.names))
+                refuse_unknown([metric for metric in study.metrics if not unknown and metric not in found], found)
+            if watch is not None:
+                watch(done, cell.name)
     return problems
+
+
+def own_cores() -> list[int]:
+    """The cores this process may use."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return list(range(os.cpu_count() or 1))
+
+
+def declared_metrics(recipe: str, cell: Cell) -> tuple[str, ...]:
+    """The metrics that a cell's task says it will have; none if it does not say, or cannot even be prepared."""
+    try:
+        found = find(recipe)
+        return found.prepare(resolve(found.config, {}, cell.settings)).metrics
+    except MutiraoError:
+        return ()  # the cell will say it
+
+
+def check_declared(metrics: Sequence[str], declared: Sequence[str]) -> None:
+    """Refuse metrics that no cell can have; privacy adds its own, and declared ones may be of the worst client, too."""
+    stems = {stem(metric) for metric in declared} | {"epsilon"}
+    refuse_unknown([metric for metric in metrics if declared and stem(metric) not in stems], declared)
+
+
+def refuse_unknown(metrics: Sequence[str], valid: Iterable[str]) -> None:
+    """End a study that is about metrics nobody measures."""
+    if metrics:
+        raise ConfigError(f"metrics: no cell has a metric {metrics[0]!r}{nearest(metrics[0], valid)}")
 
 
 def plan_of(study: Study) -> dict[str, Any]:
@@ -131,34 +190,31 @@ def plan_of(study: Study) -> dict[str, Any]:
     return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
 
 
-def settle_on(free: Any) -> None:
+def settle_on(free: Any, over: Connection) -> None:
     """Give this worker a core of its own, so that neither it nor torch takes another's; it ends with the study."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study decides
+    threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
     core = free.get()
-    if hasattr(os, "sched_setaffinity"):
+    with contextlib.suppress(AttributeError):  # not on every system
         os.sched_setaffinity(0, {core})
 
 
-def end_with_parent() -> None:
-    """A worker whose study was killed must not go on alone."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def end_with_study(over: Connection) -> None:
+    """A worker whose study was stopped or killed must not go on alone: its end of the pipe is closed then."""
+    connection.wait([over])
+    os._exit(1)
 
 
 def run_cell(recipe: str, cell: Cell, out: Path) -> str:
     """Make or finish one run; a clear error is the cell's result, not the study's end."""
     import torch
 
-    from mutirao.runs.execute import execute
-
     torch.set_num_threads(1)
     config = resolve(find(recipe).config, {}, cell.settings)
     if (out / "config.toml").exists() and not is_run_of(out, recipe, config):
         return f"{out} was made with other settings; choose another --out, or remove it"
     try:
-        execute(recipe, config, out, resume=True, pictures=False, keep_bytes=KEEP_BYTES)
+        execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
     except MutiraoError as error:
@@ -175,10 +231,9 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
         return False
 
 
-def results(study: Study, out: Path) -> Iterator[tuple[Cell, dict[str, Any], list[dict[str, Any]]]]:
-    """The summary and history of each finished cell."""
+def results(study: Study, out: Path) -> Iterator[tuple[Cell, Record]]:
+    """Each finished cell with what its folder says."""
     for cell in study.cells:
         folder = out / "cells" / cell.name
         if (folder / "summary.json").exists():
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            yield cell, summary, [typed_row(row) for row in Table(folder / "history.csv").read()]
+            yield cell, Record.of(folder)

@@ -212,12 +212,12 @@
     view.replaceChildren(back(), make("h2", {}, `${ids.length} runs compared`), make("div", { class: "acts" }, pick, make("button", { type: "button", onclick: () => { ticked.clear(); compareOrChosen(); } }, "clear")), make("div", { class: "charts", id: "curves" }), make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Compared runs" }, make("table", { id: "ends" })));
     paintCompare(ids);
   }
-  const lower = m => ["loss", "rmse", "mae", "error"].includes(m.replace(/^train_/, "").split("_")[0]);
+  const way = (m, f) => f.directions?.[m] || f.directions?.[m.replace(/^train_/, "")];
   function paintCompare(ids) {
     const lines = ids.map((id, i) => series(rows.get(id), metric, runs.get(id)?.name || id, { tint: i }));
     paint($("curves"), [{ kind: "lines", title: `${metric} by round`, about: lines.slice(0, 6).map(inWords).join("; "), x: { label: "round", whole: true }, y: { label: metric }, series: lines, height: 380 }]);
     const body = make("tbody");
-    lines.forEach((s, i) => { const f = runs.get(ids[i]) || {}; body.append(make("tr", {}, make("td", {}, s.name), make("td", {}, f.state || ""), ...[s.x.at(-1), s.y.at(-1), s.y.length ? (lower(metric) ? Math.min : Math.max)(...s.y) : null].map(v => make("td", { class: "number" }, number(v))))); });
+    lines.forEach((s, i) => { const f = runs.get(ids[i]) || {}; body.append(make("tr", {}, make("td", {}, s.name), make("td", {}, f.state || ""), ...[s.x.at(-1), s.y.at(-1), s.y.length && way(metric, f) ? (way(metric, f) === "lower" ? Math.min : Math.max)(...s.y) : null].map(v => make("td", { class: "number" }, number(v))))); });
     $("ends").replaceChildren(make("caption", { class: "hush" }, `Last and best ${metric}`), make("thead", {}, make("tr", {}, ...["run", "state", "round", `last ${metric}`, `best ${metric}`].map(t => make("th", { scope: "col" }, t)))), body);
   }
 

@@ -172,7 +172,7 @@ def expected_digest(rounds: int, **sets: Scalar) -> str:
 
 def run_locally(out: Path, rounds: int, **sets: Scalar) -> str:
     """A run of trivial training on the local fleet, or what is left of it; its digest."""
-    return str(execute("quickstart", trivial_config(rounds, **sets), out, resume=True, pictures=False)["digest"])
+    return str(execute("quickstart", trivial_config(rounds, **sets), out, resume=True)["digest"])
 
 
 def trivial_config(rounds: int, **sets: Scalar) -> Any:

@@ -13,7 +13,8 @@ from mutirao import config as configuration
 from mutirao.deploy.admission import is_entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
 from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled
-from mutirao.runs.execute import continued, execute
+from mutirao.report import execute
+from mutirao.runs.execute import continued
 from mutirao.runs.progress import Progress
 
 

@@ -21,7 +21,7 @@ from mutirao.deploy.flower.tasks import task_from
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.fleets.flower.fleet import FlowerFleet
 from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.report import execute
 
 
 class Simulation(Fleet):

@@ -1,7 +1,5 @@
 """What a run folder says, read once and never trusted: names and reasons in it came from clients."""
 
-import csv
-import io
 import json
 import math
 import tomllib
@@ -15,22 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
+from mutirao.metrics import Direction, direction_of
 from mutirao.runs.audit import read_events
-from mutirao.runs.folder import COUNTERS
+from mutirao.runs.schema import TEXTS, likely_judge, metrics_among, typed_row
+from mutirao.runs.tables import Table, read_csv
 
 Floats = npt.NDArray[np.float64]
-# Columns of clients.csv that every run has; what is left are the method's own figures.
-KNOWN = {"round", "client", "try", "replied", "n", "weight", "age", "failure", "rejected", "group"}
 
 
 class Columns:
     """A CSV file by columns; a missing column is empty."""
 
     def __init__(self, path: Path) -> None:
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
-        self.names = next(reader, [])
-        rows = [row for row in reader if len(row) == len(self.names)]
+        self.names, rows = read_csv(path)
         self.length = len(rows)
         self._texts = dict(zip(self.names, zip(*rows, strict=True), strict=True)) if rows else {}
         self._numbers: dict[str, Floats] = {}
@@ -79,7 +74,7 @@ class Record:
     @classmethod
     def of(cls, path: Path) -> "Record":
         """Read a run folder; ConfigError if it is none."""
-        if not any((path / name).is_file() for name in ("config.toml", "audit.jsonl", "summary.json")):
+        if not any((path / name).is_file() for name in ("config.toml", "audit.jsonl", "summary.json", "history.csv")):
             raise ConfigError(f"{path} holds no finished run, nor one that has begun")
         text = text_of(path / "config.toml")
         try:
@@ -87,6 +82,13 @@ class Record:
         except (ValueError, RecursionError):
             config = {}
         return cls(path, text, config, json_of(path / "summary.json"), read_events(path / "audit.jsonl")[0])
+
+    @classmethod
+    def begun(cls, path: Path) -> "Record":
+        """Read a run folder; ConfigError if no round was made in it."""
+        if not Columns(path / "history.csv").length:
+            raise ConfigError(f"{path} holds no run with at least one round")
+        return cls.of(path)
 
     @cached_property
     def history(self) -> Columns:
@@ -98,6 +100,16 @@ class Record:
         """A row for each client selected in a round."""
         return Columns(self.path / "clients.csv")
 
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of history, numbers as numbers."""
+        return [typed_row(row) for row in Table(self.path / "history.csv").read()]
+
+    @cached_property
+    def asked(self) -> list[dict[str, Any]]:
+        """The rows of clients.csv, numbers as numbers."""
+        return [typed_row(row, TEXTS) for row in Table(self.path / "clients.csv").read()]
+
     @property
     def recipe(self) -> str:
         """Which recipe was run."""
@@ -106,17 +118,18 @@ class Record:
     @property
     def metrics(self) -> list[str]:
         """Evaluation metrics, the one the run is judged by first."""
-        found = [n for n in self.history.names if n not in COUNTERS and not n.startswith("train_")]
-        judge = self.judge
+        found, judge = metrics_among(self.history.names), self.judge
         return [judge, *(n for n in found if n != judge)] if judge in found else found
 
     @property
     def judge(self) -> str:
         """The metric that names the best round."""
-        told = str(self.summary.get("judge", ""))
-        names = [n for n in self.history.names if n not in COUNTERS and not n.startswith("train_")]
-        usual = [n for n in ("accuracy", "balanced_accuracy", "ndcg@5", "rmse", "auc") if n in names]
-        return told or (usual or names or [""])[0]
+        return str(self.summary.get("judge", "")) or likely_judge(self.history.names)
+
+    def direction(self, metric: str) -> Direction | None:
+        """Which way a metric is better; None: neither the run nor anybody else says."""
+        told = self.summary.get("directions")
+        return direction_of(metric, told if isinstance(told, Mapping) else None)
 
     @property
     def rounds(self) -> int:

@@ -81,7 +81,7 @@ def test_quiet_says_nothing_but_the_result(tmp_path: Path) -> None:
 
 def test_a_terminal_of_forty_columns_is_never_overrun(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path[:0] = ['tests', 'tests/cli']; from test_terminal import *\n"
+        "import sys; sys.path[:0] = ['tests', 'tests/runs']; from test_progress import *\n"
         "with Progress(12) as p:\n    follow(p, 12)\n    assert p.live is not None"
     )
     master, slave = pty.openpty()
@@ -121,13 +121,3 @@ def test_a_sparkline_is_never_wider_than_asked_and_ends_with_the_last_value(valu
 
 def test_clock() -> None:
     assert [clock(s) for s in (0, 65, 7200)] == ["0:00", "1:05", "2:00:00"]
-
-
-def test_a_notebook_shows_a_run_with_its_curve() -> None:
-    run = Run({"w": np.zeros(2)}, round=3, history=[row(i, **{"<b>": 1.0 / i}) for i in (1, 2, 3)])
-    page = run._repr_html_()
-    assert "round 3" in page
-    assert page.count("<polyline") == 2
-    assert "accuracy: last 0.75, best 0.75" in page
-    assert "<b>:" not in page.replace("<b>Run</b>:", "")
-    assert "<polyline" not in Run({})._repr_html_()

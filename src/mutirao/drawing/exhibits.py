@@ -1,0 +1,53 @@
+"""What a run leaves to look at: the pictures every run has, and those its task hands over data for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import load_name, nearest
+from mutirao.core.rounds import Run
+from mutirao.drawing.confusion import draw_confusion
+from mutirao.drawing.groups import draw_plane, draw_scan
+from mutirao.drawing.participation import draw_participation
+from mutirao.drawing.plots import draw_curves, draw_partition, draw_weights
+from mutirao.errors import ConfigError
+from mutirao.recipes.task import Task
+from mutirao.runs.participation import participation
+from mutirao.runs.schema import metrics_of
+from mutirao.runs.tables import Table
+
+# One painter a kind, `(data, path)`; a kind of your own is a dotted path to one.
+PAINTERS: dict[str, Callable[[Any, Path], None]] = {
+    "partition": draw_partition,
+    "confusion": draw_confusion,
+    "groups": draw_plane,
+    "eps_scan": draw_scan,
+}
+
+
+def painter(kind: str) -> Callable[[Any, Path], None]:
+    """Who draws pictures of that kind."""
+    if kind in PAINTERS:
+        return PAINTERS[kind]
+    if ":" not in kind:
+        raise ConfigError(f"no kind of picture is called {kind!r}{nearest(kind, PAINTERS)}")
+    found: Callable[[Any, Path], None] = load_name(kind)
+    return found
+
+
+def draw_run(run: Run, task: Task, out: Path) -> None:
+    """Save the pictures of a run, the curves that every run has and the task's own, and the task's files."""
+    exhibits = task.exhibits
+    metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
+    if any(task.judge in row for row in run.history):
+        draw_curves(run.history, [m for m in metrics if m not in exhibits.constant], out / "curves.png")
+    clients = Table(out / "clients.csv").read()
+    if any("risk" in row for row in clients):
+        draw_weights(clients, out / "weights.png")
+    if any(row["selected"] < len(run.roster) for row in run.history):
+        draw_participation(participation(clients, len(run.roster), run.round), out / "participation.png")
+    for file, picture in exhibits.pictures.items():
+        if (data := picture.data(run)) is not None:
+            painter(picture.kind)(data, out / file)
+    for file, write in exhibits.files.items():
+        write(run, out / file)
