@@ -71,6 +71,7 @@ def join(deployment: Deployment, name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_in_mid_run_gets_its_groups_model(deployment: Deployment) -> None:
     out = deployment.folder / "run"
     for i in range(4):
