@@ -39,7 +39,8 @@ def task(config):
     return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Exhibits(findings=findings))
 
 def flow(fleet, config, task, run):
-    plan = Plan(lambda outputs: {"w": np.zeros(2)}, 1, lambda clients: (everyone, FedAvg()), patience=Patience(wait=120))
+    parts = everyone, FedAvg()
+    plan = Plan(lambda outputs: {"w": np.zeros(2)}, 1, lambda clients: parts, patience=Patience(wait=120))
     for done in federate_groups(run, fleet, plan, config.rounds, config.rounds, expect=4):
         yield done
         end = time.monotonic() + 90
