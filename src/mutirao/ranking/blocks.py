@@ -5,7 +5,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,40 +30,39 @@ def read_file(file: Path) -> RankingData:
     ids: dict[bytes, int] = {}
     lines = rows = letters = widest_line = 0
     least, most = 1 << 62, -1  # features a line, of all lines that a line break ends
-    with _opened(file) as stream:
-        for text in _texts(stream, file):
-            try:
-                block = read_block(text)
-            except WrongLine as error:
-                raise ConfigError(f"{file}, line {lines + error.line + 1}: {error.reason}") from error
-            row = np.repeat(np.arange(len(block.counts)), block.counts)
-            width = int(block.indices.max(initial=0))
-            if width > x.shape[1]:
-                widest_line = lines + int(block.lines[row[block.indices.argmax()]]) + 1
-            width = max(width, x.shape[1])
-            begin, rows = rows, rows + len(block.grades)
-            ended = text.endswith(b"\n")
-            lines, letters = lines + text.count(b"\n") + (not ended), letters + len(text)
-            if (size := rows * width * 4) > max(MOST_BYTES, MOST_TIMES * letters):
-                raise ConfigError(
-                    f"{file}, line {widest_line}: feature {width:,} makes a table of {rows:,} documents that takes "
-                    f"{size / 2**30:,.1f} GiB and is nearly all zeros; right would be features numbered from 1 "
-                    f"without large gaps"
-                )
-            counts = block.counts if ended else block.counts[:-1]
-            least, most = int(counts.min(initial=least)), int(counts.max(initial=most))
-            if not ended and rows > begin and block.counts[-1] < least == most and rows > ALIKE:
-                raise ConfigError(
-                    f"{file}, line {lines}: it ends after {block.counts[-1]} features without a line end, the lines "
-                    f"before have {least}: the file is truncated"
-                )
-            if width > x.shape[1]:
-                x = widen(x[:begin], width)
-            if rows > len(x):
-                x.resize((rows + GROWTH // (4 * max(1, width)), width), refcheck=False)  # what is new is zero
-            x[begin + row, block.indices - 1] = block.values
-            grades.append(block.grades)
-            queries.append(np.array([ids.setdefault(name, len(ids)) for name in block.queries], np.int64))
+    for text in _texts(file):
+        try:
+            block = read_block(text)
+        except WrongLine as error:
+            raise ConfigError(f"{file}, line {lines + error.line + 1}: {error.reason}") from error
+        row = np.repeat(np.arange(len(block.counts)), block.counts)
+        width = int(block.indices.max(initial=0))
+        if width > x.shape[1]:
+            widest_line = lines + int(block.lines[row[block.indices.argmax()]]) + 1
+        width = max(width, x.shape[1])
+        begin, rows = rows, rows + len(block.grades)
+        ended = text.endswith(b"\n")
+        lines, letters = lines + text.count(b"\n") + (not ended), letters + len(text)
+        if (size := rows * width * 4) > max(MOST_BYTES, MOST_TIMES * letters):
+            raise ConfigError(
+                f"{file}, line {widest_line}: feature {width:,} makes a table of {rows:,} documents that takes "
+                f"{size / 2**30:,.1f} GiB and is nearly all zeros; right would be features numbered from 1 "
+                f"without large gaps"
+            )
+        counts = block.counts if ended else block.counts[:-1]
+        least, most = int(counts.min(initial=least)), int(counts.max(initial=most))
+        if not ended and rows > begin and block.counts[-1] < least == most and rows > ALIKE:
+            raise ConfigError(
+                f"{file}, line {lines}: it ends after {block.counts[-1]} features without a line end, the lines "
+                f"before have {least}: the file is truncated"
+            )
+        if width > x.shape[1]:
+            x = widen(x[:begin], width)
+        if rows > len(x):
+            x.resize((rows + GROWTH // (4 * max(1, width)), width), refcheck=False)  # what is new is zero
+        x[begin + row, block.indices - 1] = block.values
+        grades.append(block.grades)
+        queries.append(np.array([ids.setdefault(name, len(ids)) for name in block.queries], np.int64))
     if not rows:
         raise ConfigError(f"{file} holds no documents; right would be a line 'GRADE qid:ID 1:VALUE ...' for each")
     if not x.shape[1]:
@@ -97,52 +95,23 @@ def _ids(names: Iterable[bytes]) -> npt.NDArray[Any]:
     return np.array(texts)
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """The content of a file, unpacked if it is gzipped; what goes wrong while it is read is said in one line."""
+def _texts(file: Path) -> Iterator[bytes]:
+    """The content in blocks of whole lines, unpacked if it is gzipped; what goes wrong is said in one line."""
+    lines = 0
     try:
-        raw = file.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    with raw:
-        try:
+        with file.open("rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
-        except EOFError as error:
-            raise ConfigError(f"{file} is truncated: its gzip stream has no end") from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise ConfigError(f"{file} is damaged: {error}") from error
-
-
-def _texts(stream: IO[bytes], file: Path) -> Iterator[bytes]:
-    """The content in blocks of whole lines."""
-    rest: list[bytes] = []
-    lines, first = 0, True
-    while piece := _piece(stream, file, max(BLOCK, 3) if first else BLOCK):
-        if first and piece.startswith(b"\xef\xbb\xbf"):  # how some Windows programs mark UTF-8
-            piece = piece[3:]
-        first = False
-        cut = piece.rfind(b"\n") + 1
-        if not cut:
-            rest.append(piece)
-            if sum(map(len, rest)) > MOST_LINE:
-                raise ConfigError(
-                    f"{file}, line {lines + 1}: it is longer than {MOST_LINE >> 20} MiB: not ranking data"
-                )
-            continue
-        text = b"".join([*rest, piece[:cut]])
-        rest = [piece[cut:]] if cut < len(piece) else []
-        lines += text.count(b"\n")
-        yield text
-    if any(rest):
-        yield b"".join(rest)
-
-
-def _piece(stream: IO[bytes], file: Path, size: int) -> bytes:
-    """The next bytes; a source that cannot be read is the user's matter, a cache that cannot be written is not."""
-    try:
-        return stream.read(size)
-    except gzip.BadGzipFile:
-        raise
+            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+            while text := stream.read(BLOCK) + (rest := stream.readline(MOST_LINE)):
+                first, lines = lines == 0, lines + text.count(b"\n")
+                if len(rest) == MOST_LINE and not rest.endswith(b"\n"):
+                    raise ConfigError(
+                        f"{file}, line {lines + 1}: it is longer than {MOST_LINE >> 20} MiB: not ranking data"
+                    )
+                yield text.removeprefix(b"\xef\xbb\xbf") if first else text  # how some Windows programs mark UTF-8
+    except EOFError as error:
+        raise ConfigError(f"{file} is truncated: its gzip stream has no end") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
