@@ -127,7 +127,7 @@ def assert_readers_agree_with_the_definition(text: bytes):
         if isinstance(right, tuple):
             with pytest.raises(WrongLine) as wrong:
                 reader(text)
-            assert (wrong.value.line, wrong.value.reason) == right, name
+            assert wrong.value.args == right, name
             continue
         got = reader(text)
         assert got.grades.tolist() == [r.grade for r in right]

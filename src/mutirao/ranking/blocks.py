@@ -34,7 +34,8 @@ def read_file(file: Path) -> RankingData:
         try:
             block = read_block(text)
         except WrongLine as error:
-            raise ConfigError(f"{file}, line {lines + error.line + 1}: {error.reason}") from error
+            line, reason = error.args
+            raise ConfigError(f"{file}, line {lines + line + 1}: {reason}") from error
         row = np.repeat(np.arange(len(block.counts)), block.counts)
         width = int(block.indices.max(initial=0))
         if width > x.shape[1]:

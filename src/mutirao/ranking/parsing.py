@@ -33,11 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class WrongLine(ValueError):
-    """What is wrong with a line, counted from 0, and what would be right."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(line, reason)
-        self.line, self.reason = line, reason
+    """A line, counted from 0, and what is wrong with it and would be right."""
 
 
 class Block(NamedTuple):
