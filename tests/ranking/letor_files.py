@@ -2,15 +2,12 @@
 
 import pytest
 
-from mutirao.ranking.compiled import has_numba, scan_numba
 from mutirao.ranking.data import RankingData
-from mutirao.ranking.vectorised import scan_numpy
+from mutirao.ranking.parsing import read_block, read_lines
 
-needs_numba = pytest.param("numba", marks=pytest.mark.skipif(not has_numba(), reason="numba is not installed"))
+READERS = {"quick": read_block, "by_line": read_lines}
 
-READERS = {"numpy": scan_numpy} | ({"numba": scan_numba} if has_numba() else {})
-
-either = pytest.mark.parametrize("reader", ["numpy", needs_numba])
+either = pytest.mark.parametrize("reader", READERS)
 
 EXAMPLE = b"""2 qid:10 1:0.5 2:-3 3:1e2 # doc one
 0 qid:10 1:.25 3:7.

@@ -25,13 +25,13 @@ def home(tmp_path, monkeypatch):
 def reads(monkeypatch):
     """How often a file was really read."""
     seen = []
-    real = blocks.read
+    real = blocks.read_file
 
-    def counted(file, *rest):
+    def count(file):
         seen.append(file)
-        return real(file, *rest)
+        return real(file)
 
-    monkeypatch.setattr(blocks, "read", counted)
+    monkeypatch.setattr(blocks, "read_file", count)
     return seen
 
 
@@ -144,29 +144,29 @@ def test_a_refused_file_leaves_nothing_behind(tmp_path, home):
 
 def test_who_comes_second_takes_what_the_first_has_kept(tmp_path, home, monkeypatch):
     file = put(tmp_path, EXAMPLE)
-    real, busy = blocks.read, []
+    real, busy = blocks.read_file, []
 
-    def meanwhile(path, *rest):
+    def meanwhile(path):
         if not busy:
             busy.append(1)
             read_letor(path)  # another process is faster
-        return real(path, *rest)
+        return real(path)
 
-    monkeypatch.setattr(blocks, "read", meanwhile)
+    monkeypatch.setattr(blocks, "read_file", meanwhile)
     assert same(read_letor(file), read_letor(file, cache=False))
     assert [f.name for f in file.with_name("some.txt.mutirao").iterdir()] == [kept_in(file).name]
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, home, monkeypatch):
     file = put(tmp_path, EXAMPLE)
-    real = blocks.read
+    real = blocks.read_file
 
-    def meanwhile(path, *rest):
-        found = real(path, *rest)
+    def meanwhile(path):
+        found = real(path)
         os.utime(path, ns=(5, 5))
         return found
 
-    monkeypatch.setattr(blocks, "read", meanwhile)
+    monkeypatch.setattr(blocks, "read_file", meanwhile)
     with pytest.raises(ConfigError, match="was changed while it was read"):
         read_letor(file)
 

@@ -17,14 +17,21 @@ from mutirao.ranking.data import RankingData
 from mutirao.ranking.letor import folds, read_letor, write_letor
 
 
+@pytest.fixture
+def _by(reader, monkeypatch):
+    """Files are read by that reader."""
+    monkeypatch.setattr(blocks, "read_block", READERS[reader])
+
+
 @pytest.mark.parametrize("module", [letor, parsing])
 def test_the_examples_in_the_docstrings_hold(module):
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
 @either
+@pytest.mark.usefixtures("_by")
 def test_every_form_of_a_line_is_read(tmp_path, reader):
-    data = read_letor(put(tmp_path, EXAMPLE), cache=False, reader=reader)
+    data = read_letor(put(tmp_path, EXAMPLE), cache=False)
     assert data.x.tolist() == [[0.5, -3, 100], [0.25, 0, 7], [0, np.float32(0.4), 0], [0, 0, 1]]
     assert data.grades.tolist() == [2, 0, 1, 3]
     assert data.queries.tolist() == [0, 0, 1, 0]  # the query comes back, and is the same one
@@ -34,8 +41,9 @@ def test_every_form_of_a_line_is_read(tmp_path, reader):
 
 
 @either
+@pytest.mark.usefixtures("_by")
 def test_gzip_windows_line_ends_a_byte_order_mark_and_no_last_line_break_change_nothing(tmp_path, reader):
-    plain = read_letor(put(tmp_path, EXAMPLE), cache=False, reader=reader)
+    plain = read_letor(put(tmp_path, EXAMPLE), cache=False)
     forms = {
         "windows.txt": EXAMPLE.replace(b"\n", b"\r\n"),
         "marked.txt": b"\xef\xbb\xbf" + EXAMPLE,
@@ -44,14 +52,15 @@ def test_gzip_windows_line_ends_a_byte_order_mark_and_no_last_line_break_change_
         "unnamed.txt": gzip.compress(EXAMPLE[:50]) + gzip.compress(EXAMPLE[50:]),
     }
     for name, content in forms.items():
-        assert same(read_letor(put(tmp_path, content, name), cache=False, reader=reader), plain), name
+        assert same(read_letor(put(tmp_path, content, name), cache=False), plain), name
 
 
 @either
+@pytest.mark.usefixtures("_by")
 def test_queries_may_have_any_names(tmp_path, reader):
     names = ["GX-12:a", "são", "01", "1", "1.0", "qid:1"]
     content = "".join(f"0 qid:{n} 1:1\n" for n in names).encode()
-    data = read_letor(put(tmp_path, content), cache=False, reader=reader)
+    data = read_letor(put(tmp_path, content), cache=False)
     assert data.query_ids.tolist() == names
     assert data.queries.tolist() == list(range(6))
 
@@ -95,27 +104,29 @@ WRONG = [
 
 
 @either
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize(("line", "what"), WRONG, ids=[repr(line)[:40] for line, _ in WRONG])
 def test_a_wrong_line_is_refused_with_file_and_line(tmp_path, reader, line, what):
     file = put(tmp_path, b"0 qid:1 1:1\n\n# fine\n" + line + b"\n0 qid:1 1:1\n")
     with pytest.raises(ConfigError, match=f"{re.escape(str(file))}, line 4: .*{re.escape(what)}") as caught:
-        read_letor(file, cache=False, reader=reader)
+        read_letor(file, cache=False)
     assert "\n" not in str(caught.value)
 
 
 @either
+@pytest.mark.usefixtures("_by")
 def test_a_file_cut_short_is_refused_with_its_last_line(tmp_path, reader):
     whole = b"".join(b"1 qid:3 1:0.5 2:0.25 3:12\n" for _ in range(20))
     for cut in range(2, 25):  # the line end may be missing, and the last digit: that cannot be seen
         file = put(tmp_path, whole[:-cut])
         if cut == 2:
-            assert len(read_letor(file, cache=False, reader=reader)) == 20
+            assert len(read_letor(file, cache=False)) == 20
         elif cut == 25:
             continue
         else:
             with pytest.raises(ConfigError, match="line 20: "):
-                read_letor(file, cache=False, reader=reader)
-    assert len(read_letor(put(tmp_path, whole[:-1]), cache=False, reader=reader)) == 20
+                read_letor(file, cache=False)
+    assert len(read_letor(put(tmp_path, whole[:-1]), cache=False)) == 20
 
 
 def test_a_cut_or_damaged_gzip_file_is_refused(tmp_path):
@@ -138,15 +149,14 @@ def test_what_holds_no_documents_is_refused(tmp_path):
         read_letor(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
         read_letor(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="reader: 'fast' is not one of"):
-        read_letor(put(tmp_path, EXAMPLE), reader="fast")
 
 
 @either
+@pytest.mark.usefixtures("_by")
 def test_a_sparse_file_is_refused_before_it_fills_the_memory(tmp_path, reader):
     file = put(tmp_path, b"0 qid:1 1:1\n" * 20_000 + b"0 qid:1 9999:1\n")
     with pytest.raises(ConfigError, match=r"line 20001: feature 9,999 makes a table of 20,001 documents.* GiB"):
-        read_letor(file, cache=False, reader=reader)
+        read_letor(file, cache=False)
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
@@ -158,41 +168,38 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
 
 
 @either
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_and_threads_do_not_matter(tmp_path, monkeypatch, reader, block, threads):
-    whole = read_letor(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader)
+def test_blocks_do_not_matter(tmp_path, monkeypatch, reader, block):
+    whole = read_letor(put(tmp_path, EXAMPLE * 3), cache=False)
     monkeypatch.setattr(blocks, "BLOCK", block)
-    assert same(read_letor(put(tmp_path, EXAMPLE * 3), cache=False, reader=reader, threads=threads), whole)
+    assert same(read_letor(put(tmp_path, EXAMPLE * 3), cache=False), whole)
     wrong = put(tmp_path, EXAMPLE * 3 + b"0 qid:1 1:1 1:1\n" + EXAMPLE)
     with pytest.raises(ConfigError, match="line 22: feature 1 stands"):
-        read_letor(wrong, cache=False, reader=reader, threads=threads)
+        read_letor(wrong, cache=False)
 
 
-def test_auto_takes_numpy_where_numba_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "SMALL", 0)
-    monkeypatch.setattr(blocks, "has_numba", lambda: False)
-    monkeypatch.setattr(blocks, "scan_numba", None)
-    assert len(read_letor(put(tmp_path, EXAMPLE), cache=False)) == 4
-    with pytest.raises(ConfigError, match="numba is not installed"):
-        read_letor(put(tmp_path, EXAMPLE), reader="numba")
+def test_plain_lines_are_read_at_once_and_all_others_by_line(monkeypatch):
+    monkeypatch.setattr(parsing, "read_line", None)
+    rows = [b"2 qid:1 1:0.5 3:-2 \r\n", b"0 qid:1 2:1e-05 1:3# note\n", b"1 qid:b 1:16777217\n", b"0 qid:b\n"]
+    assert len(parsing.read_block(b"".join(rows)).grades) == 4
+    assert parsing.scan_plain(EXAMPLE) is None
 
 
 @given(st.binary(max_size=200), st.integers(1, 64))
 @settings(max_examples=100, deadline=None)
 def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, content, block):
     file = put(tmp_path_factory.getbasetemp(), content, "anything.txt")
-    kept, blocks.BLOCK = blocks.BLOCK, block
-    try:
-        outcomes = []
-        for reader in READERS:
+    outcomes = []
+    for reader in READERS.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blocks, "BLOCK", block)
+            patch.setattr(blocks, "read_block", reader)
             try:
-                data = read_letor(file, cache=False, reader=reader, threads=1)
+                data = read_letor(file, cache=False)
                 outcomes.append((data.x.tobytes(), data.query_ids.tolist()))
             except ConfigError as error:
                 outcomes.append(str(error))
-    finally:
-        blocks.BLOCK = kept
     assert all(o == outcomes[0] for o in outcomes)
 
 
@@ -297,7 +304,7 @@ def plainly(file: Path):
 @pytest.mark.parametrize(
     ("folder", "features", "documents", "queries"), [("MQ2008", 46, 15_211, 784), ("MSLR-sample", 136, 19_704, 181)]
 )
-def test_published_folds_are_read_as_they_are(real_data, folder, features, documents, queries):
+def test_published_folds_are_read_as_they_are(real_data, monkeypatch, folder, features, documents, queries):
     if not (real_data / folder).is_dir():
         pytest.skip(f"no {folder} among the real data")
     sets = folds(real_data / folder, 1, cache=False)
@@ -308,5 +315,6 @@ def test_published_folds_are_read_as_they_are(real_data, folder, features, docum
     assert x.tobytes() == sets[1].x.tobytes()
     assert np.array_equal(grades, sets[1].grades)
     assert sets[1].query_ids[sets[1].queries].tolist() == [int(n) for n in names]
-    for reader in READERS:
-        assert same(read_letor(real_data / folder / "Fold1" / "vali.txt", cache=False, reader=reader), sets[1])
+    for reader in READERS.values():
+        monkeypatch.setattr(blocks, "read_block", reader)
+        assert same(read_letor(real_data / folder / "Fold1" / "vali.txt", cache=False), sets[1])

@@ -1,123 +1,82 @@
-"""A ranking file read once, in blocks of whole lines and by several threads; its features go where they are wanted."""
+"""A ranking file read once, in blocks of whole lines."""
 
 import gzip
 import os
 import re
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.ranking.compiled import has_numba, scan_numba
-from mutirao.ranking.parsing import Block, Floats, Ints, Reader, read_block, sparse_text, too_sparse, widen
-from mutirao.ranking.vectorised import scan_numpy
-from mutirao.training.cores import cores
+from mutirao.ranking.data import RankingData
+from mutirao.ranking.parsing import Floats, WrongLine, read_block
 
 BLOCK = 4 << 20
 MOST_LINE = 64 << 20
-SMALL = 8 << 20  # below, NumPy is done before numba is imported
 ALIKE = 10  # so many lines with equally many features, and a last one with fewer that nothing ends: it was cut off
 GROWTH = 64 << 20
+MOST_BYTES = 1 << 28  # a table may take so much, or so many times its text: beyond, the text is sparse and the table
+MOST_TIMES = 64  # would be mostly zeros
 
 
-class Columns(NamedTuple):
-    """All of a file but its features."""
-
-    width: int
-    grades: Ints
-    queries: Ints
-    query_ids: npt.NDArray[Any]
-
-
-class Sink(Protocol):
-    """Takes the features block by block, each as wide as it happens to be."""
-
-    def add(self, x: Floats) -> None:
-        """Take some rows."""
-
-
-def read(file: Path, scan: Reader, sink: Sink, threads: int = 0) -> Columns:
-    """Read a file in blocks; the features go to `sink`, all else is put together here. 0 threads: two, if possible."""
-    grades: list[Ints] = []
-    codes: list[Ints] = []
+def read_file(file: Path) -> RankingData:
+    """Read a file in blocks into one table that grows in place: put together at the end it would need twice."""
+    x = np.zeros((0, 0), np.float32)
+    grades, queries = [], []
     ids: dict[bytes, int] = {}
-    size = BLOCK if scan is scan_numba else max(1, BLOCK // 8)  # NumPy is fastest within the processor's cache
-    lines = rows = letters = width = widest_line = 0
+    lines = rows = letters = widest_line = 0
     least, most = 1 << 62, -1  # features a line, of all lines that a line break ends
-    with _opened(file) as stream:
-        for block in _blocks(_texts(stream, file, size), scan, threads or min(2, cores())):
-            if block.problem is not None:
-                raise ConfigError(f"{file}, line {lines + block.problem[0] + 1}: {block.problem[1]}")
-            if block.widest > width:
-                width, widest_line = block.widest, lines + block.widest_line + 1
-            lines, rows, letters = lines + block.lines, rows + len(block.grades), letters + block.size
-            if too_sparse(rows, width, letters):
-                raise ConfigError(f"{file}, line {widest_line}: {sparse_text(rows, width)}")
-            counts = block.counts if block.cut is None else block.counts[:-1]
-            least, most = int(counts.min(initial=least)), int(counts.max(initial=most))
-            if block.cut is not None and block.cut < least == most and rows > ALIKE:
-                raise ConfigError(
-                    f"{file}, line {lines}: it ends after {block.cut} features without a line end, the lines before "
-                    f"have {least}: the file is truncated"
-                )
-            sink.add(block.x)
-            grades.append(block.grades)
-            numbers = [ids.setdefault(name, len(ids)) for name in block.queries]
-            codes.append(np.repeat(np.array(numbers, np.int64), block.runs))
+    for text in _texts(file):
+        try:
+            block = read_block(text)
+        except WrongLine as error:
+            line, reason = error.args
+            raise ConfigError(f"{file}, line {lines + line + 1}: {reason}") from error
+        row = np.repeat(np.arange(len(block.counts)), block.counts)
+        width = int(block.indices.max(initial=0))
+        if width > x.shape[1]:
+            widest_line = lines + int(block.lines[row[block.indices.argmax()]]) + 1
+        width = max(width, x.shape[1])
+        begin, rows = rows, rows + len(block.grades)
+        ended = text.endswith(b"\n")
+        lines, letters = lines + text.count(b"\n") + (not ended), letters + len(text)
+        if (size := rows * width * 4) > max(MOST_BYTES, MOST_TIMES * letters):
+            raise ConfigError(
+                f"{file}, line {widest_line}: feature {width:,} makes a table of {rows:,} documents that takes "
+                f"{size / 2**30:,.1f} GiB and is nearly all zeros; right would be features numbered from 1 "
+                f"without large gaps"
+            )
+        counts = block.counts if ended else block.counts[:-1]
+        least, most = int(counts.min(initial=least)), int(counts.max(initial=most))
+        if not ended and rows > begin and block.counts[-1] < least == most and rows > ALIKE:
+            raise ConfigError(
+                f"{file}, line {lines}: it ends after {block.counts[-1]} features without a line end, the lines "
+                f"before have {least}: the file is truncated"
+            )
+        if width > x.shape[1]:
+            x = widen(x[:begin], width)
+        if rows > len(x):
+            x.resize((rows + GROWTH // (4 * max(1, width)), width), refcheck=False)  # what is new is zero
+        x[begin + row, block.indices - 1] = block.values
+        grades.append(block.grades)
+        queries.append(np.array([ids.setdefault(name, len(ids)) for name in block.queries], np.int64))
     if not rows:
         raise ConfigError(f"{file} holds no documents; right would be a line 'GRADE qid:ID 1:VALUE ...' for each")
-    if not width:
+    if not x.shape[1]:
         raise ConfigError(
             f"{file} has no features in any of its {lines:,} lines; right would be 'GRADE qid:ID 1:VALUE ...'"
         )
-    return Columns(width, np.concatenate(grades), np.concatenate(codes), _ids(ids))
+    x.resize((rows, x.shape[1]), refcheck=False)
+    return RankingData(x, np.concatenate(grades), np.concatenate(queries), _ids(ids))
 
 
-class InMemory:
-    """Keeps the features in memory, in one table that grows in place: put together at the end they would need twice."""
-
-    def __init__(self) -> None:
-        self.x = np.zeros((0, 0), np.float32)
-        self.rows = 0
-
-    def add(self, x: Floats) -> None:
-        """Put these rows below the others."""
-        if x.shape[1] > self.x.shape[1]:
-            self.x = widen(self.x[: self.rows], x.shape[1])
-        end = self.rows + len(x)
-        if end > len(self.x):
-            spare = GROWTH // (4 * max(1, self.x.shape[1]))
-            self.x.resize((end + spare, self.x.shape[1]), refcheck=False)  # what is new is zero
-        self.x[self.rows : end, : x.shape[1]] = x
-        self.rows = end
-
-    def finish(self, width: int) -> Floats:
-        """The table."""
-        self.x.resize((self.rows, self.x.shape[1]), refcheck=False)
-        return self.x if self.x.shape[1] == width else widen(self.x, width)
-
-
-class Dropped:
-    """Keeps nothing: for a look at a file."""
-
-    def add(self, x: Floats) -> None:
-        """Forget these rows."""
-
-
-def reader_of(name: str, size: int) -> Reader:
-    """The fast reader of that name; `auto` is the compiled one if it can be had and so many bytes are worth it."""
-    if name not in ("auto", "numba", "numpy"):
-        raise ConfigError(f"reader: {name!r} is not one of auto, numba, numpy")
-    if name == "numba" and not has_numba():
-        raise ConfigError("reader=numba: numba is not installed; reader=auto does without it")
-    return scan_numba if name == "numba" or (name == "auto" and size > SMALL and has_numba()) else scan_numpy
+def widen(x: Floats, width: int) -> Floats:
+    """The same rows with zeros for the features they lack."""
+    return np.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
 def stat_of(file: Path) -> os.stat_result:
@@ -137,79 +96,23 @@ def _ids(names: Iterable[bytes]) -> npt.NDArray[Any]:
     return np.array(texts)
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """The content of a file, unpacked if it is gzipped; what goes wrong while it is read is said in one line."""
+def _texts(file: Path) -> Iterator[bytes]:
+    """The content in blocks of whole lines, unpacked if it is gzipped; what goes wrong is said in one line."""
+    lines = 0
     try:
-        raw = file.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    with raw:
-        try:
+        with file.open("rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
-        except EOFError as error:
-            raise ConfigError(f"{file} is truncated: its gzip stream has no end") from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise ConfigError(f"{file} is damaged: {error}") from error
-
-
-def _texts(stream: IO[bytes], file: Path, block: int) -> Iterator[bytes]:
-    """The content in blocks of whole lines."""
-    rest: list[bytes] = []
-    lines, first = 0, True
-    while piece := _piece(stream, file, max(block, 3) if first else block):
-        if first and piece.startswith(b"\xef\xbb\xbf"):  # how some Windows programs mark UTF-8
-            piece = piece[3:]
-        first = False
-        cut = piece.rfind(b"\n") + 1
-        if not cut:
-            rest.append(piece)
-            if sum(map(len, rest)) > MOST_LINE:
-                raise ConfigError(
-                    f"{file}, line {lines + 1}: it is longer than {MOST_LINE >> 20} MiB: not ranking data"
-                )
-            continue
-        text = b"".join([*rest, piece[:cut]])
-        rest = [piece[cut:]] if cut < len(piece) else []
-        lines += text.count(b"\n")
-        yield text
-    if any(rest):
-        yield b"".join(rest)
-
-
-def _piece(stream: IO[bytes], file: Path, size: int) -> bytes:
-    """The next bytes; a source that cannot be read is the user's matter, a cache that cannot be written is not."""
-    try:
-        return stream.read(size)
-    except gzip.BadGzipFile:
-        raise
+            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+            while text := stream.read(BLOCK) + (rest := stream.readline(MOST_LINE)):
+                first, lines = lines == 0, lines + text.count(b"\n")
+                if len(rest) == MOST_LINE and not rest.endswith(b"\n"):
+                    raise ConfigError(
+                        f"{file}, line {lines + 1}: it is longer than {MOST_LINE >> 20} MiB: not ranking data"
+                    )
+                yield text.removeprefix(b"\xef\xbb\xbf") if first else text  # how some Windows programs mark UTF-8
+    except EOFError as error:
+        raise ConfigError(f"{file} is truncated: its gzip stream has no end") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-
-
-def _blocks(texts: Iterator[bytes], scan: Reader, threads: int) -> Iterator[Block]:
-    """The blocks in order, read by several threads, never many at a time."""
-    expected = 0
-
-    def scanned(text: bytes) -> Block:
-        nonlocal expected
-        block = read_block(text, scan, expected)
-        expected = max(expected, block.widest)
-        return block
-
-    if threads < 2:
-        yield from map(scanned, texts)
-        return
-    waiting: deque[Future[Block]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="mutirao-letor") as pool:
-        try:
-            for text in texts:
-                waiting.append(pool.submit(scanned, text))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for job in waiting:
-                job.cancel()

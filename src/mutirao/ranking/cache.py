@@ -13,15 +13,12 @@ import secrets
 import shutil
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from mutirao.errors import ConfigError
-from mutirao.ranking import blocks
-from mutirao.ranking.parsing import Floats, Reader, widen
 
 log = logging.getLogger("mutirao")
 
@@ -47,23 +44,15 @@ def places(file: Path) -> list[Path]:
     return [*folders, base / "mutirao" / "letor" / name]
 
 
-def build(file: Path, folder: Path, key: str, scan: Reader, threads: int) -> Arrays:
-    """Read a file into a cache; it appears under its name only once it is whole. OSError: it cannot be written."""
+def keep_arrays(arrays: Arrays, folder: Path, key: str) -> Arrays:
+    """Put what was read into a cache, which appears under its name only once it is whole; OSError: it cannot be."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".part-{secrets.token_hex(8)}"
-    part.mkdir()
     try:
-        sink = OnDisk(part / "x.npy")
-        with sink.stream:
-            columns = blocks.read(file, scan, sink, threads)
-            features = sink.finish(columns.width)
-        if key != key_of(blocks.stat_of(file)):
-            raise ConfigError(f"{file} was changed while it was read; try again once it is whole")
-        facts = {"x": features}
-        for name in ("grades", "queries", "query_ids"):
-            value = getattr(columns, name)
+        part.mkdir()
+        for name, value in arrays.items():
             np.save(part / f"{name}.npy", value, allow_pickle=False)
-            facts[name] = {"shape": list(value.shape), "dtype": value.dtype.str, "crc32": _crc(value)}
+        facts = {name: _facts(value) for name, value in arrays.items()}
         (part / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
         whole = folder / key
         try:
@@ -82,7 +71,8 @@ def build(file: Path, folder: Path, key: str, scan: Reader, threads: int) -> Arr
         return found
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        _remove_if_empty(folder)
+        with suppress(OSError):  # it is in use, as it should be
+            folder.rmdir()
 
 
 def map_arrays(folder: Path) -> Arrays | None:
@@ -92,8 +82,7 @@ def map_arrays(folder: Path) -> Arrays | None:
         arrays = {}
         for name in ("x", "grades", "queries", "query_ids"):
             value = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
-            now = {"shape": list(value.shape), "dtype": value.dtype.str, "crc32": _crc(value)}
-            if now != facts[name]:
+            if _facts(value) != facts[name]:
                 raise ValueError(f"{name}.npy is not as it was written")
             arrays[name] = value
         return arrays
@@ -104,8 +93,9 @@ def map_arrays(folder: Path) -> Arrays | None:
         return None
 
 
-def _crc(value: npt.NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+def _facts(value: npt.NDArray[Any]) -> dict[str, Any]:
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    return {"shape": list(value.shape), "dtype": value.dtype.str, "crc32": zlib.crc32(content)}
 
 
 def _tidy(folder: Path, key: str) -> None:
@@ -119,63 +109,3 @@ def _tidy(folder: Path, key: str) -> None:
                 continue
         if old:
             shutil.rmtree(child, ignore_errors=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:  # it is in use, as it should be
-        return
-
-
-class OnDisk:
-    """Writes the features to x.npy as they come; only if later blocks are wider they are written a second time."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.stream = file.open("w+b")
-        self.stream.write(_header((0, 0)))
-        self.widths: list[int] = []
-        self.rows: list[int] = []
-        self.sum = 0
-
-    def add(self, x: Floats) -> None:
-        """Write these rows."""
-        if not self.widths or self.widths[-1] != x.shape[1]:
-            self.widths.append(x.shape[1])
-            self.rows.append(0)
-        self.rows[-1] += len(x)
-        content = np.ascontiguousarray(x, "<f4").reshape(-1).view(np.uint8).data
-        self.sum = zlib.crc32(content, self.sum)
-        self.stream.write(content)
-
-    def finish(self, width: int) -> dict[str, Any]:
-        """Complete the file; what it holds."""
-        total = sum(self.rows)
-        if self.widths != [width]:
-            return self._widened(width).finish(width)
-        self.stream.seek(0)
-        self.stream.write(_header((total, width)))
-        self.stream.close()
-        return {"shape": [total, width], "dtype": "<f4", "crc32": self.sum}
-
-    def _widened(self, width: int) -> "OnDisk":
-        self.stream.close()
-        narrow = self.file.rename(self.file.with_name("narrow.npy"))
-        wide = OnDisk(self.file)
-        step = max(1, blocks.BLOCK // (4 * width))
-        with narrow.open("rb") as stream:
-            stream.seek(len(_header((0, 0))))
-            for own, rows in zip(self.widths, self.rows, strict=True):
-                for at in range(0, rows, step):
-                    many = min(step, rows - at)
-                    x = np.frombuffer(stream.read(many * own * 4), "<f4").reshape(many, own)
-                    wide.add(widen(x, width))
-        narrow.unlink()
-        return wide
-
-
-def _header(shape: tuple[int, int]) -> bytes:
-    """A header of the .npy format, version 1.0, whose length does not depend on the shape."""
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"

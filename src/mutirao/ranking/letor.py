@@ -8,16 +8,15 @@ import logging
 import re
 import stat
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks
-from mutirao.ranking.cache import build, key_of, map_arrays, places
+from mutirao.ranking.cache import keep_arrays, key_of, map_arrays, places
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
-from mutirao.ranking.parsing import Floats, widen
+from mutirao.ranking.parsing import Floats
 
 log = logging.getLogger("mutirao")
 
@@ -25,37 +24,31 @@ PARTS = {"train": ("train",), "vali": ("vali", "valid", "val", "validation"), "t
 LAYOUT = "a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)"
 
 
-def read_letor(
-    path: Path | str,
-    cache: bool = True,
-    *,
-    reader: Literal["auto", "numba", "numpy"] = "auto",
-    threads: int = 0,
-) -> RankingData:
+def read_letor(path: Path | str, cache: bool = True) -> RankingData:
     """Read a file of lines `GRADE qid:ID 1:VALUE 2:VALUE ... # comment`, plain or gzipped.
 
     Features that a line leaves out are 0; a wrong line is refused with its number. With `cache`, what was read is
-    kept and mapped into memory (copy-on-write) by later calls, until the file's size or time changes. `reader` is
-    compiled by numba where it is installed and the file is large, or made of NumPy; both give the same bits.
-    `threads` = 0 takes two, or one on a single core. Qin and Liu, "Introducing LETOR 4.0 Datasets", 2013.
+    kept and mapped into memory (copy-on-write) by later calls, until the file's size or time changes. Qin and Liu,
+    "Introducing LETOR 4.0 Datasets", 2013.
     """
     file = Path(path)
     about = blocks.stat_of(file)
-    scan = blocks.reader_of(reader, about.st_size)
-    if cache and stat.S_ISREG(about.st_mode):
-        key = key_of(about)
-        for folder in places(file):
-            if (found := map_arrays(folder / key)) is not None:
-                return RankingData(**found)
-        for folder in places(file):
-            try:
-                return RankingData(**build(file, folder, key, scan, threads))
-            except OSError as error:
-                log.info("cannot keep %s in %s: %s", file, folder, error.strerror or error)
-        log.warning("%s is read without a cache: no folder for it can be written", file)
-    sink = blocks.InMemory()
-    columns = blocks.read(file, scan, sink, threads)
-    return RankingData(sink.finish(columns.width), columns.grades, columns.queries, columns.query_ids)
+    if not cache or not stat.S_ISREG(about.st_mode):
+        return blocks.read_file(file)
+    key, folders = key_of(about), places(file)
+    for folder in folders:
+        if (found := map_arrays(folder / key)) is not None:
+            return RankingData(**found)
+    data = blocks.read_file(file)
+    if key != key_of(blocks.stat_of(file)):
+        raise ConfigError(f"{file} was changed while it was read; try again once it is whole")
+    for folder in folders:
+        try:
+            return RankingData(**keep_arrays(vars(data), folder, key))
+        except OSError as error:
+            log.info("cannot keep %s in %s: %s", file, folder, error.strerror or error)
+    log.warning("%s is read without a cache: no folder for it can be written", file)
+    return data
 
 
 def folds(
@@ -68,7 +61,8 @@ def folds(
     sets = [read_letor(file, cache) for file in locate(Path(path), fold).values()]
     width = max(s.features for s in sets)
     train, vali, test = (
-        s if s.features == width else RankingData(widen(s.x, width), s.grades, s.queries, s.query_ids) for s in sets
+        s if s.features == width else RankingData(blocks.widen(s.x, width), s.grades, s.queries, s.query_ids)
+        for s in sets
     )
     return train, vali, test
 
@@ -131,22 +125,18 @@ def check_mslr(path: Path | str | None) -> list[str]:
     if path is not None:
         return check_letor(path)
     made = mslr_like(50, np.random.default_rng(0))
-    columns = blocks.Columns(made.features, made.grades, made.queries, made.query_ids)
-    return [f"embedded stand-in, for example: {_facts(columns)}"]
+    return [f"embedded stand-in, for example: {_facts(made)}"]
 
 
 def _describe(file: Path) -> str:
-    columns = blocks.read(file, blocks.reader_of("auto", blocks.stat_of(file).st_size), blocks.Dropped())
-    return f"{file}: {_facts(columns)}"
+    blocks.stat_of(file)
+    return f"{file}: {_facts(blocks.read_file(file))}"
 
 
-def _facts(columns: blocks.Columns) -> str:
-    counts = np.bincount(columns.grades)
+def _facts(data: RankingData) -> str:
+    counts = np.bincount(data.grades)
     shares = ", ".join(f"{g}: {c / counts.sum():.1%}" for g, c in enumerate(counts) if c)
-    return (
-        f"{len(columns.grades):,} documents of {len(columns.query_ids):,} queries, {columns.width:,} features, "
-        f"grades {shares}"
-    )
+    return f"{len(data):,} documents of {len(data.query_ids):,} queries, {data.features:,} features, grades {shares}"
 
 
 def write_letor(path: Path | str, data: RankingData) -> None:

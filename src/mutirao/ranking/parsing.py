@@ -1,35 +1,50 @@
-"""What a line of a ranking file means, and how a fast reader may read many of them.
+"""What a line of a ranking file means, and how many of them are read at once.
 
-`read_line` is the definition. A fast reader (`compiled` by numba, or `vectorised` in NumPy) keeps only lines it is sure
-of and hands every other to `read_line`, which understands it or says what is wrong. So both give the same numbers, bit
-for bit.
+`read_line` is the definition. `scan_plain` reads blocks of plain lines only and leaves every other block to
+`read_line`, which understands it or says what is wrong. So both give the same numbers, bit for bit.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.datasets.numbers import read_numbers
+
 MOST_FEATURES = 10_000
 MOST_GRADE = 255
 MOST_ID = 256  # bytes
-MOST_BYTES = 1 << 28  # a table may take so much, or so many times its text: beyond, the text is sparse and the table
-MOST_TIMES = 64  # would be mostly zeros
 
 BEYOND = 2.0**128  # the number after float32's largest, which stands for infinity when numbers are rounded
 FORM = "GRADE qid:ID 1:VALUE 2:VALUE ..."
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 INDEX = re.compile(rb"\d{1,5}")
 BLANKS = bytes.maketrans(b"\t\r", b"  ")
+QUERY = re.compile(rb" qid:([!-~]{1,256})(?=[ \n])")  # of at most MOST_ID bytes
+EXPONENT = re.compile(rb"(?<=[\d.])[eE][+-]?\d+(?=[ \n])")
+CUT = (1 << 29) - 1  # the bits that float32 cuts off float64 ...
+HALF = 1 << 28  # ... and what they are half way between two float32
+SMALLEST, LARGEST = 1.2e-38, 3.4e38  # within float32's normal numbers
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+
+
+class WrongLine(ValueError):
+    """A line, counted from 0, and what is wrong with it and would be right."""
+
+
+class Block(NamedTuple):
+    """Documents of some lines: grades, names of queries, and features, of which each document has `counts`."""
+
+    lines: Ints  # on which line each document stands, from 0
+    grades: Ints
+    queries: list[bytes]
+    counts: Ints
+    indices: Ints
+    values: Floats
 
 
 class Line(NamedTuple):
@@ -132,134 +147,73 @@ def nearest_float32(word: bytes) -> np.float32:
     return max(near, other) if exact > middle else min(near, other)
 
 
-# A decimal number of up to 18 digits is mantissa x 10^exponent, which float64 gives to within two units in its last
-# place. Its float32 is then certain unless the float64 comes that close to half way between two of them: the lowest
-# 29 bits of its 53 are cut off, so half way is a 1 followed by 28 zeros. Who comes closer than CLOSE is not sure.
-MOST_MANTISSA = 10**17
-POWERS = np.array([float(f"1e{k}") for k in range(81)])
-CUT = (1 << 29) - 1
-HALF = 1 << 28
-CLOSE = 8
-EXACT = 1 << 53  # whole numbers up to here are exact in float64, and rounded only once
-SMALLEST, LARGEST = 1.2e-38, 3.4e38  # within float32's normal numbers
+def read_block(text: bytes) -> Block:
+    """Read whole lines; WrongLine tells of the first that cannot be read."""
+    return scan_plain(text) or read_lines(text)
 
 
-@dataclass
-class Block:
-    """Some lines of a file, read: their documents, and what is wrong with the first line that is not right."""
-
-    x: Floats
-    grades: Ints
-    counts: Ints  # features written in each line
-    queries: list[bytes]  # the queries as they come ...
-    runs: Ints  # ... and how many documents in a row each has
-    lines: int
-    size: int  # bytes of text
-    cut: int | None = None  # features of the last line, if nothing ends it
-    widest: int = 0  # the largest index of a feature
-    widest_line: int = 0  # counted within the block, from 0
-    problem: tuple[int, str] | None = None
-
-
-class Found(NamedTuple):
-    """What a fast reader makes of a block: a row for every line that is not blank, whether sure of it or not."""
-
-    grades: Ints
-    counts: Ints
-    begins: Ints  # where each row starts in the text
-    spans: Ints  # where the name of its query starts and ends
-    lines: Ints  # on which line of the block it stands
-    fresh: Mask  # whether its query is another than that of the row before
-    sure: Mask
-    widest: int
-    widest_line: int
-
-
-Reader = Callable[[Bytes, Floats], Found]
-
-
-def read_block(text: bytes, reader: Reader, width: int = 0) -> Block:
-    """Read whole lines; `width` is how many features are expected, it saves a second pass if it is right."""
-    ended = text.endswith(b"\n")
-    if not ended:
-        text += b"\n"
-    lines = most = text.count(b"\n")
-    letters = np.frombuffer(text, np.uint8)
-    if too_sparse(lines, width, len(text)):
-        width = 0  # what is expected comes from elsewhere and does not suit these lines
-    while True:
-        x = np.zeros((most, width), np.float32)
-        found = reader(letters, x)
-        if found.widest <= width:
-            break
-        most, width = len(found.grades), found.widest
-        if too_sparse(most, width, len(text)):
-            wrong = found.widest_line, sparse_text(most, width)
-            return Block(
-                x[:0], found.grades[:0], found.counts[:0], [], found.lines[:0], lines, len(text), problem=wrong
-            )
-    block = Block(
-        x=x[: len(found.grades)],
-        grades=found.grades,
-        counts=found.counts,
-        queries=[],
-        runs=np.zeros(0, np.int64),
-        lines=lines,
-        size=len(text),
-        widest=found.widest,
-        widest_line=found.widest_line,
-    )
-    _read_odd(text, found, block)
-    if not ended and len(found.lines) and found.lines[-1] == lines - 1:
-        block.cut = int(block.counts[-1])
-    return block
-
-
-def too_sparse(rows: int, width: int, size: int) -> bool:
-    """Whether a table would be so much larger than the text that it holds next to nothing but zeros."""
-    return rows * width * 4 > max(MOST_BYTES, MOST_TIMES * size)
-
-
-def sparse_text(rows: int, width: int) -> str:
-    """Why a text that sparse is refused."""
-    return (
-        f"feature {width:,} makes a table of {rows:,} documents that takes {rows * width * 4 / 2**30:,.1f} GiB and is "
-        f"nearly all zeros; right would be features numbered from 1 without large gaps"
+def read_lines(text: bytes) -> Block:
+    """A block by the definition of a line."""
+    numbers, rows = [], []
+    for number, line in enumerate(text.split(b"\n")):
+        if line.partition(b"#")[0].strip(b" \t\r"):
+            try:
+                rows.append(read_line(line))
+            except ValueError as error:
+                raise WrongLine(number, str(error)) from error
+            numbers.append(number)
+    return Block(
+        np.array(numbers, np.int64),
+        np.array([row.grade for row in rows], np.int64),
+        [row.query for row in rows],
+        np.array([len(row.indices) for row in rows], np.int64),
+        np.array([index for row in rows for index in row.indices], np.int64),
+        np.array([value for row in rows for value in row.values], np.float32),
     )
 
 
-def _read_odd(text: bytes, found: Found, block: Block) -> None:
-    """Let the definition read what the fast reader was not sure of, up to the first line that is wrong."""
-    names: dict[int, bytes] = {}
-    fresh = found.fresh.copy()
-    for row in np.flatnonzero(~found.sure).tolist():
-        begin, at = int(found.begins[row]), int(found.lines[row])
-        try:
-            line = read_line(text[begin : text.index(b"\n", begin)])
-        except ValueError as error:
-            block.problem = at, str(error)
-            return
-        top = max(line.indices, default=0)
-        if top > block.widest:
-            block.widest, block.widest_line = top, at
-        if top > block.x.shape[1]:
-            if too_sparse(len(block.x), top, len(text)):
-                block.problem = at, sparse_text(len(block.x), top)
-                return
-            block.x = widen(block.x, top)
-        block.x[row] = 0  # the fast reader may have come half way
-        block.x[row, np.array(line.indices, np.intp) - 1] = line.values
-        block.grades[row], block.counts[row] = line.grade, len(line.indices)
-        names[row] = line.query
-        fresh[row : row + 2] = True  # the row after was compared with what was not known yet
-    heads = np.flatnonzero(fresh)
-    spans = found.spans[heads].tolist()
-    block.queries = [names.get(row) or text[a:b] for row, (a, b) in zip(heads.tolist(), spans, strict=True)]
-    block.runs = np.diff(heads, append=len(fresh)).astype(np.int64)
+def scan_plain(text: bytes) -> Block | None:
+    """The same for lines with single blanks and numbers such as -0.25 or 1e-05; None if any line is not so plain.
 
-
-def widen(x: Floats, width: int) -> Floats:
-    """The same rows with zeros for the features they lack."""
-    wide = np.zeros((len(x), width), np.float32)
-    wide[:, : x.shape[1]] = x
-    return wide
+    Without its digits a plain line is a mark for its query and a blank and a colon for each feature.
+    """
+    text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
+    text = (text if text.endswith(b"\n") else text + b"\n").translate(BLANKS)
+    text = text.replace(b"  \n", b"\n").replace(b" \n", b"\n")
+    queries, text = QUERY.findall(text), QUERY.sub(b"q", text)
+    short = EXPONENT.sub(b"", text) if b"e" in text or b"E" in text else text
+    bare = short.translate(None, b"0123456789")
+    rows, many = len(queries), bare.count(b":")
+    if (
+        not many
+        or b" 0" in text  # feature 0, or 01
+        or short.count(b"-") != short.count(b":-")
+        or (b"\n" + bare).count(b"\nq") != rows
+        or bare.replace(b" :-", b" :").replace(b" :.", b" :").replace(b" :", b"") != b"q\n" * rows
+    ):
+        return None
+    flat = text.translate(bytes.maketrans(b"q: ", b"\n\n\n"))
+    numbers = read_numbers(flat, rows + 2 * many)
+    if numbers is None:
+        return None
+    letters = np.frombuffer(bare, np.uint8)
+    counts = np.diff(np.cumsum(letters == ord(":"))[letters == ord("\n")], prepend=0)
+    firsts = np.cumsum(2 * counts + 1) - 2 * counts - 1
+    grades, indices, values = numbers[firsts], *np.delete(numbers, firsts).reshape(-1, 2).T.copy()
+    if grades.max() > MOST_GRADE or indices.max() > MOST_FEATURES:
+        return None
+    keys = np.repeat(np.arange(rows) * (MOST_FEATURES + 1), counts) + indices.astype(np.int64)
+    if (np.diff(keys) <= 0).any() and len(np.unique(keys)) < many:  # a feature stands in a line twice
+        return None
+    size = np.abs(values)
+    odd = ((values.view(np.int64) & CUT) == HALF) | (size > LARGEST)  # half way between two float32, or beyond them
+    odd |= (size < SMALLEST) & ((size > 0) | (b"-" in text))  # the sign of -0 is lost
+    with np.errstate(over="ignore", under="ignore"):
+        near = values.astype(np.float32)
+    if odd.any():
+        words = flat.split()
+        places = np.delete(np.arange(len(words)), firsts)[1::2]
+        near[odd] = [nearest_float32(words[k]) for k in places[odd]]
+    if not np.isfinite(near).all():
+        return None
+    return Block(np.arange(rows), grades.astype(np.int64), queries, counts, indices.astype(np.int64), near)

@@ -178,10 +178,8 @@ def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
     profile -= profile.mean(0)
     _, directions = np.linalg.eigh(profile.T @ profile)
     first = directions[:, -1]
-    place: Floats = profile @ (
-        first * np.sign(first[np.abs(first).argmax()])
-    )  # either sign would do: this one is fixed
-    return place
+    sign = np.sign(first[np.abs(first).argmax()])  # either would do: this one is fixed
+    return np.asarray(profile @ (first * sign), np.float64)
 
 
 def transform_features(x: npt.ArrayLike, transform: Transform = "none") -> Floats:

@@ -33,8 +33,15 @@ class Judge:
         """The metrics of an item matrix."""
         items = arrays[ITEMS]
         judge = self._ranked if self.method.implicit else self._rated
-        found = [judge(items, part, self._rebuilt(items, batch)) for part, batch in self._batches]
-        return self._conclusion(np.concatenate(found))
+        parts = []
+        for part, batch in self._batches:
+            batch.table = items
+            self.method.work(batch, epochs=0)
+            parts.append(judge(items, part, batch))
+        found = np.concatenate(parts)
+        if self.method.implicit:
+            return {f"hr@{CUT}": float((found[:, 0] <= CUT).mean()), f"ndcg@{CUT}": float(found[:, 1].mean())}
+        return {"rmse": float(np.sqrt(np.mean(found**2))), "mae": float(np.abs(found).mean())}
 
     def _parts(self) -> Iterator[slice]:
         """Users that are judged at a time."""
@@ -62,11 +69,6 @@ class Judge:
         empty = np.zeros((0, self.method.dimension), np.float32)
         return batch_of(works, empty, self.method.centre, self.method.compiled)
 
-    def _rebuilt(self, items: npt.NDArray[np.float32], batch: Batch) -> Batch:
-        batch.table = items
-        self.method.work(batch, epochs=0)
-        return batch
-
     def _rated(self, items: npt.NDArray[np.float32], part: slice, batch: Batch) -> npt.NDArray[np.float64]:
         low, high = self.method.levels[0], self.method.levels[-1]
         guesses = np.clip(batch.predictions.astype(np.float64) + self.method.centre, low, high)
@@ -91,8 +93,3 @@ class Judge:
         best = np.full(people, np.inf)
         np.minimum.at(best, user, ranks)
         return np.stack([best, gains / ideal[np.minimum(np.maximum(wanted, 1), CUT) - 1]], 1)[wanted > 0]
-
-    def _conclusion(self, found: npt.NDArray[np.float64]) -> dict[str, float]:
-        if self.method.implicit:
-            return {f"hr@{CUT}": float((found[:, 0] <= CUT).mean()), f"ndcg@{CUT}": float(found[:, 1].mean())}
-        return {"rmse": float(np.sqrt(np.mean(found**2))), "mae": float(np.abs(found).mean())}

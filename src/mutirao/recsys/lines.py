@@ -123,10 +123,7 @@ def _ids(ids: Sequence[int | str]) -> Ids:
 
 def fast_block(text: bytes, layout: Layout) -> Columns | None:
     """The same for lines of plain digits, all at once; None if anything in the block is not as plain as that."""
-    if b"\r" in text:
-        text = text.replace(b"\r\n", b"\n")
-    if not text.endswith(b"\n"):
-        text += b"\n"
+    text = text.replace(b"\r\n", b"\n") + (b"" if text.endswith(b"\n") else b"\n")
     if len(layout.separator) > 1:
         if b"\t" in text:
             return None
@@ -156,11 +153,8 @@ def fast_block(text: bytes, layout: Layout) -> Columns | None:
 
 def _whole(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
     """Whole numbers without leading zeros, so that each is the only way to write it."""
-    if not len(width):
-        return np.zeros(0, np.int64)
-    if width.min() < 1 or width.max() > MOST_DIGITS or ((letters[begin] == ord("0")) & (width > 1)).any():
-        return None
-    return _digits(letters, begin, width)
+    odd = (width < 1) | (width > MOST_DIGITS) | ((letters[begin] == ord("0")) & (width > 1))
+    return None if odd.any() else _digits(letters, begin, width)
 
 
 def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
@@ -176,18 +170,11 @@ def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
 
 def _decimal(letters: Letters, begin: Ints, width: Ints) -> npt.NDArray[np.float64] | None:
     """Numbers such as 4 or 3.5, with one digit on either side of the point: exact in any order of work."""
-    if not len(width) or width.max() > 3 or width.min() < 1:
-        return None if len(width) else np.zeros(0)
-    whole = _digits(letters, begin, np.minimum(width, 1))
-    if whole is None or (width == 2).any():
-        return None
     pointed = width == 3
-    if not pointed.any():
-        return whole.astype(np.float64)
-    tenth = _digits(letters, np.where(pointed, begin + 2, 0), pointed.astype(np.int64))
-    if tenth is None or (letters[np.where(pointed, begin + 1, 0)][pointed] != ord(".")).any():
+    if not (pointed | (width == 1)).all() or (letters[begin[pointed] + 1] != ord(".")).any():
         return None
-    return (10 * whole + tenth) / 10
+    whole, tenth = _digits(letters, begin, np.ones_like(width)), _digits(letters, begin + 2, pointed.astype(np.int64))
+    return None if whole is None or tenth is None else (10 * whole + tenth) / 10
 
 
 def _moment(letters: Letters, begin: Ints, width: Ints) -> Ints | None:

@@ -27,15 +27,10 @@ def write_matches(matches: Matches, path: Path) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    doubtful = [p for p in matches.found if p.doubtful]
-    rest = [p for p in matches.found if not p.doubtful]
-    for pair, step in (
-        *((p, p.step) for p in doubtful),
-        *((p, NONE) for p in matches.near),
-        *((p, p.step) for p in rest),
-        *((p, p.step) for p in matches.refused),
-    ):
-        table.writerow(_cells(matches, pair, step, refused=pair in matches.refused))
+    doubtful, rest = ([p for p in matches.found if p.doubtful == which] for which in (True, False))
+    near, refused = set(matches.near), set(matches.refused)
+    for pair in (*doubtful, *matches.near, *rest, *matches.refused):
+        table.writerow(_cells(matches, pair, NONE if pair in near else pair.step, pair in refused))
     write_whole(path, text.getvalue())
 
 

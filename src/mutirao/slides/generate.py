@@ -5,7 +5,6 @@ every cell lies, and which are abnormal, is written beside it.
 """
 
 import csv
-import io
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from PIL import Image
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.slides.pyramid import TILE, Pyramid
-from mutirao.slides.reading import Pixels
+from mutirao.slides.reading import Pixels, encode
 from mutirao.training.cores import cores
 
 FACTOR = 4  # between two levels
@@ -187,7 +186,7 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
             picture = Image.fromarray(painter.tile(column, row))
             here = slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side)
             below[here] = np.asarray(picture.reduce(FACTOR))
-            return jpeg(picture, quality)
+            return encode(picture, quality=quality, subsampling=2)
 
         with Pyramid(part) as pyramid:
             places = [(row, column) for row in range(rows) for column in range(columns)]
@@ -205,13 +204,6 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
     return painter.cells
 
 
-def jpeg(picture: Image.Image, quality: int) -> bytes:
-    """A tile as JPEG."""
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=quality, subsampling=2)
-    return out.getvalue()
-
-
 def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
     """The tiles of a coarser level, row by row, filled up at the edge with their last pixels."""
     height, width = level.shape[:2]
@@ -219,7 +211,7 @@ def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
         for left in range(0, width, TILE):
             block = np.asarray(level[top : top + TILE, left : left + TILE])
             pads = ((0, TILE - block.shape[0]), (0, TILE - block.shape[1]), (0, 0))
-            yield jpeg(Image.fromarray(np.pad(block, pads, mode="edge")), quality)
+            yield encode(Image.fromarray(np.pad(block, pads, mode="edge")), quality=quality, subsampling=2)
 
 
 def write_truth(cells: Cells, path: Path) -> None:

@@ -257,6 +257,13 @@ def mpp_table(path: Path) -> dict[str, float]:
         raise ConfigError(f"{path} is no table with columns 'slide' and 'mpp': {why}") from error
 
 
+def encode(picture: Image.Image, form: str = "JPEG", **options: int) -> bytes:
+    """A picture as a file."""
+    out = io.BytesIO()
+    picture.save(out, form, **options)
+    return out.getvalue()
+
+
 def slides_in(paths: tuple[Path, ...]) -> list[Path]:
     """The slides named, and those in the folders named."""
     found: list[Path] = []

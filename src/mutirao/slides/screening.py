@@ -23,8 +23,8 @@ from mutirao.errors import ConfigError
 from mutirao.slides.masking import mask_slide
 from mutirao.slides.models import NOTICE, Model
 from mutirao.slides.ranking import Choice
-from mutirao.slides.reading import Pixels, open_slide
-from mutirao.slides.tiling import PREVIEW, Cut, Tile, choose, from_afar, grid, measure
+from mutirao.slides.reading import Pixels, encode, open_slide
+from mutirao.slides.tiling import Cut, Tile, choose, from_afar, grid, measure, shrink_picture
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 
@@ -118,10 +118,8 @@ def colour(score: float) -> tuple[int, int, int]:
 
 def heat_map(found: Screened) -> Image.Image:
     """The slide from afar with each scored tile coloured, and a scale below."""
-    shrink = max(1.0, max(found.picture.shape[:2]) / PREVIEW)
-    size = (round(found.picture.shape[1] / shrink), round(found.picture.shape[0] / shrink))
-    base = Image.fromarray(found.picture).resize(size, Image.Resampling.BOX).convert("RGB")
-    over, by = base.copy(), found.scale * shrink
+    base, by = shrink_picture(found.picture, found.scale)
+    over = base.copy()
     pen = ImageDraw.Draw(over)
     for s in found.tiles:
         x, y, side = s.tile.x / by, s.tile.y / by, s.tile.side / by
@@ -150,7 +148,10 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
     for s in found.tiles:
         writer.writerow([s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label])
     write_whole(out / "scores.csv", lines.getvalue())
-    pictures = {"heat.jpg": jpeg(heat_map(found)), "sheet.jpg": jpeg(contact_sheet(found))}
+    pictures = {
+        name: encode(picture, quality=85)
+        for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))
+    }
     for name, content in pictures.items():
         write_whole(out / name, content)
     facts = {
@@ -165,13 +166,6 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
     write_whole(out / "screening.json", json.dumps(facts, indent=2) + "\n")
     write_whole(out / "index.html", page(found, facts, pictures))
     return facts
-
-
-def jpeg(picture: Image.Image) -> bytes:
-    """A picture as a file."""
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=85)
-    return out.getvalue()
 
 
 def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> str:

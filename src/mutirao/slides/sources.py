@@ -7,7 +7,7 @@ is a federation already: each party needs only its own of these folders.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,8 @@ def find_sources(config: Any) -> Sources:
     refuse_shared(train, test)
     split = build("partition", config.partition)
     parts = deal(split, train, config.clients, rng(config.seed, 0, "partition"))
-    hospitals = {f"client_{k}": part_of(train.take(part)) for k, part in enumerate(parts, 1)}
-    return Sources(hospitals, part_of(test), train.classes)
-
-
-def part_of(pictures: Pictures) -> Callable[[], Pictures]:
-    """These pictures, when asked for."""
-    return lambda: pictures
+    hospitals = {f"client_{k}": partial(train.take, part) for k, part in enumerate(parts, 1)}
+    return Sources(hospitals, lambda: test, train.classes)
 
 
 def clients_in(root: Path) -> list[Path]:
@@ -75,23 +70,17 @@ def read_prepared(root: Path, config: Any) -> Sources:
     def test() -> Pictures:
         return read_pictures(test_folder, config.slide)
 
-    def held_by(folder: Path) -> Callable[[], Pictures]:
-        def hospital() -> Pictures:
-            found = read_pictures(folder, config.slide)
-            if has_test:
-                refuse_shared(found, test())
-            return found
+    def hold(folder: Path) -> Pictures:
+        found = read_pictures(folder, config.slide)
+        if has_test:
+            refuse_shared(found, test())
+        return found
 
-        return cache(hospital)
+    def refuse(name: str) -> Pictures:
+        raise ConfigError(f"{root} has no folder {name}; this party does not hold its pictures")
 
-    def elsewhere(name: str) -> Callable[[], Pictures]:
-        def nowhere() -> Pictures:
-            raise ConfigError(f"{root} has no folder {name}; this party does not hold its pictures")
-
-        return nowhere
-
-    hospitals = {p.name: held_by(p) for p in folders}
+    hospitals: dict[str, Callable[[], Pictures]] = {p.name: cache(partial(hold, p)) for p in folders}
     if not hospitals:  # the server's side: the hospitals hold their own
-        hospitals = {f"client_{k}": elsewhere(f"client_{k}") for k in range(1, config.clients + 1)}
+        hospitals = {(name := f"client_{k}"): partial(refuse, name) for k in range(1, config.clients + 1)}
     lists = {p.name: [c.name for c in class_folders(p)] for p in [*folders, *([test_folder] if has_test else [])]}
     return Sources(hospitals, test, agree(lists), has_test)

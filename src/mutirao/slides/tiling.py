@@ -19,7 +19,7 @@ from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.slides.masking import Masked, mask_slide
 from mutirao.slides.ranking import Choice, measures
-from mutirao.slides.reading import Pixels, Slide, SlideError, open_slide
+from mutirao.slides.reading import Pixels, Slide, SlideError, encode, open_slide
 from mutirao.training.cores import cores
 
 COLUMNS = ("tile", "x", "y", "level", "side", "cover", "variance", "entropy", "score", "kept", "why")
@@ -92,17 +92,6 @@ def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
     return tiles
 
 
-def encode(pixels: Pixels, cut: Cut) -> bytes:
-    """The tile as a file."""
-    out = io.BytesIO()
-    picture = Image.fromarray(pixels)
-    if cut.image == "png":
-        picture.save(out, "PNG", compress_level=1)
-    else:
-        picture.save(out, "JPEG", quality=cut.quality)
-    return out.getvalue()
-
-
 def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:
     """The tiles in their order; those that are not glass are read, measured and, with a folder, written."""
 
@@ -112,7 +101,9 @@ def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, 
         pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
         variance, entropy = measures(pixels)
         if folder is not None:
-            (folder / tile.name).write_bytes(encode(pixels, cut))  # the folder counts only once it is whole
+            form = ("PNG", {"compress_level": 1}) if cut.image == "png" else ("JPEG", {"quality": cut.quality})
+            content = encode(Image.fromarray(pixels), form[0], **form[1])
+            (folder / tile.name).write_bytes(content)  # the folder counts only once it is whole
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
     with ThreadPoolExecutor(workers or cores(), "mutirao-tiles") as pool:
@@ -159,19 +150,22 @@ def tile_of(row: dict[str, str]) -> Tile:
 
 def preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) -> None:
     """Draw the kept tiles in green on the slide seen from afar, and those dropped by rank or measure in orange."""
-    shrink = max(1.0, max(picture.shape[:2]) / PREVIEW)
-    size = (round(picture.shape[1] / shrink), round(picture.shape[0] / shrink))
-    canvas = Image.fromarray(picture).resize(size, Image.Resampling.BOX)
-    pen, by = ImageDraw.Draw(canvas), scale * shrink
+    canvas, by = shrink_picture(picture, scale)
+    pen = ImageDraw.Draw(canvas)
     for colour, group in (
         ("#d9822b", [t for t in tiles if t.why not in ("", "background")]),
         ("#1b7f3b", [t for t in tiles if t.kept]),
     ):
         for t in group:
             pen.rectangle((t.x / by, t.y / by, (t.x + t.side) / by - 1, (t.y + t.side) / by - 1), outline=colour)
-    out = io.BytesIO()
-    canvas.save(out, "JPEG", quality=88, subsampling=0)
-    write_whole(path, out.getvalue())
+    write_whole(path, encode(canvas, quality=88, subsampling=0))
+
+
+def shrink_picture(picture: Pixels, scale: float) -> tuple[Image.Image, float]:
+    """A picture no larger than a preview is, and how many of the slide's finest pixels one of its pixels covers."""
+    shrink = max(1.0, max(picture.shape[:2]) / PREVIEW)
+    size = (round(picture.shape[1] / shrink), round(picture.shape[0] / shrink))
+    return Image.fromarray(picture).resize(size, Image.Resampling.BOX).convert("RGB"), scale * shrink
 
 
 def from_afar(slide: Slide) -> tuple[Pixels, float]:
