@@ -23,10 +23,10 @@ NOTHING: Releases = np.zeros((0, 3))
 ORDERS = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 
-def added(table: Releases | None, noise: float, rate: float, times: int) -> Releases:
+def add_releases(table: Releases | None, noise: float, rate: float, times: int) -> Releases:
     """The table with more releases in it; those alike share a row, since the order does not matter.
 
-    >>> added(added(None, 1.0, 0.1, 2), 1.0, 0.1, 3)
+    >>> add_releases(add_releases(None, 1.0, 0.1, 2), 1.0, 0.1, 3)
     array([[1. , 0.1, 5. ]])
     """
     out = (NOTHING if table is None else table).copy()
@@ -37,10 +37,10 @@ def added(table: Releases | None, noise: float, rate: float, times: int) -> Rele
     return np.vstack([out, [noise, rate, times]])
 
 
-def joined(one: Releases, other: Releases) -> Releases:
+def join_releases(one: Releases, other: Releases) -> Releases:
     """The releases of both tables."""
     for noise, rate, times in other:
-        one = added(one, float(noise), float(rate), int(times))
+        one = add_releases(one, float(noise), float(rate), int(times))
     return one
 
 
