@@ -14,9 +14,9 @@ from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
 from mutirao.groups.member import Member, class_map, classes_in, last_layer, rename
 from mutirao.groups.signature import Bias, deviation
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
+from mutirao.training.plain import attempt
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
-from mutirao.training.turns import attempt
 
 
 def net(outputs: int) -> nn.Module:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
-from mutirao.groups.auto import Labels, Points, prepared
+from mutirao.groups.auto import Labels, Points, normalise
 from mutirao.groups.membership import MOST, Groups, name_of
 
 FAR = 6.0  # robust deviations above the founders' own distances
@@ -76,7 +76,7 @@ def place(groups: Groups, signatures: Points) -> Placed:
     if not count:
         raise ValueError("there are no groups to be admitted to")
     origin = np.median(groups.signatures, axis=0) if groups.directions else None
-    own, theirs = (prepared(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
+    own, theirs = (normalise(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
     centres, sizes = middles(own, labels, count), np.bincount(labels, minlength=count)
 
     typical, room, sure = np.full(count, 1e-12), ROOM, 0.0

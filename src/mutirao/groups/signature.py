@@ -94,7 +94,7 @@ def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Ve
     return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
 
 
-def noised(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
+def hide(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
     """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
 
     What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is

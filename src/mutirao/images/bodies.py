@@ -208,25 +208,21 @@ def body(name: str, weights: str = "") -> Body:
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
     else:
         state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
-        fill(made, state, our_key, weights or "the installed weights")
+        copy_weights(made, state, our_key, weights or "the installed weights")
     return made.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def installed_weights(name: str) -> dict[str, Tensor]:
     """The ImageNet weights that an installed package carries."""
-    if name == "efficientnet_lite0":
-        spec = importlib.util.find_spec(LITE0_PACKAGE)
-        files = sorted(Path(str(spec.origin)).parent.glob("models/*.pth")) if spec else []
-        if files:
-            return read_weights(files[0])
+    lite0 = name == "efficientnet_lite0"
+    spec = importlib.util.find_spec(LITE0_PACKAGE if lite0 else "torchvision")
+    if lite0 and spec and (files := sorted(Path(str(spec.origin)).parent.glob("models/*.pth"))):
+        return read_weights(files[0])
+    if lite0 or spec is None:
+        how = f"{LITE0_PIP};" if lite0 else "install torchvision,"
         raise ConfigError(
-            f"body={name} needs its ImageNet weights: {LITE0_PIP}; or give a file with --set weights=PATH "
+            f"body={name} needs its ImageNet weights: {how} or give a file with --set weights=PATH "
             f"(weights=random, to try things out, has none)"
-        )
-    if importlib.util.find_spec("torchvision") is None:
-        raise ConfigError(
-            "body=resnet18 needs its ImageNet weights: install torchvision, or give a file with --set weights=PATH "
-            "(weights=random, to try things out, has none)"
         )
     try:
         models = importlib.import_module("torchvision.models")
@@ -263,7 +259,7 @@ PREFIXES = re.compile(r"^(module\.|model\.|backbone\.|encoder\.(?!stages)|net\.|
 STATISTICS = {"running_mean": "mean", "running_var": "var"}
 
 
-def fill(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str | None], source: str) -> None:
+def copy_weights(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str | None], source: str) -> None:
     """Copy weights into a body; every one must be there and of the right shape."""
     named: dict[str, Tensor] = {}
     for key, value in state.items():

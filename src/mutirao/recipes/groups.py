@@ -72,12 +72,12 @@ def load(config: Config) -> tuple[Any, Any, Any, Any]:
 
 def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
-    from mutirao.groups.populations import deal, draw_populations, true_groups
+    from mutirao.groups.populations import deal_populations, draw_populations, true_groups
 
     draw = rng(config.seed, 0, "partition")
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
-        return deal(config.hidden, y, population, draw), population.tolist()
+        return deal_populations(config.hidden, y, population, draw), population.tolist()
     parts = build("partition", config.partition)(y, clients=config.clients, rng=draw)
     return parts, true_groups(parts, y)
 

@@ -1,7 +1,6 @@
 """DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +8,14 @@ import numpy as np
 import torch
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES
 from mutirao.randomness import number
 from mutirao.training.descent import arrays_of, one_thread, seeded
-from mutirao.training.plain import PlainTrainer
+from mutirao.training.plain import PlainTrainer, answer_in_turn
 from mutirao.training.samples import Samples
-from mutirao.training.turns import answer_in_turn
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,7 @@ class PrivateTrainer:
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.told(table, noise, rate, steps), n=n)
 
-    def many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        """The same for several: gradients sample by sample are one client's own."""
-        return answer_in_turn(self, requests, sites)
+    many = answer_in_turn  # gradients sample by sample are one client's own
 
     def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""

@@ -155,7 +155,7 @@ class VirtualClients(Population):
         return own if self.test is None else ClientData(own, Samples(self.test.x, self.test.y, self.tests[i]))
 
 
-def pooled(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
+def pool_clients(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
     """One client with all that the others have: the centralised reference."""
     own = Samples(clients.x, clients.y, np.sort(clients.order))
     return {"pooled": own if clients.test is None else ClientData(own, clients.test)}

@@ -14,8 +14,7 @@ from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads, is_heavy
-from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, read_extras
-from mutirao.training.losses import noted_losses
+from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples, own_test_of
 
@@ -26,7 +25,7 @@ Seen = TypeVar("Seen")
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
-def judge(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
+def evaluate_model(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
     """Mean loss, and accuracy where the labels are classes."""
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
@@ -38,7 +37,7 @@ def judge(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, 
 
     seen = batch_by_batch(trainer, arrays, samples, look)
     total, right = sum(loss for loss, _ in seen), sum(right for _, right in seen)
-    return metrics_of(total, right if classes else None, len(samples))
+    return mean_metrics(total, right if classes else None, len(samples))
 
 
 def judge_many(

@@ -19,7 +19,7 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
-from mutirao.training.engine.tape import Program, Unsupported, freeze, join, record, tidy
+from mutirao.training.engine.tape import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
 from mutirao.training.plain import PlainTrainer
 
 log = logging.getLogger("mutirao")
@@ -134,9 +134,9 @@ class Machine:
         step, clients = self._step(form), 4 if form.stacked else 1
         with quietly():
             if form.stacked:
-                tape = tidy(join(*(record(step, self.inputs(k, form)) for k in (2, 3))))
+                tape = tidy_tape(join_tapes(*(record_tape(step, self.inputs(k, form)) for k in (2, 3))))
             else:
-                tape = tidy(record(step, self.inputs(1, form), torch.Generator() if self.random else None))
+                tape = tidy_tape(record_tape(step, self.inputs(1, form), torch.Generator() if self.random else None))
             theirs, ours = self.inputs(clients, form, turned=True), self.inputs(clients, form, turned=True)
             torch.manual_seed(1)
             expected = [*step(*theirs), *theirs]
@@ -194,7 +194,7 @@ class Machine:
                 *fixed, rows, weights, scalars = self.inputs(clients, form)
                 moving = [torch.stack([t] * some) for t in (rows, weights, scalars)]
                 replay = self._replay(self._tapes[form], form, clients)
-                self._frozen[key] = freeze(functools.partial(each_step, replay), [*fixed, *moving])
+                self._frozen[key] = freeze_program(functools.partial(each_step, replay), [*fixed, *moving])
         return self._frozen.get((form, clients, BLOCK)) is not None
 
     def run(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mutirao.training.losses import row_losses
+from mutirao.training.figures import row_losses
 from mutirao.training.plain import PlainTrainer
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
@@ -73,7 +73,7 @@ class Step:
             if self.trainer.optimizer == "adam":
                 follow_adam(self.trainer, trained, gradients, moments, scalars)
             else:
-                follow(self.trainer, trained, gradients, moments)
+                follow_sgd(self.trainer, trained, gradients, moments)
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
@@ -118,7 +118,7 @@ def moments_of(trainer: PlainTrainer) -> int:
     return 2 if trainer.optimizer == "adam" else int(trainer.momentum > 0)
 
 
-def follow(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
+def follow_sgd(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
     """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v."""
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
         direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g

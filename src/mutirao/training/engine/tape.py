@@ -134,7 +134,7 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return [w for w in written if w is not None]
 
 
-def record(
+def record_tape(
     step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], draw: torch.Generator | None = None
 ) -> fx.GraphModule:
     """The operations of `step(*inputs)`, which may write to its inputs; with `draw` random ones too, drawn from it."""
@@ -145,7 +145,7 @@ def record(
     return fx.GraphModule(recorder.root, recorder.graph)
 
 
-def join(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
+def join_tapes(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
     """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
     graph, pairs = two.graph, list(zip(two.graph.nodes, three.graph.nodes, strict=False))
     if len(graph.nodes) != len(three.graph.nodes):
@@ -178,7 +178,7 @@ def _joined(a: Any, b: Any, clients: fx.Node) -> Any:
     return a
 
 
-def tidy(tape: fx.GraphModule) -> fx.GraphModule:
+def tidy_tape(tape: fx.GraphModule) -> fx.GraphModule:
     """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
     story = Story(tape.graph)
     for node in list(tape.graph.nodes):
@@ -336,7 +336,7 @@ def place(
     return node
 
 
-def freeze(program: Program, inputs: Sequence[Tensor]) -> Program | None:
+def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None:
     """The program without Python in between, or None where torch cannot freeze it to exactly the same results.
 
     `inputs` serve as an example; what the program writes to is copied before.

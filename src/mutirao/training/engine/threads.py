@@ -14,7 +14,7 @@ from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
-from mutirao.training.engine.workers import hold_memory, spread
+from mutirao.training.engine.workers import hold_memory, run_in_threads
 from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
@@ -43,7 +43,7 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
             trainer._own.module = join_pools(copy.deepcopy(template))
         return work(item)
 
-    return spread(trainer.workers, prepared, items)
+    return run_in_threads(trainer.workers, prepared, items)
 
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
