@@ -343,27 +343,21 @@ def within_budget(
 
     `outlook` says what the round to come would add to.
     """
-    while run.round < wanted and privacy.budget:
-        if (after := privacy.after_another(run, outlook())) > privacy.budget:
-            before = privacy.spent(run) or 0.0
+    while True:
+        counts = privacy.budget and run.round < wanted
+        if counts and (after := privacy.after_another(run, outlook())) > privacy.budget:
             raise BudgetSpent(
-                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is {before:.4g} of "
-                f"{privacy.budget:g}, and another round would make it {after:.4g}; the model of that round is kept"
+                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is "
+                f"{privacy.spent(run) or 0.0:.4g} of {privacy.budget:g}, and another round would make it {after:.4g}; "
+                "the model of that round is kept"
             )
         if (done := next(rounds, None)) is None:
-            return  # all groups have settled
-        yield enter_spent(done, run, privacy)
-    for done in rounds:
-        yield enter_spent(done, run, privacy)
-
-
-def enter_spent(done: Round, run: Run, privacy: Privacy) -> Round:
-    """The round, with what has been spent up to it entered into its row."""
-    if (spent := privacy.spent(run)) is not None:
-        for name in (EPSILON, NEXT):
-            done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
-        done.row[EPSILON] = spent
-    return done
+            return  # all rounds are made, or all groups have settled
+        if (spent := privacy.spent(run)) is not None:
+            for name in (EPSILON, NEXT):
+                done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
+            done.row[EPSILON] = spent
+        yield done
 
 
 def promise(part: Any, run: Run) -> dict[str, Any] | None:

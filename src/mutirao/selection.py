@@ -91,7 +91,6 @@ class Mix(Counted):
         return frozenset(asked | {need for need in needs if not need.startswith("metrics:")})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who is asked before the selection."""
         if not names_of(self.needs, "probe"):
             return []
         here = roster.here()
@@ -118,11 +117,9 @@ class AsMix(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the clients must be able to tell."""
         return self.mix.needs
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who is asked before the selection."""
         return self.mix.probes(roster, round, rng)
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
@@ -218,11 +215,9 @@ class PowerOfChoice(Counted):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The candidates' losses."""
         return frozenset({"probe:loss", limit(self.samples)})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """The candidates."""
         here = roster.here()
         wanted = how_many(self.count, len(here))
         return names_in(
@@ -268,7 +263,6 @@ class Oort(Counted):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What clients send with their update."""
         return frozenset({"metrics:rms_loss", limit(self.samples)})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:

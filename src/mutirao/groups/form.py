@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
-from mutirao.groups.admit import middles, place
+from mutirao.groups.admit import middles, place_clients
 from mutirao.groups.auto import Labels, normalise
 from mutirao.groups.clusterers import Auto, run_clusterer
 from mutirao.groups.membership import MOST, WAITS, Groups
@@ -46,13 +46,13 @@ def form(
     founders = Groups(names, labels, points, directions, looked=tuple(looked))
     rest = np.setdiff1d(np.arange(len(names)), chosen)
     if len(rest) and founders.count:
-        found = place(founders, points[rest])
+        found = place_clients(founders, points[rest])
         labels[rest] = np.where(found.inside, found.label, WAITS)
     lost = np.flatnonzero(labels == WAITS)
     if len(lost) and noise == "own":
         labels[lost] = labels.max(initial=WAITS) + 1 + np.arange(len(lost))
     elif len(lost) and noise == "nearest":
-        labels[lost] = place(founders, points[lost]).label if founders.count else 0
+        labels[lost] = place_clients(founders, points[lost]).label if founders.count else 0
     return Groups(names, in_order(labels), points, directions, looked=tuple(looked))
 
 

@@ -4,6 +4,8 @@ A body has two parts: `trunk`, up to the last block, and `tail`, the last block 
 normalisation is frozen by construction: `model.train()` cannot move its statistics, and they never travel.
 """
 
+# ruff: noqa: D102  # `forward` is what the class says it is
+
 import hashlib
 import importlib
 import importlib.util
@@ -45,7 +47,6 @@ class FrozenNorm(nn.Module):
         self.register_buffer("var", torch.ones(channels), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise a batch by the stored statistics, in training too."""
         return functional.batch_norm(x, self.mean, self.var, self.weight, self.bias, training=False, eps=self.eps)
 
 
@@ -53,7 +54,6 @@ class SameConv(nn.Conv2d):
     """A convolution padded as TensorFlow pads: the odd pixel goes to the right and to the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pad, then convolve."""
         pads = []
         for length, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             total = max((-(-int(length) // stride) - 1) * stride + kernel - int(length), 0)
@@ -76,7 +76,6 @@ class InvertedBottleneck(nn.Module):
         self.adds = stride == 1 and into == out
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         y: Tensor = self.layers(x)
         return x + y if self.adds else y
 
@@ -95,7 +94,6 @@ class BasicBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
 
@@ -109,7 +107,6 @@ class Body(nn.Module):
         self.trunk, self.tail = trunk, tail
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of pictures."""
         out: Tensor = self.tail(self.trunk(x))
         return out
 
@@ -267,9 +264,8 @@ def copy_weights(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str
         if ours is not None:
             stem, _, last = ours.rpartition(".")
             named[f"{stem}.{STATISTICS.get(last, last)}"] = value
-    own = dict(made.named_parameters()) | {k: v for k, v in made.named_buffers() if "normalise" not in k}
     with torch.no_grad():
-        for key, tensor in own.items():
+        for key, tensor in [*made.named_parameters(), *made.named_buffers()]:
             if key.endswith((".scale", ".shift")):
                 continue  # of the first layer, which has no weights
             if key not in named:

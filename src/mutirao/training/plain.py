@@ -34,6 +34,9 @@ from mutirao.training.figures import (
 )
 from mutirao.training.samples import Index, Samples
 
+Requests = Mapping[ClientId, Request]
+Sites = Mapping[ClientId, Site]
+Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
@@ -219,8 +222,6 @@ def attempt(handler: AnyHandler, request: Request, site: Site) -> Reply | Failur
         return failure_of(error)
 
 
-def answer_in_turn(
-    handler: AnyHandler, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-) -> dict[ClientId, Reply | Failure]:
+def answer_in_turn(handler: AnyHandler, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client."""
     return {client: attempt(handler, requests[client], sites[client]) for client in sorted(requests)}

@@ -113,7 +113,10 @@ class Piece:
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
         machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows())
-        draw = torch.Generator().manual_seed(self._seed()) if machine.random else None
+        first, draw = self.jobs[0], None
+        if machine.random:  # then it is the only one, and draws as on the plain path
+            seed, round = int(first.request.config["seed"]), int(first.request.config["round"])
+            draw = torch.Generator().manual_seed(number(seed, round, "torch", first.client))
         with one_thread(), torch.inference_mode():
             state = machine.state([job.arrays for job in self.jobs])
             scalars = machine.scalars(len(self.lengths))
@@ -127,11 +130,6 @@ class Piece:
         arrays = {n: t.numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
         own = [{name: arrays[held][i, ...] for name, held in layout.held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
-
-    def _seed(self) -> int:
-        """The seed of the one client, as on the plain path."""
-        config = self.jobs[0].request.config
-        return number(int(config["seed"]), int(config["round"]), "torch", self.jobs[0].client)
 
     def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
         """How much each sample or client counts, step by step."""
@@ -174,8 +172,7 @@ class Notes:
         lengths = lengths[lengths > 0]
         right = int(self.right[i]) if is_classes(self.piece.y) else None
         metrics = mean_metrics(float(self.loss[i]), right, int(lengths.sum()))
-        extras: Arrays = {}
-        if self.errors is not None:
-            there = np.arange(self.errors.shape[2]) < lengths[:, None]
-            extras = extras_of(self.errors[: len(lengths), i][there], lengths)
-        return Reply(arrays, extras, metrics, len(job.samples))
+        if self.errors is None:
+            return Reply(arrays, {}, metrics, len(job.samples))
+        there = np.arange(self.errors.shape[2]) < lengths[:, None]
+        return Reply(arrays, extras_of(self.errors[: len(lengths), i][there], lengths), metrics, len(job.samples))

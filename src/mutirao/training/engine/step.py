@@ -1,5 +1,6 @@
 """One local optimiser step of several clients as a function of tensors: what the engine records."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,10 +61,9 @@ class Step:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
-        given = list(inputs)
-        count = len(self.layout.trained)
-        trained, other = take(given, count), take(given, len(self.layout.other))
-        moments, start = take(given, moments_of(self.trainer) * count), take(given, count if self.mu else 0)
+        given, count = iter(inputs), len(self.layout.trained)
+        sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, count if self.mu else 0)
+        trained, other, moments, start = (list(itertools.islice(given, size)) for size in sizes)
         x, y, rows, weights, scalars = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
@@ -145,10 +145,3 @@ def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
         return [(0.0, 0.0)] * steps
     counts = range(1, steps + 1)
     return [(trainer.lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5)) for t in counts]
-
-
-def take(given: list[Tensor], count: int) -> list[Tensor]:
-    """The first `count` of a list, which loses them."""
-    front = given[:count]
-    del given[:count]
-    return front

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -48,7 +48,7 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
     """Train each client by the plain path, several at a time; left out is who draws where no generator can be given."""
-    randomness = own_randomness if draws(trainer, jobs) else contextlib.nullcontext
+    randomness = OwnRandomness if draws(trainer, jobs) else contextlib.nullcontext
 
     def train(job: Job) -> Reply | Failure | None:
         try:
@@ -74,12 +74,15 @@ def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     return bool(trainer._recorded.get("draws", True))
 
 
-class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random operations of this thread draw from a generator of their own; torch has one for all threads."""
+class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do.
 
-    def __init__(self, generator: torch.Generator) -> None:
+    Random operations of this thread draw from a generator of their own; torch has one for all threads.
+    """
+
+    def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generator = generator
+        self.generator = torch.Generator().manual_seed(seed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
@@ -93,10 +96,3 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 refuse(func)
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
-    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do."""
-    with DrawFrom(torch.Generator().manual_seed(seed)):
-        yield

@@ -1,11 +1,11 @@
 """Which way the clients of a round go, and what each then answers; what one way cannot do, the next one does."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.fused import train_fused
 from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
@@ -15,12 +15,11 @@ from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.threads import is_heavy, train_threads
 from mutirao.training.figures import PROBED, probe_samples, read_extras
-from mutirao.training.plain import PlainTrainer, attempt
+from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
 
 log = logging.getLogger("mutirao")
 
-Outcomes = dict[ClientId, Reply | Failure]
 MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
 # Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
 # same clients give over a network, where nobody can stack them.
@@ -41,9 +40,7 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 
 
-def answer_requests(
-    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-) -> Outcomes:
+def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client; a failure is one client's alone."""
     training = {c: r for c, r in requests.items() if r.do == "train"}
     judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe")}
@@ -54,7 +51,7 @@ def answer_requests(
     return dict(sorted(outcomes.items()))
 
 
-def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Outcomes:
+def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
