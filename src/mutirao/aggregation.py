@@ -211,20 +211,8 @@ class MultiKrum(Checked):
         return _nearest(current, replies, self.malicious, self.keep)
 
 
-NAMES = {
-    "fedavg": FedAvg,
-    "fedavgm": FedAvgM,
-    "fedprox": FedProx,
-    "fedopt": FedOpt,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
-    "fedmedian": FedMedian,
-    "fedtrimmedavg": FedTrimmedAvg,
-    "krum": Krum,
-    "multikrum": MultiKrum,
-    "fedrisk": FedRisk,
-}
+OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, FedMedian, FedTrimmedAvg, Krum, MultiKrum, FedRisk)}
 
 
 def _step(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats] | None = None) -> Merged:

@@ -175,7 +175,7 @@ class AtClient(Settings):
             )
         return table
 
-    def told(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
+    def tell_spent(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
         """What a client tells of its account: nothing in it depends on its data but their number."""
         return {EPSILON: self.epsilon(table), NEXT: self.epsilon(add_releases(table, noise, rate, times))}
 
@@ -307,7 +307,7 @@ class Shielded:
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table
-        return Reply(moved, metrics=self.privacy.told(table, noise / 2, 1.0, 1), n=1)
+        return Reply(moved, metrics=self.privacy.tell_spent(table, noise / 2, 1.0, 1), n=1)
 
 
 def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.intp]
 Score = Callable[[Roster, int], Floats]
 
 
-class Scorer(Protocol):
+class AnyScore(Protocol):
     """A score that says what it `needs` of the clients."""
 
     @property
@@ -94,7 +94,7 @@ def needs_of(name: str) -> frozenset[str]:
     """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
     if name == "update_norm":
         return frozenset({"replies:update_norm"})  # the server works it out of the replies itself
-    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), Scorer).needs  # type: ignore[type-abstract]
+    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 
 def mix_scores(
@@ -108,11 +108,11 @@ def mix_scores(
             raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
         most = math.log(classes) if classes and name == "entropy" else LARGEST
         known = np.clip(values[rows], -LARGEST, most)
-        total += weight * scale_to_one(hopeful(known, most if most < LARGEST else -LARGEST))
+        total += weight * scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
     return total
 
 
-def hopeful(values: Floats, start: float = -LARGEST) -> Floats:
+def fill_unknown(values: Floats, start: float = -LARGEST) -> Floats:
     """Values with the unknown at `start`, or a little above the highest known if that is no less."""
     unknown = np.isnan(values)
     if not unknown.any():

@@ -8,8 +8,9 @@ operations.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -344,18 +345,8 @@ class FedCS(Counted):
         return np.array(chosen, np.intp)
 
 
-NAMES = {
-    "everyone": everyone,
-    "uniform": Uniform,
-    "roundrobin": RoundRobin,
-    "aoi": AoI,
-    "entropy": Entropy,
-    "aoiu": AoIU,
-    "mix": Mix,
-    "powerofchoice": PowerOfChoice,
-    "oort": Oort,
-    "fedcs": FedCS,
-}
+PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS)
+NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}
 
 
 def check_count(count: int | float) -> None:

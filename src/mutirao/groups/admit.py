@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.groups.auto import Labels, Points, normalise
-from mutirao.groups.membership import MOST, Groups, name_of
+from mutirao.groups.membership import MOST, Groups, group_name
 
 FAR = 6.0  # robust deviations above the founders' own distances
 ROOM = 1.3  # a newcomer may always be so much farther away than a founder typically is
@@ -55,7 +55,7 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
     found = place_clients(groups, np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names]))
     out = {}
     for i, client in enumerate(names):
-        name, distance, why = name_of(int(found.label[i]), groups.count), float(found.distance[i]), ""
+        name, distance, why = group_name(int(found.label[i]), groups.count), float(found.distance[i]), ""
         if distance > found.limit[i]:
             why = f"fits no group: {distance:.3g} from {name}, at most {found.limit[i]:.2g}"
         elif not found.inside[i]:

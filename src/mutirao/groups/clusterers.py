@@ -108,15 +108,8 @@ class Agglomerative:
         return choose_count(make, self.groups, signatures, directions, rng)
 
 
-NAMES: dict[str, type] = {
-    "auto": Auto,
-    "one": One,
-    "dbscan": Dbscan,
-    "optics": Optics,
-    "hdbscan": Hdbscan,
-    "kmeans": Kmeans,
-    "agglomerative": Agglomerative,
-}
+PARTS = (Auto, One, Dbscan, Optics, Hdbscan, Kmeans, Agglomerative)
+NAMES: dict[str, type] = {part.__name__.lower(): part for part in PARTS}
 
 MOST_GROUPS, TRIALS = 20, 5
 

@@ -23,7 +23,7 @@ from mutirao.randomness import rng
 COMPARED = 200  # clients among whom other clusterers are tried
 
 
-def findings(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
+def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
     """What summary.json says of the groups."""
     state = State.from_memory(run.memory)
     if state is None:
@@ -99,7 +99,7 @@ def write_evidence(run: Run, path: Path) -> None:
     """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
     if (state := State.from_memory(run.memory)) is not None:
         scores = {g: [{"round": r, "accuracy": v} for r, v in rows] for g, rows in state.scores.items()}
-        table = findings(run) | {"scores": scores, "evidence": evidence(state.groups)}
+        table = summarise_groups(run) | {"scores": scores, "evidence": evidence(state.groups)}
         write_whole(path, json.dumps(table, indent=1) + "\n")
 
 

@@ -89,10 +89,9 @@ def auc_interval(
     s, y, g = np.asarray(scores, np.float64), np.asarray(positive, bool), np.asarray(groups)
     _, key = np.unique(g, return_inverse=True)
     members = [np.flatnonzero(key == k) for k in range(int(key.max()) + 1)]
-    values = []
-    for _ in range(draws):
-        rows = np.concatenate([members[k] for k in rng.integers(0, len(members), len(members))])
-        values.append(auc(s[rows], y[rows]))
+    drawn = (rng.integers(0, len(members), len(members)) for _ in range(draws))
+    rows = (np.concatenate([members[k] for k in some]) for some in drawn)
+    values = [auc(s[some], y[some]) for some in rows]
     low, high = np.nanpercentile(values, [50 * (1 - level), 50 * (1 + level)])
     return float(low), float(high)
 

@@ -17,7 +17,7 @@ from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
-from mutirao.groups.record import FILES, findings, plane_of, scan_of
+from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
 from mutirao.images.names import NETWORK_NAMES
@@ -119,7 +119,7 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: findings(run, knows.truth),
+            findings=lambda run: summarise_groups(run, knows.truth),
             constant=frozenset({"groups", "rand"}),
         ),
     )

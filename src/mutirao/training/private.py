@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mutirao.accounting import import_opacus
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES
 from mutirao.randomness import number
@@ -32,19 +32,14 @@ class PrivateTrainer:
     provides = frozenset({"metrics:epsilon", "config:mu"})
 
     @classmethod
-    def of(cls, handler: AnyHandler, privacy: DPSGD) -> "PrivateTrainer":
-        """Of a task's handler, if that is a Trainer whose model can be trained so."""
-        if not isinstance(handler, PlainTrainer):
-            raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
-        try:
-            from opacus.validators import ModuleValidator  # late: it takes seconds
-        except ImportError as error:
-            raise ConfigError("privacy needs Opacus: install mutirao[privacy]") from error
+    def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
+        """Of a trainer, if its model can be trained so."""
+        validator = import_opacus("validators").ModuleValidator
         with seeded(0):
-            faults = ModuleValidator.validate(handler.model().train(), strict=False)
+            faults = validator.validate(trainer.model().train(), strict=False)
         if faults:
             raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
-        return cls(handler, privacy)
+        return cls(trainer, privacy)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The privately trained arrays, and what has been spent."""
@@ -56,7 +51,7 @@ class PrivateTrainer:
         table = self.privacy.charge(site, noise, rate, steps)
         arrays = self.train(request, site, rate, steps)
         site.state[RELEASES] = table
-        return Reply(arrays, metrics=self.privacy.told(table, noise, rate, steps), n=n)
+        return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
 
     many = answer_in_turn  # gradients sample by sample are one client's own
 
