@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check docs bench clean
+.PHONY: run test quick docs bench clean
 
 run: .venv/core ## install and run the quickstart
 	$(BIN)/mutirao run quickstart
@@ -14,6 +14,9 @@ test: .venv/dev ## install what tests need, then lint, type-check and test
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+quick: .venv/dev ## the tests without the slow ones, for while you work
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 docs: .venv/dev ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -77,6 +77,7 @@ def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
             tap.listener.close()
 
 
+@pytest.mark.slow
 def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_run(
     tapped: tuple[Deployment, dict[str, Tap]],
 ) -> None:

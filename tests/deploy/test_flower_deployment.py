@@ -139,6 +139,7 @@ def assert_same_run(here: Path, there: Path) -> None:
     assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_deployed_run_equals_the_local_one(deployment: Deployment) -> None:
     out = deployment.folder / "run"
     config = f'out="{out}" rounds=2 clients=3 per_round=3 timeout=120.0 set="hidden=16 epochs=1"'
@@ -150,6 +151,7 @@ def test_a_deployed_run_equals_the_local_one(deployment: Deployment) -> None:
     deployment.until(lambda: not deployment.processes(), 5, "the end of all processes")
 
 
+@pytest.mark.slow
 def test_a_simulated_run_equals_the_local_one_and_is_quiet(tmp_path: Path) -> None:
     sets = [text for key, value in SETTINGS.items() for text in ("--set", f"{key}={value}")]
     command = [COMMANDS / "mutirao", "run", "quickstart", *sets, "--fleet", "flower", "--out", "run", "--json"]

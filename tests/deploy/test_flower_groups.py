@@ -39,7 +39,7 @@ def task(config):
     return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Exhibits(findings=summarise_groups))
 
 def flow(fleet, config, task, run):
-    plan = Plan(lambda outputs: {"w": np.zeros(2)}, 1, everyone, FedAvg(), patience=Patience(wait=120))
+    plan = Plan(lambda outputs: {"w": np.zeros(2)}, 1, lambda clients: (everyone, FedAvg()), patience=Patience(wait=120))
     for done in federate_groups(run, fleet, plan, config.rounds, config.rounds, expect=4):
         yield done
         end = time.monotonic() + 90
@@ -71,6 +71,7 @@ def join(deployment: Deployment, name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_in_mid_run_gets_its_groups_model(deployment: Deployment) -> None:
     out = deployment.folder / "run"
     for i in range(4):

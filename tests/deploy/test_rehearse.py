@@ -28,6 +28,7 @@ MUTIRAO = str(Path(sys.executable).parent / "mutirao")
 HOSPITALS = ("recife", "natal", "fortaleza")
 
 
+@pytest.mark.slow
 def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
     command = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -108,6 +109,7 @@ def as_in_container(words: list[str], service: str, volumes: Path, port: int) ->
     return [MUTIRAO, *(str(port) if word == "9092" else word for word in changed)]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Path) -> None:
     text, port, started = (DEPLOY / "compose.yaml").read_text(), free_port(), list[subprocess.Popen[bytes]]()
     hints = re.findall(r"#   docker compose run --rm -T (\S+) (site init .*)", text)

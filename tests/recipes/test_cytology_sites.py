@@ -45,6 +45,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
         yield made, started
 
 
+@pytest.mark.slow
 def test_three_hospitals_behind_tls_and_keys_make_the_model_of_the_local_fleet(
     server: tuple[Server, list[Process]], tmp_path: Path
 ) -> None:
