@@ -30,6 +30,7 @@ from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
 Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
+AtServer = tuple[AnySelector, AnyAggregator]
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
 
 
@@ -42,9 +43,7 @@ class Privacy:
         """The handler as the client runs it."""
         return handler
 
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """The selector and the aggregator as the server runs them."""
         return select, aggregate
 
@@ -99,9 +98,7 @@ class Central(Settings):
     is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
     """
 
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
         if not as_aggregator(aggregate).mean_only:
             raise ConfigError(
@@ -116,8 +113,7 @@ class Central(Settings):
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
         if isinstance(select, Uniform):
             expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
-            rate = min(1.0, expected / clients)
-            select = Poisson(rate)
+            select = Poisson(rate := min(1.0, expected / clients))
         elif isinstance(select, RoundRobin) or select is everyone:
             count = select.count if isinstance(select, RoundRobin) else clients
             expected, rate = how_many(count, clients), 1.0  # nobody's turn is secret
@@ -138,20 +134,16 @@ class Central(Settings):
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
         """With one more model released, of every group."""
-        spent = self.spent(run) or 0.0
-        for memory, aggregate in outlook:
-            rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
-            spent = max(spent, self.epsilon(add_releases(memory.get(RELEASES), self.noise, rate, 1)))
-        return spent
+        rates = [(memory, part.rate if isinstance(part, Noised) else 1.0) for memory, part in outlook]
+        after = [add_releases(memory.get(RELEASES), self.noise, rate, 1) for memory, rate in rates]
+        return max([self.spent(run) or 0.0, *map(self.epsilon, after)])
 
 
 @dataclass(frozen=True)
 class AtClient(Settings):
     """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
 
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Both as they are, which find no metrics: only updates leave."""
         if config.clients_every:
             raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
