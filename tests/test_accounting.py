@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from mutirao.accounting import NOTHING, ORDERS, Accountant, _one, added, epsilon, joined
+from mutirao.accounting import NOTHING, ORDERS, Accountant, _one, add_releases, epsilon, join_releases
 
 # noise, rate, times, delta; then epsilon by dp-accounting 0.6.0: its RDP accountant, its PLD accountant (tight)
 REFERENCE = [
@@ -26,7 +26,7 @@ REFERENCE = [
 def test_both_accountants_agree_with_dp_accounting(
     noise: float, rate: float, times: int, delta: float, rdp: float, tight: float
 ) -> None:
-    table = added(None, noise, rate, times)
+    table = add_releases(None, noise, rate, times)
     mine = epsilon(table, delta)
     assert mine == pytest.approx(rdp, rel=0.025)  # it skips orders that it cannot work out
     assert mine > tight  # never less than the truth
@@ -38,7 +38,7 @@ def test_the_published_epsilon_of_dpsgd() -> None:
     total = 10_000 * _one(4.0, 0.01)
     theirs = min(r + math.log(1e5) / (order - 1) for order, r in zip(ORDERS, total, strict=True))
     assert theirs == pytest.approx(1.26, abs=0.005)
-    assert epsilon(added(None, 4.0, 0.01, 10_000), 1e-5) < theirs  # today's conversion is tighter
+    assert epsilon(add_releases(None, 4.0, 0.01, 10_000), 1e-5) < theirs  # today's conversion is tighter
 
 
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (3.0, 4), (0.5, 1)])
@@ -48,7 +48,7 @@ def test_without_sampling_it_is_the_exact_gaussian(noise: float, times: int) -> 
     exact = brentq(
         lambda e: norm.cdf(1 / (2 * s) - e * s) - math.exp(e) * norm.cdf(-1 / (2 * s) - e * s) - delta, 0, 60
     )
-    table = added(None, noise, 1.0, times)
+    table = add_releases(None, noise, 1.0, times)
     assert epsilon(table, delta, "prv") == pytest.approx(exact, abs=0.015)
     assert exact < epsilon(table, delta) < 1.15 * exact
 
@@ -65,14 +65,14 @@ def test_the_order_of_releases_does_not_matter_and_more_cost_more(
 ) -> None:
     table = NOTHING
     for row in rows:
-        table = added(table, *row)
+        table = add_releases(table, *row)
     mixed = rows.copy()
     shuffle.shuffle(mixed)  # type: ignore[attr-defined]
     other = NOTHING
     for row in mixed:
-        other = joined(other, np.array([row], np.float64))
+        other = join_releases(other, np.array([row], np.float64))
     assert epsilon(table, 1e-5) == pytest.approx(epsilon(other, 1e-5))
-    assert epsilon(added(table, 1.0, 0.1, 1), 1e-5) > epsilon(table, 1e-5)
+    assert epsilon(add_releases(table, 1.0, 0.1, 1), 1e-5) > epsilon(table, 1e-5)
     assert table[:, 2].sum() == sum(times for _, _, times in rows)
 
 

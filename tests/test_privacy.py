@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from conftest import iris
 from mutirao import privacy as kinds
-from mutirao.accounting import added, epsilon
+from mutirao.accounting import add_releases, epsilon
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, FedMedian
 from mutirao.cli import main
 from mutirao.config import resolve
@@ -20,7 +20,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.errors import BudgetSpent, ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clipped
+from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clip_update
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.selection import Uniform, everyone
@@ -129,7 +129,7 @@ def test_a_round_in_which_nobody_was_drawn_is_a_round_of_noise() -> None:
     rows = [done.row for done in iris.flow(LocalFleet(task.handler, task.population), config, task, run)]
     assert 0 in [row["selected"] for row in rows]
     assert max(row["selected"] for row in rows) > 1
-    expected = [epsilon(added(None, 1.0, 1 / 6, i), 1e-5) for i in range(1, 13)]
+    expected = [epsilon(add_releases(None, 1.0, 1 / 6, i), 1e-5) for i in range(1, 13)]
     assert [row["epsilon"] for row in rows] == pytest.approx(expected)
 
 
@@ -164,7 +164,7 @@ def test_the_budget_ends_a_run_cleanly_and_again_when_resumed(tmp_path: Path) ->
     assert caught.value.code == 7
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     spent, rounds = summary["privacy"]["epsilon"], summary["rounds"]
-    assert spent <= 4.0 < epsilon(added(None, 2.0, 0.5, rounds + 1), 1e-5)
+    assert spent <= 4.0 < epsilon(add_releases(None, 2.0, 0.5, rounds + 1), 1e-5)
     assert "another round would make it" in summary["stopped"]
     assert (tmp_path / "run" / "checkpoints" / f"round_{rounds:03d}.safetensors").exists()
 
@@ -190,7 +190,7 @@ def test_a_client_shields_its_own_update_and_tells_nothing_else() -> None:
     handler, _ = local_handler(noise=0.2, clip=3.0, repeatable=True)
     site = Site("ana")
     out = handler(Request("train", START, {"seed": 1, "round": 2}), site)
-    update, scale = clipped(START, reply(5.0).arrays, 3.0)
+    update, scale = clip_update(START, reply(5.0).arrays, 3.0)
     assert scale < 1
     assert np.linalg.norm(np.concatenate([u.ravel() for u in update.values()])) == pytest.approx(3.0)
     assert np.std(out.arrays["w"] - START["w"] - update["w"]) == pytest.approx(0.2 * 3.0, rel=0.05)
@@ -198,7 +198,7 @@ def test_a_client_shields_its_own_update_and_tells_nothing_else() -> None:
     assert not out.extras
     assert out.n == 1
     assert out.metrics.keys() == {"epsilon", "epsilon_next"}
-    once = epsilon(added(None, 0.1, 1.0, 1), 1e-5)  # two updates may lie 2 clip apart: half the noise
+    once = epsilon(add_releases(None, 0.1, 1.0, 1), 1e-5)  # two updates may lie 2 clip apart: half the noise
     assert out.metrics["epsilon"] == pytest.approx(once)
     assert site.state[RELEASES].tolist() == [[0.1, 1.0, 1.0]]
 

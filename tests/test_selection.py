@@ -185,14 +185,14 @@ def table_of_five() -> Roster:
 
 
 def test_scores_are_those_of_a_table_made_by_hand() -> None:
-    from mutirao.scores import mixed
+    from mutirao.scores import mix_scores
 
     roster = table_of_five()
     here = roster.here()
     age = np.array([3, 0, 1, 3, 7]) / 7  # (age - 1) / (8 - 1)
     entropy = np.array([0.5, 1.5, 0.0, 1.0, 1.802585092994046]) / 1.802585092994046  # (u - 0.5) / (ln 10 - 0.5)
     for alpha in (0.0, 0.25, 0.5, 1.0):
-        found = mixed(AoIU(1, alpha, classes=10).mix.weights, roster, 8, here, 10)
+        found = mix_scores(AoIU(1, alpha, classes=10).mix.weights, roster, 8, here, 10)
         np.testing.assert_allclose(found, alpha * age + (1 - alpha) * entropy, rtol=1e-14)
     assert AoIU(1, 0.5, classes=10)(roster, 8, rng()) == ["eva"]
     assert AoIU(2, 0.5, classes=10)(roster, 8, rng()) == ["dora", "eva"]  # 0.4917 before bia's 0.4161
@@ -203,9 +203,9 @@ def test_scores_are_those_of_a_table_made_by_hand() -> None:
 def test_scores_are_scaled_over_those_present_only() -> None:
     roster = table_of_five()
     roster.meet(["ana", "bia", "caio"])
-    from mutirao.scores import mixed
+    from mutirao.scores import mix_scores
 
-    np.testing.assert_allclose(mixed({"age": 1.0}, roster, 8, roster.here()), [1.0, 0.0, 1 / 3])
+    np.testing.assert_allclose(mix_scores({"age": 1.0}, roster, 8, roster.here()), [1.0, 0.0, 1 / 3])
     assert AoIU(1, 1.0)(roster, 8, rng()) == ["ana"]
 
 

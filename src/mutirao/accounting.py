@@ -6,6 +6,7 @@ epsilon can be worked out anew at any time; Opacus does the arithmetic.
 """
 
 import functools
+import importlib
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ NOTHING: Releases = np.zeros((0, 3))
 ORDERS = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 
-def added(table: Releases | None, noise: float, rate: float, times: int) -> Releases:
+def add_releases(table: Releases | None, noise: float, rate: float, times: int) -> Releases:
     """The table with more releases in it; those alike share a row, since the order does not matter.
 
-    >>> added(added(None, 1.0, 0.1, 2), 1.0, 0.1, 3)
+    >>> add_releases(add_releases(None, 1.0, 0.1, 2), 1.0, 0.1, 3)
     array([[1. , 0.1, 5. ]])
     """
     out = (NOTHING if table is None else table).copy()
@@ -37,10 +38,10 @@ def added(table: Releases | None, noise: float, rate: float, times: int) -> Rele
     return np.vstack([out, [noise, rate, times]])
 
 
-def joined(one: Releases, other: Releases) -> Releases:
+def join_releases(one: Releases, other: Releases) -> Releases:
     """The releases of both tables."""
     for noise, rate, times in other:
-        one = added(one, float(noise), float(rate), int(times))
+        one = add_releases(one, float(noise), float(rate), int(times))
     return one
 
 
@@ -65,7 +66,7 @@ def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp"
 
 
 def _rdp(table: Releases, delta: float) -> float:
-    opacus_rdp = _opacus().accountants.analysis.rdp
+    opacus_rdp = import_opacus("accountants.analysis.rdp")
     total = sum(times * _one(float(noise), float(rate)) for noise, rate, times in table)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at the first or last order the bound is looser than it could be, not wrong
@@ -76,12 +77,12 @@ def _rdp(table: Releases, delta: float) -> float:
 @functools.lru_cache(maxsize=4096)
 def _one(noise: float, rate: float) -> Any:
     """The Rényi divergences of a single release, one an order."""
-    rdp = _opacus().accountants.analysis.rdp
+    rdp = import_opacus("accountants.analysis.rdp")
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))
 
 
 def _prv(table: Releases, delta: float) -> float:
-    accountant = _opacus().accountants.PRVAccountant()
+    accountant = import_opacus("accountants").PRVAccountant()
     accountant.history = [(float(noise), float(rate), int(times)) for noise, rate, times in table]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it takes the logarithm of 0 on its way
@@ -91,9 +92,9 @@ def _prv(table: Releases, delta: float) -> float:
     return max(0.0, spent)
 
 
-def _opacus() -> Any:
+def import_opacus(module: str) -> Any:
+    """A module of Opacus, when it is needed: it takes seconds."""
     try:
-        import opacus.accountants.analysis.rdp  # late: it takes seconds
+        return importlib.import_module(f"opacus.{module}")
     except ImportError as error:
         raise ConfigError("privacy needs Opacus: install mutirao[privacy]") from error
-    return opacus

@@ -10,7 +10,6 @@ moments, a step counter) is written into `memory` under the aggregator's own pre
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,21 +28,38 @@ LEAST = {"lr": TINY, "tau": TINY, "keep": 1}  # of the settings below; 0 for the
 BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
 
 
+class Checked:
+    """Refuses a setting outside its limits, by name."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            low, high = LEAST.get(name, 0), BELOW.get(name, math.inf)
+            if not low <= value < high:
+                right = "above 0" if low == TINY else f"at least {low}"
+                raise ValueError(
+                    f"{name} is {value!r}, but must be {right}" + (f" and below {high}" if name in BELOW else "")
+                )
+
+
+class OfMean(Checked):
+    """An aggregator that looks at nothing but the mean update."""
+
+    mean_only = True
+
+
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(OfMean):
     """The mean of the models weighted by samples: x' = sum_k (n_k / n) x_k.
 
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas, 2017.
     """
 
-    mean_only = True
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return _mean(current, replies)
+        return _step(current, replies)
 
 
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(FedAvg):
     """FedAvg on the server; the clients add (mu / 2) ||x - x_global||^2 to their loss.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, 2020.
@@ -51,22 +67,14 @@ class FedProx:
 
     mu: float = 0.1
 
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     @property
     def needs(self) -> frozenset[str]:
         """The clients must know the weight of the proximal term."""
         return frozenset({f"config:mu={self.mu!r}"})
 
-    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return _mean(current, replies)
-
 
 @dataclass(frozen=True)
-class FedOpt:
+class FedOpt(OfMean):
     """SGD on the server: x' = x + lr d, where d = sum_k (n_k / n) x_k - x is the mean update.
 
     Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, 2021.
@@ -74,17 +82,12 @@ class FedOpt:
 
     lr: float = 1.0
 
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return _stepped(current, replies, lambda name, d: self.lr * d)
+        return _step(current, replies, lambda name, d: self.lr * d)
 
 
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(OfMean):
     """Server momentum: v' = momentum v + d (at first v' = d), x' = x + lr v', where d is the mean update.
 
     Hsu, Qi and Brown, 2019.
@@ -93,22 +96,17 @@ class FedAvgM:
     lr: float = 1.0
     momentum: float = 0.9
 
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         def move(name: str, d: Floats) -> Floats:
             key = f"fedavgm.v.{name}"
             memory[key] = np.asarray(self.momentum * memory[key] + d if key in memory else d)
             return self.lr * memory[key]
 
-        return _stepped(current, replies, move)
+        return _step(current, replies, move)
 
 
 @dataclass(frozen=True)
-class FedAdam:
+class FedAdam(OfMean):
     """Adam on the server: x' = x + r m' / (sqrt(v') + tau), with the moments of the mean update d.
 
     m' = beta1 m + (1 - beta1) d, v' = beta2 v + (1 - beta2) d^2, both at first 0, and
@@ -121,24 +119,17 @@ class FedAdam:
     beta2: float = 0.99
     tau: float = 1e-3
 
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         t = int(memory.get("fedadam.step", 0)) + 1
         memory["fedadam.step"] = np.array(t, np.int64)
         rate = self.lr * math.sqrt(1 - self.beta2 ** (t + 1)) / (1 - self.beta1 ** (t + 1))
 
-        def second(v: Array, square: Floats) -> Floats:
-            return self.beta2 * v + (1 - self.beta2) * square
-
+        second = lambda v, square: self.beta2 * v + (1 - self.beta2) * square  # noqa: E731
         return _adaptive("fedadam", current, replies, memory, second, rate, self.tau, self.beta1)
 
 
 @dataclass(frozen=True)
-class FedYogi:
+class FedYogi(OfMean):
     """Yogi on the server: as FedAdam with r = lr and v' = v - (1 - beta2) d^2 sign(v - d^2), v at first 0.
 
     Reddi et al., 2021 (who let v begin at tau^2 or above).
@@ -149,20 +140,13 @@ class FedYogi:
     beta2: float = 0.99
     tau: float = 1e-3
 
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        def second(v: Array, square: Floats) -> Floats:
-            return v - (1 - self.beta2) * square * np.sign(v - square)
-
+        second = lambda v, square: v - (1 - self.beta2) * square * np.sign(v - square)  # noqa: E731
         return _adaptive("fedyogi", current, replies, memory, second, self.lr, self.tau, self.beta1)
 
 
 @dataclass(frozen=True)
-class FedAdagrad:
+class FedAdagrad(OfMean):
     """Adagrad on the server: v' = v + d^2, x' = x + lr d / (sqrt(v') + tau), v at first 0.
 
     Reddi et al., 2021 (who let v begin at tau^2 or above).
@@ -170,11 +154,6 @@ class FedAdagrad:
 
     lr: float = 0.1
     tau: float = 1e-3
-
-    mean_only = True
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _adaptive("fedadagrad", current, replies, memory, np.add, self.lr, self.tau)
@@ -192,7 +171,7 @@ class FedMedian:
 
 
 @dataclass(frozen=True)
-class FedTrimmedAvg:
+class FedTrimmedAvg(Checked):
     """The plain mean of each coordinate without its floor(beta k) least and as many greatest values, of k clients.
 
     Yin, Chen, Ramchandran and Bartlett, 2018.
@@ -200,15 +179,12 @@ class FedTrimmedAvg:
 
     beta: float = 0.2
 
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _middle(current, replies, cut=int(self.beta * len(replies)))
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Checked):
     """The one model nearest to its neighbours: argmin_k of the sum of ||x_k - x_j||^2 over its k - f - 2 nearest j.
 
     f is `malicious`, the clients that may lie; the promise holds for more than 2 f + 2 replies.
@@ -217,15 +193,12 @@ class Krum:
 
     malicious: int = 0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _nearest(current, replies, self.malicious, keep=1)
 
 
 @dataclass(frozen=True)
-class MultiKrum:
+class MultiKrum(Checked):
     """The mean, weighted by samples, of the `keep` models with the best Krum scores.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, 2017, whose mean is a plain one; weighted as in Flower.
@@ -234,48 +207,23 @@ class MultiKrum:
     malicious: int = 0
     keep: int = 1
 
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _nearest(current, replies, self.malicious, self.keep)
 
 
-NAMES = {
-    "fedavg": FedAvg,
-    "fedavgm": FedAvgM,
-    "fedprox": FedProx,
-    "fedopt": FedOpt,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
-    "fedmedian": FedMedian,
-    "fedtrimmedavg": FedTrimmedAvg,
-    "krum": Krum,
-    "multikrum": MultiKrum,
-    "fedrisk": FedRisk,
-}
+OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, FedMedian, FedTrimmedAvg, Krum, MultiKrum, FedRisk)}
 
 
-def _shares(replies: Replies) -> dict[ClientId, float]:
+def _step(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats] | None = None) -> Merged:
+    """x' = x + move(mean update); without `move`, and for what is not of floating point, the mean itself."""
     total = sum(r.n for r in replies.values())
-    return {c: replies[c].n / total for c in sorted(replies)}
-
-
-def _mean(current: Arrays, replies: Replies) -> Merged:
-    weights = _shares(replies)
-    shares = list(weights.values())
-    return Merged({name: average([replies[c].arrays[name] for c in weights], shares) for name in current}, weights)
-
-
-def _stepped(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats]) -> Merged:
-    """x' = x + move(mean update); whatever is not of floating point takes the mean."""
-    weights = _shares(replies)
+    weights = {c: replies[c].n / total for c in sorted(replies)}
     shares = list(weights.values())
 
     def stepped(name: str, x: Array) -> Array:
         values = [replies[c].arrays[name] for c in weights]
-        if x.dtype.kind != "f":
+        if move is None or x.dtype.kind != "f":
             return average(values, shares)
         return settle(x + move(name, blend(values, shares) - x), x.dtype)
 
@@ -302,21 +250,19 @@ def _adaptive(
             memory[first] = d = np.asarray(beta1 * memory.get(first, nothing) + (1 - beta1) * d)
         return rate * d / (np.sqrt(memory[spread]) + tau)
 
-    return _stepped(current, replies, move)
+    return _step(current, replies, move)
 
 
 def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
     """The plain mean of each coordinate without its `cut` least and `cut` greatest values."""
     clients = sorted(replies)
-    kept = slice(cut, len(clients) - cut)
-    share = 1 / len(clients)
 
     def middle(name: str, x: Array) -> Array:
-        ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[kept]
+        ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[cut : len(clients) - cut]
         mean = settle(ranked.mean(axis=0, dtype=np.float64), x.dtype)
         return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # what all agree on stays, to the bit
 
-    return Merged({name: middle(name, x) for name, x in current.items()}, dict.fromkeys(clients, share))
+    return Merged({name: middle(name, x) for name, x in current.items()}, dict.fromkeys(clients, 1 / len(clients)))
 
 
 def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Merged:
@@ -326,7 +272,7 @@ def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Me
     neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
     kept = {clients[i]: replies[clients[i]] for i in np.argsort(scores, kind="stable")[:keep]}  # ties: the first name
-    merged = _mean(current, kept)
+    merged = _step(current, kept)
     figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
     return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)
 
@@ -346,12 +292,3 @@ def _distances(current: Arrays, models: list[Arrays]) -> Floats:
                 gaps = block[i + 1 :] - block[i]
                 out[i, i + 1 :] += np.einsum("ij,ij->i", gaps, gaps)
     return out + out.T
-
-
-def _check(part: Any) -> None:
-    """Refuse a setting outside its limits, by name."""
-    for name, value in vars(part).items():
-        low, high = LEAST.get(name, 0), BELOW.get(name, math.inf)
-        if not low <= value < high:
-            right = ("above 0" if low == TINY else f"at least {low}") + (f" and below {high}" if name in BELOW else "")
-            raise ValueError(f"{name} is {value!r}, but must be {right}")

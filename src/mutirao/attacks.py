@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, flat, settle
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
 from mutirao.core.parts import AnyHandler, as_handler, complete
 from mutirao.randomness import rng
 
@@ -57,11 +57,11 @@ class Noise:
     scale: float = 3.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
-        lies = {}
-        for c, r in sorted(honest.items()):
-            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = lie(r, current, {k: rng.normal(0.0, each, v.shape) for k, v in current.items()})
-        return lies
+        each = {c: spread_length(self.scale, current, r) for c, r in sorted(honest.items())}
+        return {
+            c: lie(honest[c], current, {k: rng.normal(0.0, x, v.shape) for k, v in current.items()})
+            for c, x in each.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,10 @@ class Constant:
     scale: float = 1.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
-        lies = {}
-        for c, r in honest.items():
-            each = self.scale * length(update_of(current, r)) / np.sqrt(max(1, len(flat(current))))
-            lies[c] = lie(r, current, {k: np.full(v.shape, each) for k, v in current.items()})
-        return lies
+        each = {c: spread_length(self.scale, current, r) for c, r in honest.items()}
+        return {
+            c: lie(honest[c], current, {k: np.full(v.shape, x) for k, v in current.items()}) for c, x in each.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class InnerProduct:
     epsilon: float = 1.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
-        mean, _ = moments(current, honest)
+        mean, _ = mean_and_deviation(current, honest)
         return {c: lie(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
 
 
@@ -112,7 +111,7 @@ class Colluding:
     z: float = 1.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
-        mean, deviation = moments(current, honest)
+        mean, deviation = mean_and_deviation(current, honest)
         return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
 
 
@@ -229,14 +228,9 @@ class Swarm(Wrapper):
         if own and self.client not in asked:
             asked[self.client] = requests[own[0]]
         answers = self.fleet.ask(asked)
-        replies = {c: r for c, r in answers.replies.items() if c in requests}
-        failures = {c: f for c, f in answers.failures.items() if c in requests}
-        for c in own:
-            if self.client in answers.replies:
-                replies[c] = answers.replies[self.client]
-            else:
-                failures[c] = answers.failures.get(self.client, Failure("late", "no answer in time"))
-        return Answers(dict(sorted(replies.items())), dict(sorted(failures.items())))
+        outcomes: dict[ClientId, Reply | Failure] = {**answers.replies, **answers.failures}
+        outcomes |= dict.fromkeys(own, outcomes.get(self.client, Failure("late", "no answer in time")))
+        return collect(requests, outcomes.items())
 
 
 def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
@@ -268,25 +262,24 @@ def verdicts(
     return out
 
 
-def update_of(current: Arrays, reply: Reply) -> dict[str, np.ndarray[Any, Any]]:
+def update_of(current: Arrays, reply: Reply) -> Arrays:
     """The update of a reply."""
     return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
 
 
-def length(update: Mapping[str, np.ndarray[Any, Any]]) -> float:
-    """How long an update is."""
-    return float(np.linalg.norm(flat(dict(update))))
+def spread_length(scale: float, current: Arrays, reply: Reply) -> float:
+    """What each number of an update is that has `scale` times the length of the reply's and is the same everywhere."""
+    length = float(np.linalg.norm(flat(update_of(current, reply))))
+    return scale * length / float(np.sqrt(max(1, len(flat(current)))))
 
 
-def moments(
-    current: Arrays, honest: Mapping[ClientId, Reply]
-) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
+def mean_and_deviation(current: Arrays, honest: Mapping[ClientId, Reply]) -> tuple[Arrays, Arrays]:
     """Mean and deviation of the liars' honest updates, number by number."""
     updates = [update_of(current, honest[c]) for c in sorted(honest)]
     stacked = {k: np.stack([u[k] for u in updates]) for k in current}
     return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
 
 
-def lie(reply: Reply, current: Arrays, update: Mapping[str, np.ndarray[Any, Any]]) -> Reply:
+def lie(reply: Reply, current: Arrays, update: Arrays) -> Reply:
     """The reply with another update in it."""
     return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})

@@ -1,5 +1,7 @@
 """Filters drop odd updates before they touch the average: too long, copied, or pointing another way."""
 
+# ruff: noqa: D102  # `__call__` gives the replies kept, and why each of the others was not
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,18 +23,11 @@ class NormFilter:
     factor: float = 3.0
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        """The replies kept, and why each of the others was not."""
         here = flat(current)
         lengths = {c: float(np.linalg.norm(flat(r.arrays) - here)) for c, r in replies.items()}
         limit = self.factor * float(np.median(list(lengths.values()))) if lengths else 0.0
-        return parted(
-            replies,
-            {
-                c: f"update of length {x:.4g}, over {limit:.4g} ({self.factor:g} times the median)"
-                for c, x in lengths.items()
-                if x > limit
-            },
-        )
+        why = f"over {limit:.4g} ({self.factor:g} times the median)"
+        return leave_out(replies, {c: f"update of length {x:.4g}, {why}" for c, x in lengths.items() if x > limit})
 
 
 @dataclass(frozen=True)
@@ -45,20 +40,14 @@ class DistanceFilter:
     factor: float = 3.0
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        """The replies kept, and why each of the others was not."""
         if len(replies) < FEWEST:
             return dict(replies), {}
         ends = np.stack([flat(replies[c].arrays) for c in replies])
         away = np.linalg.norm(ends - np.median(ends, axis=0), axis=1)
         limit = self.factor * float(np.median(away))
-        return parted(
-            replies,
-            {
-                c: f"update {x:.4g} away from the median one, over {limit:.4g}"
-                for c, x in zip(replies, away.tolist(), strict=True)
-                if x > limit
-            },
-        )
+        far = {c: x for c, x in zip(replies, away.tolist(), strict=True) if x > limit}
+        why = f"away from the median one, over {limit:.4g}"
+        return leave_out(replies, {c: f"update {x:.4g} {why}" for c, x in far.items()})
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,6 @@ class CopyFilter:
     head: str = ""
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        """The replies kept, and why each of the others was not."""
         if len(replies) < FEWEST:
             return dict(replies), {}
         names = sorted(replies)
@@ -83,7 +71,7 @@ class CopyFilter:
         limit = self.share * float(np.median(ordered[:, len(names) // 2 - 1]))
         twin = np.argmin(apart, axis=1)
         copies = np.flatnonzero(ordered[:, 0] < limit)
-        return parted(replies, {names[i]: f"update nearly the same as that of {names[twin[i]]}" for i in copies})
+        return leave_out(replies, {names[i]: f"update nearly the same as that of {names[twin[i]]}" for i in copies})
 
 
 @dataclass(frozen=True)
@@ -101,18 +89,15 @@ class CosineFilter:
     head: str = ""
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        """The replies kept, and why each of the others was not."""
         if len(replies) < FEWEST:
             return dict(replies), {}
         names = sorted(replies)
         agreement = with_core(alignment(current, [replies[c] for c in names], self.head))
         middle = max(0.0, float(np.median(agreement)))
         limit = middle * max(-0.5, min(self.share, 2 * middle - 0.5))
-        odd = np.flatnonzero(agreement < limit).tolist()
-        return parted(
-            replies,
-            {names[i]: f"direction has cosine {agreement[i]:.2f} with the core, below {limit:.2f}" for i in odd},
-        )
+        odd = {c: x for c, x in zip(names, agreement, strict=True) if x < limit}
+        why = f"with the core, below {limit:.2f}"
+        return leave_out(replies, {c: f"direction has cosine {x:.2f} {why}" for c, x in odd.items()})
 
 
 @dataclass(frozen=True)
@@ -125,15 +110,10 @@ class Robust:
     head: str = ""
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        """The replies kept, and why each of the others was not."""
         if len(replies) < FEWEST:
             return dict(replies), {}
         kept, rejected = dict(replies), dict[ClientId, str]()
-        for part in (
-            NormFilter(self.factor),
-            CopyFilter(self.copies, self.head),
-            CosineFilter(self.share, self.head),
-        ):
+        for part in (NormFilter(self.factor), CopyFilter(self.copies, self.head), CosineFilter(self.share, self.head)):
             kept, dropped = part(current, kept)
             rejected |= dropped
         return kept, rejected
@@ -154,7 +134,7 @@ NAMES: dict[str, Callable[..., object]] = {
 }
 
 
-def parted(replies: Mapping[ClientId, Reply], rejected: dict[ClientId, str]) -> Screened:
+def leave_out(replies: Mapping[ClientId, Reply], rejected: dict[ClientId, str]) -> Screened:
     """The replies without those rejected, and why they were."""
     return {c: r for c, r in replies.items() if c not in rejected}, rejected
 

@@ -31,19 +31,13 @@ def ndcg(
     >>> ndcg([0.1, 0.9, 0.5], [0, 1, 2], [7, 7, 7], k=3)
     0.7967...
     """
-    s, y, q = _columns(scores, labels, queries)
+    s, y, q, rank = _rank(scores, labels, queries, ties)
     if not len(q):
         return float("nan")
     g = np.exp2(y) - 1 if gain == "exponential" else y
-    order, rank = _ranked(s, y, q, ties)
-    ranked = g[order]
-    if ties == "average":
-        ranked = _mean_of_ties(ranked, s[order], q[order])
-    count = int(q.max()) + 1
     discount = np.where(rank < k, 1 / np.log2(rank + 2.0), 0.0)
-    dcg = np.bincount(q[order], ranked * discount, count)
-    best = np.lexsort((-g, q))
-    ideal = np.bincount(q[best], g[best] * discount, count)
+    dcg = np.bincount(q, (_mean_of_ties(g, s, q) if ties == "average" else g) * discount)
+    ideal = np.bincount(q, g[np.lexsort((-g, q))] * discount)
     return _mean_over_queries(dcg / np.where(ideal > 0, ideal, 1.0), ideal > 0, empty)
 
 
@@ -61,14 +55,13 @@ def mrr(
     >>> mrr([0.1, 0.9, 0.5], [0, 0, 2], [7, 7, 7], k=3)
     0.5
     """
-    s, y, q = _columns(scores, labels, queries)
+    _, y, q, rank = _rank(scores, labels, queries, ties)
     if not len(q):
         return float("nan")
-    order, rank = _ranked(s, y, q, ties)
-    relevant = y[order] >= threshold
-    first = np.zeros(int(q.max()) + 1)
-    np.maximum.at(first, q[order][relevant], np.where(rank[relevant] < k, 1 / (rank[relevant] + 1.0), 0.0))
-    return _mean_over_queries(first, np.bincount(q[order][relevant], minlength=len(first)) > 0, empty)
+    found, rank = q[y >= threshold], rank[y >= threshold]
+    first = np.zeros(q[-1] + 1)
+    np.maximum.at(first, found, np.where(rank < k, 1 / (rank + 1.0), 0.0))
+    return _mean_over_queries(first, np.bincount(found, minlength=len(first)) > 0, empty)
 
 
 def mean_average_precision(
@@ -85,16 +78,14 @@ def mean_average_precision(
     >>> mean_average_precision([0.1, 0.9, 0.5], [1, 0, 1], [7, 7, 7], k=3)
     0.5833...
     """
-    s, y, q = _columns(scores, labels, queries)
+    _, y, q, rank = _rank(scores, labels, queries, ties)
     if not len(q):
         return float("nan")
-    order, rank = _ranked(s, y, q, ties)
-    relevant, mine = y[order] >= threshold, q[order]
-    total = np.bincount(mine[relevant], minlength=int(q.max()) + 1)
-    before = np.cumsum(total) - total
-    found = np.cumsum(relevant) - before[mine]  # relevant ones of this query up to here
+    relevant = y >= threshold
+    total = np.bincount(q[relevant], minlength=q[-1] + 1)
+    found = np.cumsum(relevant) - (np.cumsum(total) - total)[q]  # relevant ones of this query up to here
     use = relevant & (rank < k)
-    precision = np.bincount(mine[use], found[use] / (rank[use] + 1.0), len(total))
+    precision = np.bincount(q[use], found[use] / (rank[use] + 1.0), len(total))
     return _mean_over_queries(precision / np.maximum(total, 1), total > 0, empty)
 
 
@@ -171,27 +162,22 @@ def direction_of(metric: str, told: Mapping[str, Any] | None = None) -> Directio
     return next((way for way in ways if way in ("higher", "lower")), None)
 
 
-def _columns(
-    scores: npt.ArrayLike, labels: npt.ArrayLike, queries: npt.ArrayLike
-) -> tuple[Floats, Floats, npt.NDArray[np.intp]]:
+def _rank(
+    scores: npt.ArrayLike, labels: npt.ArrayLike, queries: npt.ArrayLike, ties: Ties
+) -> tuple[Floats, Floats, npt.NDArray[np.intp], Ints]:
+    """Scores, labels and numbers of queries, by query and falling score, and the rank (from 0) within the query."""
     s, y, q = np.asarray(scores, np.float64), np.asarray(labels, np.float64), np.asarray(queries)
     if not s.shape == y.shape == q.shape or s.ndim != 1:
         raise ValueError(f"scores {s.shape}, labels {y.shape} and queries {q.shape} must be vectors of one length")
     if np.isnan(s).any():
         raise ValueError("scores hold NaN")
-    if len(q) and np.all(q[1:] >= q[:-1]):  # sorted already: numbering the queries needs no sort
-        return s, y, np.concatenate([[0], np.cumsum(q[1:] != q[:-1])]).astype(np.intp)
-    return s, y, np.unique(q, return_inverse=True)[1].astype(np.intp)
-
-
-def _ranked(s: Floats, y: Floats, q: npt.NDArray[np.intp], ties: Ties) -> tuple[npt.NDArray[np.intp], Ints]:
-    """Documents by query and falling score, and the rank (from 0) of each within its query."""
-    keys = (y, -s, q) if ties == "worst" else (-s, q)
-    order = np.lexsort(keys)
-    mine = q[order]
-    first = np.concatenate([[True], mine[1:] != mine[:-1]])
-    position = np.arange(len(mine))
-    return order, position - np.maximum.accumulate(np.where(first, position, 0))
+    if not np.all(q[1:] >= q[:-1]):  # if they are sorted, numbering the queries needs no sort
+        q = np.unique(q, return_inverse=True)[1]
+    order = np.lexsort((y, -s, q) if ties == "worst" else (-s, q))
+    mine, position = q[order], np.arange(len(q))
+    first = np.append([True], mine[1:] != mine[:-1])[: len(q)]
+    rank = position - np.maximum.accumulate(np.where(first, position, 0))
+    return s[order], y[order], np.cumsum(first) - 1, rank
 
 
 def _mean_of_ties(gains: Floats, scores: Floats, queries: npt.NDArray[np.intp]) -> Floats:

@@ -31,14 +31,12 @@ def iid(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[I
     >>> [len(p) for p in iid([0, 0, 0, 1, 1, 1, 1], 3, np.random.default_rng(0))]
     [3, 2, 2]
     """
-    y = _checked(labels, clients)
+    y = _check_labels(labels, clients)
     if clients > len(y):
         raise ConfigError(
             f"partition=iid: {len(y)} samples are not enough for {clients} clients; take at most {len(y)}"
         )
-    owner = np.empty(len(y), np.intp)
-    owner[rng.permutation(len(y))] = np.arange(len(y)) % clients
-    return _parts(owner, clients)
+    return _parts(rng.permutation(len(y)), np.arange(len(y)) % clients, clients)
 
 
 def dirichlet(
@@ -67,28 +65,25 @@ def dirichlet(
     >>> {len(p) for p in dirichlet(y, 20, 0.1, np.random.default_rng(0), size=40)}
     {40}
     """
-    y = _checked(labels, clients)
+    y = _check_labels(labels, clients)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"partition.alpha: {alpha!r} is not a number above 0")
-    if min_size < 0:
-        raise ConfigError(f"partition.min_size: {min_size!r} is too small, at least 0 is needed")
+    _check_least("partition.min_size", min_size, 0)
     need = min_size if size is None else size
-    if size is not None and size < max(1, min_size):
-        raise ConfigError(f"partition.size: {size!r} is too small, at least {max(1, min_size)} is needed")
+    if size is not None:
+        _check_least("partition.size", size, max(1, min_size))
     if clients * need > len(y):
         raise ConfigError(
             f"partition=dirichlet: {clients} clients of {need} samples need {clients * need} samples, there are "
             f"{len(y)}; take at most {len(y) // need} clients or {len(y) // clients} samples a client"
         )
-    order, per_class = _by_class(y, rng)
+    order, per_class = _order_by_class(y, rng)
     if size is not None:
-        return _of_equal_size(order, per_class, clients, min(alpha, SAME), rng, size)
+        return _draw_equal_sizes(order, per_class, clients, min(alpha, SAME), rng, size)
     for _ in range(DRAWS):
-        counts = _split(per_class, clients, min(alpha, SAME), rng)
+        counts = _split_classes(per_class, clients, min(alpha, SAME), rng)
         if counts.sum(0).min() >= min_size:
-            owner = np.empty(len(y), np.intp)
-            owner[order] = np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel())
-            return _parts(owner, clients)
+            return _parts(order, np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel()), clients)
     raise ConfigError(
         f"partition=dirichlet: in {DRAWS} draws with alpha={alpha:g} some of the {clients} clients always had fewer "
         f"than {min_size} samples; take a larger alpha, fewer clients, min_size=0, or equal sizes by "
@@ -106,20 +101,17 @@ def shards(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, per_cl
     >>> {len(p) for p in parts}
     {6}
     """
-    y = _checked(labels, clients)
-    if per_client < 1:
-        raise ConfigError(f"partition.per_client: {per_client!r} is too small, at least 1 is needed")
+    y = _check_labels(labels, clients)
+    _check_least("partition.per_client", per_client, 1)
     total = clients * per_client
     if total > len(y):
         raise ConfigError(
             f"partition=shards: {clients} clients x {per_client} shards need {total} samples, there are {len(y)}; "
             f"take fewer clients or a smaller per_client"
         )
-    order, _ = _by_class(y, rng)
+    order, _ = _order_by_class(y, rng)
     shard = np.arange(len(y)) * total // len(y)
-    owner = np.empty(len(y), np.intp)
-    owner[order] = (rng.permutation(total) // per_client)[shard]
-    return _parts(owner, clients)
+    return _parts(order, (rng.permutation(total) // per_client)[shard], clients)
 
 
 def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
@@ -134,8 +126,8 @@ def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, clas
     >>> summary.classes_per_client.tolist() == [2] * 10, summary.sizes.tolist() == [60] * 10
     (True, True)
     """
-    y = _checked(labels, clients)
-    order, per_class = _by_class(y, rng)
+    y = _check_labels(labels, clients)
+    order, per_class = _order_by_class(y, rng)
     sets, odd = divmod(len(per_class), max(1, classes))
     if classes < 1 or odd:
         right = ", ".join(str(d) for d in range(1, len(per_class) + 1) if len(per_class) % d == 0)
@@ -152,7 +144,7 @@ def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, clas
     rank = rng.permutation(len(per_class))  # the class of rank r is in set r // classes
     members = rng.permutation(clients).reshape(sets, -1)
     owners = [members[rank[c] // classes] for c in range(len(per_class))]
-    return _shared("by_class", y, order, per_class, owners, clients)
+    return _deal_classes("by_class", y, order, per_class, owners, clients)
 
 
 def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
@@ -165,8 +157,8 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
     >>> np.unique(describe(y, k_classes(y, 30, np.random.default_rng(0), classes=3)).classes_per_client)
     array([3])
     """
-    y = _checked(labels, clients)
-    order, per_class = _by_class(y, rng)
+    y = _check_labels(labels, clients)
+    order, per_class = _order_by_class(y, rng)
     total = len(per_class)
     if not 1 <= classes <= total:
         raise ConfigError(f"partition.classes: {classes!r} is not between 1 and {total}, the number of classes")
@@ -181,7 +173,7 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
         client, spare = rng.choice(np.argwhere(has & (has.sum(0) > 1)))
         has[client, spare], has[client, orphan] = False, True
     owners = [rng.permutation(np.flatnonzero(has[:, c])) for c in range(total)]
-    return _shared("k_classes", y, order, per_class, owners, clients)
+    return _deal_classes("k_classes", y, order, per_class, owners, clients)
 
 
 def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Generator | None = None) -> list[Indices]:
@@ -195,10 +187,10 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     >>> by_key(["rio", "sul", "rio", "ana"], clients=2)
     [array([0, 2]), array([1, 3])]
     """
-    values = _checked(keys, 1 if clients is None else clients, "keys")
+    values = _check_labels(keys, 1 if clients is None else clients, "keys")
     names, key = np.unique(values, return_inverse=True)
     if clients is None or clients == len(names):
-        return _parts(key, len(names))
+        return _parts(np.arange(len(key)), key, len(names))
     if clients > len(names):
         raise ConfigError(
             f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; "
@@ -212,7 +204,7 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
         load, client = loads[0]
         holder[k] = client
         heapq.heapreplace(loads, (load + int(sizes[k]), client))
-    return _parts(holder[key], clients)
+    return _parts(np.arange(len(key)), holder[key], clients)
 
 
 def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
@@ -302,7 +294,7 @@ def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> Partition
     classes a client: 1 to 1, median 1
     label skew: 0.500 (mean total variation distance; 0 is i.i.d., 0.500 is one class each)
     """
-    names, y = np.unique(_checked(labels, 1), return_inverse=True)
+    names, y = np.unique(_check_labels(labels, 1), return_inverse=True)
     if not parts:
         raise ConfigError("a partition without clients cannot be described")
     counts = np.stack([np.bincount(y[np.asarray(p, np.intp)], minlength=len(names)) for p in parts]).astype(np.int64)
@@ -313,31 +305,37 @@ def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> Partition
     return PartitionSummary(tuple(names.tolist()), counts, distances, len(y) - int(sizes.sum()))
 
 
-def _checked(labels: npt.ArrayLike, clients: int, what: str = "labels") -> npt.NDArray[Any]:
+def _check_labels(labels: npt.ArrayLike, clients: int, what: str = "labels") -> npt.NDArray[Any]:
     """Labels as a vector, once it is sure that there are some and somebody to have them."""
     values = np.asarray(labels)
     if values.ndim != 1 or not len(values):
         raise ConfigError(f"partition: {what} must be a list with one value a sample, this has shape {values.shape}")
-    if clients < 1:
-        raise ConfigError(f"clients: {clients!r} is too small, at least 1 is needed")
+    _check_least("clients", clients, 1)
     return values
 
 
-def _parts(owner: npt.NDArray[np.integer[Any]], clients: int) -> list[Indices]:
-    """The samples of each client, sorted; a negative owner is nobody."""
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name}: {value!r} is too small, at least {least} is needed")
+
+
+def _parts(samples: Indices, owners: npt.NDArray[np.integer[Any]], clients: int) -> list[Indices]:
+    """The samples of each client, sorted, given the owner of each; a negative owner is nobody."""
+    owner = np.empty(len(samples), np.intp)
+    owner[samples] = owners
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
     return [order[a:b] for a, b in pairwise(ends)]
 
 
-def _by_class(y: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indices, Counts]:
+def _order_by_class(y: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indices, Counts]:
     """Samples ordered by class, shuffled within each class, and the size of each class."""
     _, codes, per_class = np.unique(y, return_inverse=True, return_counts=True)
     shuffled = rng.permutation(len(y))
     return shuffled[np.argsort(codes[shuffled], kind="stable")], per_class.astype(np.int64)
 
 
-def _split(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
+def _split_classes(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
     """How many samples of each class (row) each client (column) gets."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))
     cuts = np.floor(np.cumsum(shares, axis=1) * per_class[:, None] + 1e-9).astype(np.int64)
@@ -347,7 +345,7 @@ def _split(per_class: Counts, clients: int, alpha: float, rng: np.random.Generat
     return np.asarray(rng.permuted(counts, axis=1))
 
 
-def _of_equal_size(
+def _draw_equal_sizes(
     order: Indices, per_class: Counts, clients: int, alpha: float, rng: np.random.Generator, size: int
 ) -> list[Indices]:
     """Each client in turn, in random order, draws `size` samples by a label distribution of its own."""
@@ -365,29 +363,26 @@ def _of_equal_size(
             left -= drawn
             need -= int(drawn.sum())
         for c in np.flatnonzero(before > left):
-            owner[order[ends[c] - before[c] : ends[c] - left[c]]] = client
-    return _parts(owner, clients)
+            owner[ends[c] - before[c] : ends[c] - left[c]] = client
+    return _parts(order, owner, clients)
 
 
-def _shared(
+def _deal_classes(
     name: str, y: npt.NDArray[Any], order: Indices, per_class: Counts, owners: Sequence[Indices], clients: int
 ) -> list[Indices]:
     """Deal the samples of each class evenly to its owners; a client never goes without a class of its own."""
-    owner = np.empty(len(y), np.intp)
+    dealt: list[Indices] = []
     spare = np.zeros(clients, np.int64)  # who has had more than an even share so far comes last for the next odd sample
-    start = 0
-    for many, who in zip(per_class, owners, strict=True):
-        samples = order[start : start + many]
+    for many, who, first in zip(per_class, owners, np.cumsum(per_class) - per_class, strict=True):
         if many < len(who):
             raise ConfigError(
-                f"partition={name}: class {y[samples[0]]} has {_many(int(many), 'sample')} for {len(who)} clients; "
+                f"partition={name}: class {y[order[first]]} has {_many(int(many), 'sample')} for {len(who)} clients; "
                 f"take fewer clients"
             )
         turn = who[np.argsort(spare[who], kind="stable")]
-        owner[samples] = turn[np.arange(many) % len(who)]
+        dealt.append(turn[np.arange(many) % len(who)])
         spare[turn[: many % len(who)]] += 1
-        start += many
-    return _parts(owner, clients)
+    return _parts(order, np.concatenate(dealt), clients)
 
 
 def _many(count: int, one: str, more: str = "") -> str:

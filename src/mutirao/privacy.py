@@ -13,11 +13,11 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
-from mutirao.accounting import Accountant, Releases, added, at_worst, epsilon
+from mutirao.accounting import Accountant, Releases, add_releases, at_worst, epsilon
 from mutirao.config import build
 from mutirao.core.arrays import Arrays, settle
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
@@ -26,64 +26,43 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.randomness import rng
-from mutirao.selection import RoundRobin, Uniform, everyone, how_many, named
+from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many, names_in
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
 Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
+AtServer = tuple[AnySelector, AnyAggregator]
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
 
 
-class Privacy(Protocol):
-    """What every kind of privacy offers to the flow and to those who make tasks."""
+class Privacy:
+    """What every kind of privacy offers to the flow and to those who make tasks; as it is, nothing is promised."""
 
-    budget: float
+    budget: float = 0.0
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler as the client runs it."""
-        ...
-
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
-        """The selector and the aggregator as the server runs them."""
-        ...
-
-    def spent(self, run: Run) -> float | None:
-        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
-        ...
-
-    def after_another(self, run: Run, outlook: Outlook) -> float:
-        """Epsilon if one more round is made: of the one model there is, or of each group's."""
-        ...
-
-
-@dataclass(frozen=True)
-class Open:
-    """No differential privacy."""
-
-    budget: ClassVar[float] = 0.0
-
-    def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler as it is."""
         return handler
 
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
-        """Both as they are."""
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
+        """The selector and the aggregator as the server runs them."""
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
-        """Nothing is promised."""
+        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
         return None
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
-        """Nothing is counted."""
+        """Epsilon if one more round is made: of the one model there is, or of each group's."""
         return 0.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Open(Privacy):
+    """No differential privacy."""
+
+
+@dataclass(frozen=True)
+class Settings(Privacy):
     """What all kinds have in common: noise (as a multiple of the clip), clip, delta, and epsilon's budget (0: none)."""
 
     noise: float = 1.0
@@ -94,13 +73,10 @@ class Settings:
     repeatable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("noise", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be above 0")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta is {self.delta!r}, but must be above 0 and below 1")
-        if not 0 <= self.budget < math.inf:
-            raise ValueError(f"budget is {self.budget!r}, but must be 0 (none) or above")
+        check_setting("noise", 0 < self.noise < math.inf, self.noise, "above 0")
+        check_setting("clip", 0 < self.clip < math.inf, self.clip, "above 0")
+        check_setting("delta", 0 < self.delta < 1, self.delta, "above 0 and below 1")
+        check_setting("budget", 0 <= self.budget < math.inf, self.budget, "0 (none) or above")
 
     def epsilon(self, table: Releases | None) -> float:
         """What these releases cost."""
@@ -122,13 +98,7 @@ class Central(Settings):
     is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
     """
 
-    def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler as it is: the server is trusted."""
-        return handler
-
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
         if not as_aggregator(aggregate).mean_only:
             raise ConfigError(
@@ -143,8 +113,7 @@ class Central(Settings):
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
         if isinstance(select, Uniform):
             expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
-            rate = min(1.0, expected / clients)
-            select = Poisson(rate)
+            select = Poisson(rate := min(1.0, expected / clients))
         elif isinstance(select, RoundRobin) or select is everyone:
             count = select.count if isinstance(select, RoundRobin) else clients
             expected, rate = how_many(count, clients), 1.0  # nobody's turn is secret
@@ -157,7 +126,7 @@ class Central(Settings):
     def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
         """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
         worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
-        return {RELEASES: added(worst, noise, 1.0, 1)}
+        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
 
     def spent(self, run: Run) -> float | None:
         """What the released models cost any client: one of groups has part in those of its own alone."""
@@ -165,20 +134,16 @@ class Central(Settings):
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
         """With one more model released, of every group."""
-        spent = self.spent(run) or 0.0
-        for memory, aggregate in outlook:
-            rate = aggregate.rate if isinstance(aggregate, Noised) else 1.0
-            spent = max(spent, self.epsilon(added(memory.get(RELEASES), self.noise, rate, 1)))
-        return spent
+        rates = [(memory, part.rate if isinstance(part, Noised) else 1.0) for memory, part in outlook]
+        after = [add_releases(memory.get(RELEASES), self.noise, rate, 1) for memory, rate in rates]
+        return max([self.spent(run) or 0.0, *map(self.epsilon, after)])
 
 
 @dataclass(frozen=True)
 class AtClient(Settings):
     """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
 
-    def at_server(
-        self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any
-    ) -> tuple[AnySelector, AnyAggregator]:
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Both as they are, which find no metrics: only updates leave."""
         if config.clients_every:
             raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
@@ -194,7 +159,7 @@ class AtClient(Settings):
 
     def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
         """The site's account with these releases in it; Refused if its budget does not allow them."""
-        table = added(site.state.get(RELEASES), noise, rate, times)
+        table = add_releases(site.state.get(RELEASES), noise, rate, times)
         if self.budget and (after := self.epsilon(table)) > self.budget:
             before = self.epsilon(site.state.get(RELEASES))
             raise Refused(
@@ -202,9 +167,9 @@ class AtClient(Settings):
             )
         return table
 
-    def told(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
+    def tell_spent(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
         """What a client tells of its account: nothing in it depends on its data but their number."""
-        return {EPSILON: self.epsilon(table), NEXT: self.epsilon(added(table, noise, rate, times))}
+        return {EPSILON: self.epsilon(table), NEXT: self.epsilon(add_releases(table, noise, rate, times))}
 
 
 @dataclass(frozen=True)
@@ -246,7 +211,7 @@ class Poisson:
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who takes part."""
         here = roster.here()
-        return named(roster, here[rng.random(len(here)) < self.rate])
+        return names_in(roster, here[rng.random(len(here)) < self.rate])
 
 
 @dataclass(frozen=True)
@@ -270,16 +235,16 @@ class Noised:
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model; the release is entered into the run's account."""
         noise, clip = self.privacy.noise, self.privacy.clip
-        table = added(memory.get(RELEASES), noise, self.rate, 1)
+        table = add_releases(memory.get(RELEASES), noise, self.rate, 1)
         floats = sorted(k for k, v in current.items() if v.dtype.kind == "f")
         sums: Arrays = {k: np.zeros(current[k].shape) for k in floats}
         scales: dict[ClientId, dict[str, float]] = {}
         for client in sorted(replies):
-            update, scale = clipped(current, replies[client].arrays, clip)
+            update, scale = clip_update(current, replies[client].arrays, clip)
             sums = {k: sums[k] + update[k] for k in floats}
             scales[client] = {"clip_scale": scale}
         draw = self.privacy.draw(self.seed, int(table[:, 2].sum()))
-        moved = noised(current, sums, draw, noise * clip, 1 / self.expected)
+        moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
         merged = self.then(current, {"everybody": Reply(moved, n=1)}, memory)
         memory[RELEASES] = table
         return Merged(merged.arrays, dict.fromkeys(sorted(replies), 1 / self.expected), scales)
@@ -304,8 +269,8 @@ class Shielded:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The noised update, and what has been spent."""
-        table = self._charged(request, site)
-        return self._covered(self.handler(request, site), request, site, table)
+        table = self._charge(request, site)
+        return self._cover(self.handler(request, site), request, site, table)
 
     def _many(
         self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
@@ -314,31 +279,30 @@ class Shielded:
         outcomes: dict[ClientId, Reply | Failure] = {}
         for client, request in requests.items():
             try:
-                tables[client] = self._charged(request, sites[client])
+                tables[client] = self._charge(request, sites[client])
             except Refused as error:
                 outcomes[client] = failure_of(error)
         replies = many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
-        for client, reply in replies.items():
-            if isinstance(reply, Reply):
-                reply = self._covered(reply, requests[client], sites[client], tables[client])
-            outcomes[client] = reply
-        return outcomes
+        return outcomes | {
+            c: self._cover(r, requests[c], sites[c], tables[c]) if isinstance(r, Reply) else r
+            for c, r in replies.items()
+        }
 
-    def _charged(self, request: Request, site: Site) -> Releases:
+    def _charge(self, request: Request, site: Site) -> Releases:
         if request.do != "train":
             raise Refused("privacy=local", f"only noised updates leave, no answer to {request.do!r}")
         return self.privacy.charge(site, self.privacy.noise / 2, 1.0, 1)
 
-    def _covered(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
+    def _cover(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
         noise, clip, config = self.privacy.noise, self.privacy.clip, request.config
-        update, _ = clipped(request.arrays, reply.arrays, clip)
+        update, _ = clip_update(request.arrays, reply.arrays, clip)
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
-        moved = noised(request.arrays, update, draw, noise * clip)
+        moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table
-        return Reply(moved, metrics=self.privacy.told(table, noise / 2, 1.0, 1), n=1)
+        return Reply(moved, metrics=self.privacy.tell_spent(table, noise / 2, 1.0, 1), n=1)
 
 
-def clipped(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:
+def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:
     """The update model - current in float64, shortened to length `clip` if it is longer, and by which factor."""
     update = {k: model[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
     length = math.sqrt(math.fsum(float(np.vdot(u, u)) for u in update.values()))
@@ -348,7 +312,9 @@ def clipped(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]
     return {k: scale * u for k, u in update.items()}, scale
 
 
-def noised(current: Arrays, update: Arrays, draw: np.random.Generator, deviation: float, share: float = 1.0) -> Arrays:
+def add_noise(
+    current: Arrays, update: Arrays, draw: np.random.Generator, deviation: float, share: float = 1.0
+) -> Arrays:
     """current + share (update + Gaussian noise); what is not of floating point stays as it is."""
     out = dict(current)
     for name in sorted(update):
@@ -369,28 +335,21 @@ def within_budget(
 
     `outlook` says what the round to come would add to.
     """
-    while run.round < wanted and privacy.budget:
-        if (after := privacy.after_another(run, outlook())) > privacy.budget:
-            before = privacy.spent(run) or 0.0
+    while True:
+        counts = privacy.budget and run.round < wanted
+        if counts and (after := privacy.after_another(run, outlook())) > privacy.budget:
             raise BudgetSpent(
-                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is {before:.4g} of "
-                f"{privacy.budget:g}, and another round would make it {after:.4g}; the model of that round is kept"
+                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is "
+                f"{privacy.spent(run) or 0.0:.4g} of {privacy.budget:g}, and another round would make it {after:.4g}; "
+                "the model of that round is kept"
             )
         if (done := next(rounds, None)) is None:
-            return  # all groups have settled
-        yield accounted(done, run, privacy)
-    for done in rounds:
-        yield accounted(done, run, privacy)
-
-
-def accounted(done: Round, run: Run, privacy: Privacy) -> Round:
-    """The round with what has been spent up to it in its row."""
-    spent = privacy.spent(run)
-    if spent is not None:
-        for name in (EPSILON, NEXT):
-            done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
-        done.row[EPSILON] = spent
-    return done
+            return  # all rounds are made, or all groups have settled
+        if (spent := privacy.spent(run)) is not None:
+            for name in (EPSILON, NEXT):
+                done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
+            done.row[EPSILON] = spent
+        yield done
 
 
 def promise(part: Any, run: Run) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.intp]
 Score = Callable[[Roster, int], Floats]
 
 
-class Scorer(Protocol):
+class AnyScore(Protocol):
     """A score that says what it `needs` of the clients."""
 
     @property
@@ -46,30 +46,27 @@ def last(figure: str) -> Score:
     return lambda roster, round: roster.figure(figure)
 
 
-def samples(roster: Roster, round: int) -> Floats:
-    """How many samples each client declared."""
-    return np.where(roster.n > 0, roster.n, np.nan)
+def seconds_of(roster: Roster) -> Floats:
+    """How long a round takes each client, as far as a system model or the clients themselves have told."""
+    return roster.figure("ready_seconds") + roster.figure("upload_seconds")
 
 
-def speed(roster: Roster, round: int) -> Floats:
-    """The fewer seconds a round takes a client, the higher; only a system model or the clients themselves can tell."""
-    return -(roster.figure("ready_seconds") + roster.figure("upload_seconds"))
-
-
-AGES = {
-    "age": since("last_selected"),
-    "since_reply": since("last_replied"),
-    "since_improvement": since("last_improved"),
-}
+SINCE = {"age": "last_selected", "since_reply": "last_replied", "since_improvement": "last_improved"}
+AGES = {name: since(column) for name, column in SINCE.items()}
 UTILITIES = {name: last(name) for name in ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm")}
-SCORES: dict[str, Score] = {**AGES, **UTILITIES, "samples": samples, "speed": speed}
+SCORES: dict[str, Score] = {
+    **AGES,
+    **UTILITIES,
+    "samples": lambda roster, round: np.where(roster.n > 0, roster.n, np.nan),  # as each client declared
+    "speed": lambda roster, round: -seconds_of(roster),
+}
 
 
 @functools.lru_cache(maxsize=64)
-def parse(text: str) -> Mapping[str, float]:
+def parse_scores(text: str) -> Mapping[str, float]:
     """Weights by score from text such as `0.5 age + 0.3 entropy + 0.2 mine:score`.
 
-    >>> dict(parse("age + 0.5 entropy"))
+    >>> dict(parse_scores("age + 0.5 entropy"))
     {'age': 1.0, 'entropy': 0.5}
     """
     weights: dict[str, float] = {}
@@ -97,11 +94,13 @@ def needs_of(name: str) -> frozenset[str]:
     """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
     if name == "update_norm":
         return frozenset({"replies:update_norm"})  # the server works it out of the replies itself
-    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), Scorer).needs  # type: ignore[type-abstract]
+    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 
-def mixed(weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, classes: int | None = None) -> Floats:
-    """sum_j w_j scaled(score_j) for these rows; with `classes`, an entropy not known is ln(classes), its most."""
+def mix_scores(
+    weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, classes: int | None = None
+) -> Floats:
+    """sum_j w_j scale_to_one(score_j) for these rows; with `classes`, an entropy not known is ln(classes), its most."""
     total = np.zeros(len(rows))
     for name, weight in weights.items():
         values = np.asarray(score_of(name)(roster, round), np.float64)
@@ -109,11 +108,11 @@ def mixed(weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, 
             raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
         most = math.log(classes) if classes and name == "entropy" else LARGEST
         known = np.clip(values[rows], -LARGEST, most)
-        total += weight * scaled(hopeful(known, most if most < LARGEST else -LARGEST))
+        total += weight * scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
     return total
 
 
-def hopeful(values: Floats, start: float = -LARGEST) -> Floats:
+def fill_unknown(values: Floats, start: float = -LARGEST) -> Floats:
     """Values with the unknown at `start`, or a little above the highest known if that is no less."""
     unknown = np.isnan(values)
     if not unknown.any():
@@ -125,7 +124,7 @@ def hopeful(values: Floats, start: float = -LARGEST) -> Floats:
     return np.where(unknown, start if start > highest else above, values)
 
 
-def scaled(values: Floats) -> Floats:
+def scale_to_one(values: Floats) -> Floats:
     """(x - min) / (max - min), from 0 to 1; all 0 if all are equal."""
     if not len(values) or not (spread := values.max() - (low := values.min())) > 0:
         return np.zeros(len(values))

@@ -8,15 +8,16 @@ operations.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.parts import names_of
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import AGES, UTILITIES, Floats, mixed, needs_of, parse, scaled, top
+from mutirao.scores import AGES, UTILITIES, Floats, mix_scores, needs_of, parse_scores, scale_to_one, seconds_of, top
 
 Refresh = Literal["selected", "all", "share"]
 PROBE_SAMPLES = 100
@@ -24,43 +25,40 @@ PROBE_SAMPLES = 100
 
 def everyone(roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
     """All clients that are present."""
-    return named(roster, roster.here())
+    return names_in(roster, roster.here())
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """So many of those present, drawn without replacement, each as likely as any other.
-
-    `count` is a whole number of clients (1 is one client), or a share in (0, 1] of those present (1.0 is all).
-    """
+class Counted:
+    """`count` is a whole number of clients (1 is one client), or a share in (0, 1] of those present (1.0 is all)."""
 
     count: int | float
 
     def __post_init__(self) -> None:
         check_count(self.count)
+
+
+@dataclass(frozen=True)
+class Uniform(Counted):
+    """So many of those present, drawn without replacement, each as likely as any other."""
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
-        return named(roster, rng.choice(here, how_many(self.count, len(here)), replace=False, shuffle=False))
+        return names_in(roster, rng.choice(here, how_many(self.count, len(here)), replace=False, shuffle=False))
 
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Counted):
     """Everybody in turn: those who have waited longest, and by name among equals."""
-
-    count: int | float
-
-    def __post_init__(self) -> None:
-        check_count(self.count)
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
         turn = np.argsort(roster.last_selected[here], kind="stable")  # rows are sorted by name
-        return named(roster, here[turn[: how_many(self.count, len(here))]])
+        return names_in(roster, here[turn[: how_many(self.count, len(here))]])
 
 
 @dataclass(frozen=True)
-class Mix:
+class Mix(Counted):
     """The clients with the highest weighted sum of scores, each scaled to 0..1 over those present; ties by lot.
 
     `scores` names them with their weights: `0.5 age + 0.3 entropy + 0.2 mine:score`. A utility is renewed whenever its
@@ -68,7 +66,6 @@ class Mix:
     `share` of the clients before each selection, or for `all` of them; `samples` is how many samples it may look at.
     """
 
-    count: int | float
     scores: str = "0.5 age + 0.5 entropy"
     refresh: Refresh = "selected"
     share: float = 0.1
@@ -76,14 +73,14 @@ class Mix:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        check_count(self.count)
+        super().__post_init__()
         check_probe(self.refresh, self.share, self.samples)
-        parse(self.scores)
+        parse_scores(self.scores)
 
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each score that has one."""
-        return {name: weight for name, weight in parse(self.scores).items() if weight}
+        return {name: weight for name, weight in parse_scores(self.scores).items() if weight}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -95,18 +92,17 @@ class Mix:
         return frozenset(asked | {need for need in needs if not need.startswith("metrics:")})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who is asked before the selection."""
         if not names_of(self.needs, "probe"):
             return []
         here = roster.here()
         if self.refresh == "all":
-            return named(roster, here)
-        return named(roster, rng.choice(here, how_many(self.share, len(here)), replace=False, shuffle=False))
+            return names_in(roster, here)
+        return names_in(roster, rng.choice(here, how_many(self.share, len(here)), replace=False, shuffle=False))
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
-        values = mixed(self.weights, roster, round, here, self.classes)
-        return named(roster, here[top(values, how_many(self.count, len(here)), rng)])
+        values = mix_scores(self.weights, roster, round, here, self.classes)
+        return names_in(roster, here[top(values, how_many(self.count, len(here)), rng)])
 
 
 class AsMix(ABC):
@@ -122,11 +118,9 @@ class AsMix(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the clients must be able to tell."""
         return self.mix.needs
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who is asked before the selection."""
         return self.mix.probes(roster, round, rng)
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
@@ -198,49 +192,48 @@ class AoIU(AsMixOfUtilities):
 
     @property
     def mix(self) -> Mix:
-        check_choice("alpha", 0 <= self.alpha <= 1, self.alpha, "between 0 and 1")
-        check_choice("age", self.age in AGES, self.age, f"one of {', '.join(AGES)}")
-        check_choice("utility", self.utility in UTILITIES, self.utility, f"one of {', '.join(UTILITIES)}")
+        check_setting("alpha", 0 <= self.alpha <= 1, self.alpha, "between 0 and 1")
+        check_setting("age", self.age in AGES, self.age, f"one of {', '.join(AGES)}")
+        check_setting("utility", self.utility in UTILITIES, self.utility, f"one of {', '.join(UTILITIES)}")
         return self.mix_of(self.count, f"{self.alpha!r} {self.age} + {1 - self.alpha!r} {self.utility}")
 
 
 @dataclass(frozen=True)
-class PowerOfChoice:
+class PowerOfChoice(Counted):
     """Of some candidates, drawn in proportion to their samples, those on which the global model's loss is highest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022. The
     candidates (0: twice as many as are selected) are asked for their loss on at most `samples` before each round.
     """
 
-    count: int | float
     candidates: int = 0
     samples: int = PROBE_SAMPLES
 
     def __post_init__(self) -> None:
-        check_count(self.count)
-        check_choice("candidates", self.candidates >= 0, self.candidates, "at least 0")
+        super().__post_init__()
+        check_setting("candidates", self.candidates >= 0, self.candidates, "at least 0")
         check_probe("all", 1.0, self.samples)
 
     @property
     def needs(self) -> frozenset[str]:
-        """The candidates' losses."""
         return frozenset({"probe:loss", limit(self.samples)})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """The candidates."""
         here = roster.here()
         wanted = how_many(self.count, len(here))
-        return named(roster, here[drawn(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)])
+        return names_in(
+            roster, here[draw_weighted(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)]
+        )
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
         asked = (roster.last_probed[here] == round) & ~np.isnan(roster.figure("loss")[here])
         loss = np.where(asked, roster.figure("loss")[here], -np.inf)  # too few answered: the others go by lot
-        return named(roster, here[top(loss, how_many(self.count, len(here)), rng)])
+        return names_in(roster, here[top(loss, how_many(self.count, len(here)), rng)])
 
 
 @dataclass(frozen=True)
-class Oort:
+class Oort(Counted):
     """Clients of high statistical utility, some of them new, none too slow.
 
     Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI
@@ -252,7 +245,6 @@ class Oort:
     the model received, on at most `samples`. Left out are the pacer, which changes the duration, and the blacklist.
     """
 
-    count: int | float
     explore: float = 0.9
     explore_decay: float = 0.98
     explore_least: float = 0.2
@@ -263,17 +255,15 @@ class Oort:
     samples: int = PROBE_SAMPLES
 
     def __post_init__(self) -> None:
-        check_count(self.count)
+        super().__post_init__()
         check_probe("all", 1.0, self.samples)
         for name in ("explore", "explore_decay", "explore_least", "clip", "cut"):
-            value = getattr(self, name)
-            check_choice(name, 0 <= value <= 1, value, "between 0 and 1")
+            check_setting(name, 0 <= getattr(self, name) <= 1, getattr(self, name), "between 0 and 1")
         for name in ("duration", "penalty"):
-            check_choice(name, getattr(self, name) >= 0, getattr(self, name), "at least 0")
+            check_setting(name, getattr(self, name) >= 0, getattr(self, name), "at least 0")
 
     @property
     def needs(self) -> frozenset[str]:
-        """What clients send with their update."""
         return frozenset({"metrics:rms_loss", limit(self.samples)})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
@@ -282,17 +272,17 @@ class Oort:
         old, new, wanted = here[known], here[~known], how_many(self.count, len(here))
         share = max(self.explore_least, self.explore * self.explore_decay ** (round - 1))
         exploited = min(len(old), wanted - min(len(new), int(share * wanted)))
-        chosen = [new[drawn(self.quickness(roster)[new], wanted - exploited, rng)]]
+        chosen = [new[draw_weighted(self.quickness(roster)[new], wanted - exploited, rng)]]
         if exploited:
             utility = self.utility(roster, round, old)
             admitted = np.flatnonzero(utility >= self.cut * np.partition(utility, -exploited)[-exploited])
-            chosen.append(old[admitted[drawn(utility[admitted], exploited, rng)]])
-        return named(roster, np.concatenate(chosen))
+            chosen.append(old[admitted[draw_weighted(utility[admitted], exploited, rng)]])
+        return names_in(roster, np.concatenate(chosen))
 
     def utility(self, roster: Roster, round: int, rows: npt.NDArray[np.intp]) -> Floats:
         """The utility of clients that were heard of."""
         raw = np.clip(roster.n[rows] * roster.figure("rms_loss")[rows], 0, 1e300)
-        value: Floats = scaled(np.minimum(raw, np.quantile(raw, self.clip, method="lower")))
+        value: Floats = scale_to_one(np.minimum(raw, np.quantile(raw, self.clip, method="lower")))
         value += np.sqrt(0.1 * np.log(max(1, round)) / np.maximum(1, roster.last_replied[rows]))
         if not self.duration:
             return value
@@ -307,7 +297,7 @@ class Oort:
 
 
 @dataclass(frozen=True)
-class FedCS:
+class FedCS(Counted):
     """As many clients as can reply before a deadline, at most `count`, the quickest first.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
@@ -317,14 +307,13 @@ class FedCS:
     (`ready_seconds`, `upload_seconds`, told by the system model) counts as the median of what it does.
     """
 
-    count: int | float
     deadline: float = 180.0
     candidates: int | float = 0
     in_turn: bool = False
 
     def __post_init__(self) -> None:
-        check_count(self.count)
-        check_choice("deadline", self.deadline > 0, self.deadline, "above 0")
+        super().__post_init__()
+        check_setting("deadline", self.deadline > 0, self.deadline, "above 0")
         if self.candidates:
             check_count(self.candidates)
 
@@ -336,11 +325,11 @@ class FedCS:
         upload = unknown_as_median(roster.figure("upload_seconds"))[rows]
         most = min(how_many(self.count, len(here)), drawn)
         if self.in_turn:
-            return named(roster, rows[self.turns(ready, upload, most)])
+            return names_in(roster, rows[self.turns(ready, upload, most)])
         seconds = ready + upload
         quickest = top(-seconds, most, rng)
         in_time = seconds[quickest] <= max(self.deadline, seconds.min())  # if nobody can: a round needs someone
-        return named(roster, rows[quickest[in_time]])
+        return names_in(roster, rows[quickest[in_time]])
 
     def turns(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:
         """The greedy choice of the paper: whoever makes the round end soonest, while it ends in time."""
@@ -356,18 +345,8 @@ class FedCS:
         return np.array(chosen, np.intp)
 
 
-NAMES = {
-    "everyone": everyone,
-    "uniform": Uniform,
-    "roundrobin": RoundRobin,
-    "aoi": AoI,
-    "entropy": Entropy,
-    "aoiu": AoIU,
-    "mix": Mix,
-    "powerofchoice": PowerOfChoice,
-    "oort": Oort,
-    "fedcs": FedCS,
-}
+PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS)
+NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}
 
 
 def check_count(count: int | float) -> None:
@@ -383,7 +362,7 @@ def how_many(count: int | float, present: int) -> int:
     return min(max(1, wanted), present)
 
 
-def named(roster: Roster, rows: npt.NDArray[np.intp]) -> list[ClientId]:
+def names_in(roster: Roster, rows: npt.NDArray[np.intp]) -> list[ClientId]:
     """The clients of these rows, sorted by name."""
     return [roster.ids[i] for i in np.sort(rows).tolist()]
 
@@ -393,7 +372,7 @@ def limit(samples: int) -> str:
     return f"config:probe_samples={samples}"
 
 
-def drawn(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
     """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
     count = min(count, len(weights))
     if not count:
@@ -408,11 +387,6 @@ def sizes(roster: Roster) -> Floats:
     return np.where(known, roster.n, roster.n[known].mean() if known.any() else 1.0).astype(np.float64)
 
 
-def seconds_of(roster: Roster) -> Floats:
-    """How long a round takes each client, as far as it is known."""
-    return roster.figure("ready_seconds") + roster.figure("upload_seconds")
-
-
 def unknown_as_median(values: Floats) -> Floats:
     """Values with the unknown replaced by the median of the known, or 0 if there is none."""
     known = values[~np.isnan(values)]
@@ -421,12 +395,12 @@ def unknown_as_median(values: Floats) -> Floats:
 
 def check_probe(refresh: str, share: float, samples: int) -> None:
     """Refuse a probe that cannot be."""
-    check_choice("refresh", refresh in ("selected", "all", "share"), refresh, "one of selected, all, share")
-    check_choice("share", 0 < share <= 1, share, "above 0 and at most 1")
-    check_choice("samples", samples >= 1, samples, "at least 1")
+    check_setting("refresh", refresh in ("selected", "all", "share"), refresh, "one of selected, all, share")
+    check_setting("share", 0 < share <= 1, share, "above 0 and at most 1")
+    check_setting("samples", samples >= 1, samples, "at least 1")
 
 
-def check_choice(name: str, right: bool, value: object, wanted: str) -> None:
+def check_setting(name: str, right: bool, value: object, wanted: str) -> None:
     """Refuse a setting with a wrong value."""
     if not right:
         raise ValueError(f"{name} is {value!r}, but must be {wanted}")

@@ -19,7 +19,7 @@ from mutirao.aggregation import FedAvg
 from mutirao.config import Common, setting
 from mutirao.core.fleet import Reply
 from mutirao.groups.flow import Plan, federate_groups
-from mutirao.groups.record import findings
+from mutirao.groups.record import summarise_groups
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.recipes.task import Recipe, Task
 from mutirao.core.rounds import Patience
@@ -36,7 +36,7 @@ def work(request, site):
     return Reply({"w": w + 0.5 * (site.data - w)}, metrics={"got": float(w[1])}, n=1)
 
 def task(config):
-    return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Exhibits(findings=findings))
+    return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Exhibits(findings=summarise_groups))
 
 def flow(fleet, config, task, run):
     parts = everyone, FedAvg()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutirao.accounting import added, epsilon
+from mutirao.accounting import add_releases, epsilon
 from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Site
@@ -201,15 +201,15 @@ def test_the_ledger_counts_over_runs_and_processes_and_stops_hard(policy: Policy
     times = {run: rows[0][2] for run, rows in content["runs"].items()}
     total = int(times["1"] + times["2"])
     assert content["runs"]["1"][0][:2] == [5.0, 1.0]  # two updates may lie 2 clip apart: half the noise counts
-    assert content["epsilon"] == pytest.approx(epsilon(added(None, 5.0, 1.0, total), 1e-5))
-    assert content["epsilon"] <= 4.0 < epsilon(added(None, 5.0, 1.0, total + 1), 1e-5)
+    assert content["epsilon"] == pytest.approx(epsilon(add_releases(None, 5.0, 1.0, total), 1e-5))
+    assert content["epsilon"] <= 4.0 < epsilon(add_releases(None, 5.0, 1.0, total + 1), 1e-5)
     assert sum(e["event"] == "sent" for e in events(strict)) == total
     assert [e["epsilon"] for e in events(strict) if e["event"] == "sent"][-1] == content["epsilon"]
 
 
 def test_noise_that_the_run_adds_by_itself_is_counted(policy: Policy) -> None:
     def private(request: Request, site: Site) -> Reply:
-        site.state[RELEASES] = added(site.state.get(RELEASES), 2.0, 0.5, 3)
+        site.state[RELEASES] = add_releases(site.state.get(RELEASES), 2.0, 0.5, 3)
         return Reply(answer(request, site).arrays, metrics={"epsilon": 1.0}, n=57)
 
     strict = replace(policy, reply=Leaving(arrays=("*",), metrics=("epsilon",)), privacy=Cover(budget=9.0))

@@ -10,15 +10,15 @@ from sklearn.metrics import adjusted_rand_score
 
 from mutirao.groups.auto import (
     divide,
+    divide_again,
     k_distances,
     knee,
     margin,
+    merge_nearest,
     min_samples_for,
+    normalise,
     pairwise,
-    prepared,
     scan,
-    split,
-    tree,
 )
 
 
@@ -53,7 +53,7 @@ def test_the_tree_is_as_short_as_that_of_scipy(seed: int, n: int, k: int) -> Non
     core = k_distances(distances, k)
     reach = np.maximum(distances, np.maximum(core[:, None], core[None]))
     np.fill_diagonal(reach, 0)
-    lengths, _, _ = tree(points, k)
+    lengths = merge_nearest(points, k)[:, 2]
     assert lengths.sum() == pytest.approx(minimum_spanning_tree(reach).sum())
     assert (np.diff(lengths) >= 0).all()
 
@@ -63,7 +63,7 @@ def test_the_tree_is_as_short_as_that_of_scipy(seed: int, n: int, k: int) -> Non
 def test_a_cloud_is_one_group(n: int, d: int) -> None:
     for seed in range(8):
         assert not divide(cloud(seed, n, d))[0].holds
-        assert d == 2 or split(cloud(seed, n, d), directions=True)[0].tolist() == [0] * n
+        assert d == 2 or divide_again(cloud(seed, n, d), directions=True)[0].tolist() == [0] * n
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_cloud_is_one_group(n: int, d: int) -> None:
 def test_groups_are_found(each: int, groups: int, d: int, spread: float) -> None:
     for seed in range(4):
         points, truth = blobs(seed, each, groups, d, spread)
-        assert adjusted_rand_score(truth, split(points, directions=d > 9)[0]) == 1.0
+        assert adjusted_rand_score(truth, divide_again(points, directions=d > 9)[0]) == 1.0
 
 
 @pytest.mark.parametrize("d", [2, 9, 300])
@@ -91,7 +91,7 @@ def test_pairs_are_found_though_one_of_them_is_loose() -> None:
     assert (found.groups, found.holds) == (5, True)
     assert found.stability < 2.4  # one loose pair must not hide four tight ones
     assert found.clearness > 3.0
-    assert split(points, directions=False)[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert divide_again(points, directions=False)[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 @settings(max_examples=30, deadline=None)
@@ -111,14 +111,14 @@ def test_the_margin_is_the_quartile_of_the_logarithm_of_far_by_near(seed: int, g
 def test_a_group_within_a_group_is_found() -> None:
     points, truth = blobs(3, 12, 2, 4, 0.02)
     points, truth = np.vstack([points, points + 40]), np.concatenate([truth, truth + 2])
-    labels, looked = split(points, directions=False)
+    labels, looked = divide_again(points, directions=False)
     assert adjusted_rand_score(truth, labels) == 1.0
     assert looked[0].holds
 
 
 def test_an_outlier_is_left_out_and_makes_no_group() -> None:
     points, truth = blobs(0, 10, 2, 5, 0.05)
-    labels, _ = split(np.vstack([points, np.full(5, 100.0)]), directions=False)
+    labels, _ = divide_again(np.vstack([points, np.full(5, 100.0)]), directions=False)
     assert labels[-1] == -1
     assert adjusted_rand_score(truth, labels[:-1]) == 1.0
 
@@ -127,15 +127,15 @@ def test_copies_of_a_few_clients_make_no_groups_where_groups_must_be_larger() ->
     points, truth = blobs(1, 10, 2, 6, 0.1)
     for liar, victim in ((0, 5), (1, 6), (2, 7), (10, 15), (11, 16), (12, 15)):
         points[liar] = points[victim] + 1e-6
-    labels, looked = split(points, directions=False, min_samples=5)
+    labels, looked = divide_again(points, directions=False, min_samples=5)
     assert adjusted_rand_score(truth, labels) == 1.0
     assert {d.min_samples for d in looked} == {5}
 
 
 def test_equal_clients_are_one_group_and_lone_clients_too() -> None:
-    assert split(np.ones((7, 3)), directions=False)[0].tolist() == [0] * 7
-    assert split(np.ones((7, 3)), directions=True)[0].tolist() == [0] * 7
-    assert split(np.ones((1, 3)), directions=False)[0].tolist() == [0]
+    assert divide_again(np.ones((7, 3)), directions=False)[0].tolist() == [0] * 7
+    assert divide_again(np.ones((7, 3)), directions=True)[0].tolist() == [0] * 7
+    assert divide_again(np.ones((1, 3)), directions=False)[0].tolist() == [0]
 
 
 def test_the_knee_is_where_the_distances_rise() -> None:
@@ -149,7 +149,7 @@ def test_more_clients_need_more_neighbours() -> None:
 
 def test_directions_have_length_one_and_ignore_scale() -> None:
     points = cloud(0, 9, 4)
-    turned = prepared(points, directions=True)
+    turned = normalise(points, directions=True)
     assert np.linalg.norm(turned, axis=1) == pytest.approx(np.ones(9))
-    assert prepared(7 * points, directions=True) == pytest.approx(turned)
-    assert prepared(points, directions=False) is points
+    assert normalise(7 * points, directions=True) == pytest.approx(turned)
+    assert normalise(points, directions=False) is points

@@ -8,7 +8,7 @@ from sklearn.cluster import Birch
 from sklearn.metrics import adjusted_rand_score
 
 from mutirao.groups import admit, form, quality
-from mutirao.groups.admit import one_a_key, place
+from mutirao.groups.admit import one_a_key, place_clients
 from mutirao.groups.clusterers import NAMES, Dbscan, Hdbscan, Kmeans, One, Optics
 
 
@@ -119,7 +119,7 @@ def test_a_newcomer_never_moves_the_groups() -> None:
     assert grown.group_of("new") == "g1"
     assert grown.waiting() == ["odd"]
     probe = np.zeros((1, 6))
-    assert place(grown, probe).distance == place(groups, probe).distance
+    assert place_clients(grown, probe).distance == place_clients(groups, probe).distance
     assert quality(grown)["groups"] == 3
 
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from mutirao.accounting import added, epsilon
+from mutirao.accounting import add_releases, epsilon
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
 from mutirao.groups.member import Member, class_map, classes_in, last_layer, rename
 from mutirao.groups.signature import Bias, deviation
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
+from mutirao.training.plain import attempt
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
-from mutirao.training.turns import attempt
 
 
 def net(outputs: int) -> nn.Module:
@@ -126,7 +126,7 @@ def test_a_signature_is_entered_into_the_clients_own_account(kind: Any) -> None:
     request = Request("warm", member().trainers(5).initial(0), TOLD)
     for answer, _ in both_ways(member(kind()), request):
         assert str(answer).startswith("refused: privacy: a signature leaves only with noise")
-    before = added(None, 1.5, 1.0, 2)
+    before = add_releases(None, 1.5, 1.0, 2)
     for answer, where in both_ways(member(kind(), epsilon=0.7), request, **{RELEASES: before}):
         assert isinstance(answer, Reply)
         assert (set(answer.extras), answer.n, answer.arrays) == ({"signature"}, 1, {})

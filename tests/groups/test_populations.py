@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.groups.populations import deal, draw_populations, furnish, true_groups, turn, view
+from mutirao.groups.populations import deal_populations, draw_populations, furnish, true_groups, turn, view
 from mutirao.partition import like
 
 
@@ -19,7 +19,7 @@ def test_skewed_populations_get_all_samples_once_and_mostly_their_own_classes(
     labels = draw.permutation(np.repeat(np.arange(10), 200))
     who = draw_populations(each * populations, populations, draw)
     assert np.bincount(who).tolist() == [each] * populations
-    parts = deal("skewed", labels, who, draw)
+    parts = deal_populations("skewed", labels, who, draw)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(2000))
     if populations > 1:
         shares = np.array([[np.mean(np.isin(labels[p], c)) for c in range(10)] for p in parts])
@@ -62,4 +62,4 @@ def test_clients_with_the_same_classes_belong_together() -> None:
     with pytest.raises(ConfigError, match="3 clients cannot be of 4 populations"):
         draw_populations(3, 4, np.random.default_rng(0))
     with pytest.raises(ConfigError, match="3 classes cannot be dealt to 4"):
-        deal("skewed", labels, np.arange(4), np.random.default_rng(0))
+        deal_populations("skewed", labels, np.arange(4), np.random.default_rng(0))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from mutirao.groups.signature import NAMES, Bias, Projection, Weights, deviation, generator, noised
+from mutirao.groups.signature import NAMES, Bias, Projection, Weights, deviation, generator, hide
 
 
 def model(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -54,7 +54,7 @@ def test_the_noise_is_just_enough(epsilon: float, delta: float, sensitivity: flo
 
 def test_noise_is_cut_drawn_and_not_guessable() -> None:
     vector = np.full(4, 50.0)
-    draws = np.stack([noised(vector, 2.0, 1.0, np.random.default_rng(i)) for i in range(4000)])
+    draws = np.stack([hide(vector, 2.0, 1.0, np.random.default_rng(i)) for i in range(4000)])
     assert draws.mean(0) == pytest.approx(np.full(4, 0.5), abs=0.15)
     assert draws.std(0) == pytest.approx(np.full(4, deviation(2.0, 1e-5, 2.0)), rel=0.06)
     assert generator(True, 0, 0, "ana").random() == generator(True, 0, 0, "ana").random()

@@ -18,7 +18,7 @@ from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
 from mutirao.images import diagnosis
 from mutirao.images.features import Extractor, views_of
-from mutirao.images.splits import by_laboratory, by_slide, deal, even, set_apart
+from mutirao.images.splits import by_laboratory, by_slide, deal_pictures, even, set_apart
 
 
 def write_set(root: Path, counts: dict[str, int], slides: int = 6, seed: int = 0) -> None:
@@ -121,12 +121,12 @@ def test_slides_and_laboratories_from_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,slide,laboratory\n" + "\n".join(rows))
     found = read_pictures(tmp_path / "set", str(tmp_path / "t.csv"))
     assert set(found.slides) == {"s0", "s1", "s2", "s3"}
-    parts = deal(by_laboratory, found, 2, np.random.default_rng(0))
+    parts = deal_pictures(by_laboratory, found, 2, np.random.default_rng(0))
     assert [set(found.laboratories[p]) for p in parts] == [{"lab0"}, {"lab1"}]
-    parts = deal(by_slide, found, 2, np.random.default_rng(0))
+    parts = deal_pictures(by_slide, found, 2, np.random.default_rng(0))
     assert set(found.slides[parts[0]]).isdisjoint(found.slides[parts[1]])
     with pytest.raises(ConfigError, match="laboratory is known"):
-        deal(by_laboratory, read_pictures(tmp_path / "set"), 2, np.random.default_rng(0))
+        deal_pictures(by_laboratory, read_pictures(tmp_path / "set"), 2, np.random.default_rng(0))
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,7 +204,7 @@ def test_figures_against_scikit_learn(seed: int, n: int, classes: int) -> None:
     p /= p.sum(1, keepdims=True)
     found = p.argmax(1)
     abnormal = np.arange(classes) > 0
-    figures = diagnosis.judge(p, y, [f"c{i}" for i in range(classes)], abnormal)
+    figures = diagnosis.diagnose(p, y, [f"c{i}" for i in range(classes)], abnormal)
     assert figures["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, found))
     assert figures["loss"] == pytest.approx(sk.log_loss(y, p, labels=range(classes)))
     score, positive = p[:, 1:].sum(1), y > 0

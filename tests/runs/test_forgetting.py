@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import conftest
 from conftest import iris
-from mutirao.accounting import added
+from mutirao.accounting import add_releases
 from mutirao.aggregation import FedAvgM
 from mutirao.cli import main
 from mutirao.config import dump, resolve
@@ -161,7 +161,7 @@ def test_what_was_spent_of_the_others_privacy_stays_spent(tmp_path: Path) -> Non
     table = Folder(tmp_path / "out").load(8)[0].memory[RELEASES]
     assert table[:, 2].sum() == 8 + record["rounds_redone"]
     assert record["after"]["epsilon"] > before["final"]["epsilon"] > 0
-    assert added(None, 3.0, 2 / 8, 8)[0].tolist() in table.tolist()
+    assert add_releases(None, 3.0, 2 / 8, 8)[0].tolist() in table.tolist()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from mutirao.accounting import added, epsilon
+from mutirao.accounting import add_releases, epsilon
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
@@ -78,8 +78,8 @@ def test_batches_are_drawn_and_may_be_empty_and_the_account_says_so() -> None:
     privacy = DPSGD(noise=1.5, clip=1.0)
     reply, site = trained(privacy, batch_size=1, epochs=2)
     assert site.state[RELEASES].tolist() == [[1.5, 1 / 12, 24.0]]
-    assert reply.metrics["epsilon"] == pytest.approx(epsilon(added(None, 1.5, 1 / 12, 24), 1e-5))
-    assert reply.metrics["epsilon_next"] == pytest.approx(epsilon(added(None, 1.5, 1 / 12, 48), 1e-5))
+    assert reply.metrics["epsilon"] == pytest.approx(epsilon(add_releases(None, 1.5, 1 / 12, 24), 1e-5))
+    assert reply.metrics["epsilon_next"] == pytest.approx(epsilon(add_releases(None, 1.5, 1 / 12, 48), 1e-5))
     assert reply.metrics.keys() == {"epsilon", "epsilon_next"}
     assert reply.n == 12
     assert np.isfinite(reply.arrays["weight"]).all()

@@ -16,7 +16,7 @@ from mutirao.training.samples import (
     VirtualClients,
     can_judge,
     own_test_of,
-    pooled,
+    pool_clients,
     relabel,
     virtual_clients,
 )
@@ -51,8 +51,8 @@ def test_clients_judge_by_their_own_rows_of_a_common_test_set() -> None:
     assert [len(data) for data in own] == [20, 20]
     assert {data.test.x.data_ptr() for data in own} == {test.x.data_ptr()}
     assert own[1].test.batch(slice(0, 3))[1].tolist() == Y[[43, 44, 49]].tolist()
-    assert own_test_of(pooled(clients)["pooled"]) is test
-    assert len(pooled(clients)["pooled"]) == 40
+    assert own_test_of(pool_clients(clients)["pooled"]) is test
+    assert len(pool_clients(clients)["pooled"]) == 40
     with pytest.raises(ValueError, match="1 lists of test rows for 2 clients"):
         halves(test=test, tests=[np.array([0])])
 

@@ -386,14 +386,16 @@ def data_prepare(
     Example: mutirao data prepare herlev --out federation --clients 3
     """
     from mutirao.config import Part, build, complete
-    from mutirao.images.splits import prepare
+    from mutirao.images.splits import prepare_hospitals
     from mutirao.randomness import rng
 
     if not 0.02 <= share <= 0.5:
         raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
     part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))
     deal = build("partition", part)
-    sizes = prepare(source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide)
+    sizes = prepare_hospitals(
+        source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide
+    )
     for name, count in sizes.items():
         click.echo(f"{out / name}: {count:,} pictures")
 

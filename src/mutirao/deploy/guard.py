@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.accounting import NOTHING, Releases, added
+from mutirao.accounting import NOTHING, Releases, add_releases
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
@@ -22,7 +22,7 @@ from mutirao.core.rows import ROWS, whole
 from mutirao.deploy.ledger import Ledger, alone, difference
 from mutirao.deploy.policy import Policy, is_allowed
 from mutirao.errors import MutiraoError, Refused
-from mutirao.privacy import RELEASES, clipped, noised
+from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.runs.audit import Audit
 
 Facts = dict[str, Any]
@@ -137,8 +137,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
             raise Refused("privacy.clip", "only an update of the model that was sent can be clipped")
         full = whole(model, arrays)
-        update, _ = clipped(model, full, cover.clip)
-        moved = noised(model, update, np.random.default_rng(), cover.noise * cover.clip)
+        update, _ = clip_update(model, full, cover.clip)
+        moved = add_noise(model, update, np.random.default_rng(), cover.noise * cover.clip)
         return moved if cover.noise else {k: moved[k] if v.dtype.kind == "f" else full[k] for k, v in model.items()}
 
     def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
         cover, spent = self.policy.privacy, None
         if cover.budget or cover.run_budget:
-            own = added(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
+            own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
             releases = own if len(own) else by_handler
             if not len(releases):
                 raise Refused(

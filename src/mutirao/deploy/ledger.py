@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.accounting import NOTHING, Releases, added, epsilon, joined
+from mutirao.accounting import NOTHING, Releases, add_releases, epsilon, join_releases
 from mutirao.core.files import write_whole
 from mutirao.deploy.policy import Cover
 from mutirao.errors import Damaged, Refused
@@ -34,13 +34,13 @@ class Ledger:
         """The releases of all runs."""
         table = NOTHING
         for rows in self.runs.values():
-            table = joined(table, rows)
+            table = join_releases(table, rows)
         return table
 
     def charge(self, cover: Cover, run: str, releases: Releases) -> float:
         """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
-        mine = joined(self.runs.get(run, NOTHING), releases)
-        everything = joined(self.total(), releases)
+        mine = join_releases(self.runs.get(run, NOTHING), releases)
+        everything = join_releases(self.total(), releases)
         for rule, table, budget in (
             ("privacy.run_budget", mine, cover.run_budget),
             ("privacy.budget", everything, cover.budget),
@@ -64,7 +64,7 @@ def difference(before: Releases | None, after: Releases | None) -> Releases:
     old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
     for noise, rate, times in (NOTHING if after is None else after).tolist():
         if (more := int(times - old.get((noise, rate), 0))) > 0:
-            table = added(table, noise, rate, more)
+            table = add_releases(table, noise, rate, more)
     return table
 
 

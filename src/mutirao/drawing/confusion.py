@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.drawing.looks import save
-from mutirao.images.verdicts import Confusion
+from mutirao.images.diagnosis import Confusion
 
 
 def draw_confusion(found: Confusion, path: Path) -> None:

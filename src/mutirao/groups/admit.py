@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
-from mutirao.groups.auto import Labels, Points, prepared
-from mutirao.groups.membership import MOST, Groups, name_of
+from mutirao.groups.auto import Labels, Points, normalise
+from mutirao.groups.membership import MOST, Groups, group_name
 
 FAR = 6.0  # robust deviations above the founders' own distances
 ROOM = 1.3  # a newcomer may always be so much farther away than a founder typically is
@@ -52,10 +52,10 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
     if not signatures:
         return {}
     names = sorted(signatures)
-    found = place(groups, np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names]))
+    found = place_clients(groups, np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names]))
     out = {}
     for i, client in enumerate(names):
-        name, distance, why = name_of(int(found.label[i]), groups.count), float(found.distance[i]), ""
+        name, distance, why = group_name(int(found.label[i]), groups.count), float(found.distance[i]), ""
         if distance > found.limit[i]:
             why = f"fits no group: {distance:.3g} from {name}, at most {found.limit[i]:.2g}"
         elif not found.inside[i]:
@@ -64,19 +64,21 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
     return out
 
 
-def place(groups: Groups, signatures: Points) -> Placed:
+def place_clients(groups: Groups, signatures: Points) -> Placed:
     """The nearest group of each signature, judged by those who formed the groups.
 
     A founder's distance is taken to the middle of the others of its group, and compared with the typical one there;
     the limit is the median plus six robust deviations (1.4826 MAD) over all groups. A newcomer also has to be
     surer of its group than a third of what founders typically are.
     """
+    from scipy.spatial.distance import cdist
+
     known = np.flatnonzero(groups.labels >= 0)
     labels, count = groups.labels[known], groups.count
     if not count:
         raise ValueError("there are no groups to be admitted to")
     origin = np.median(groups.signatures, axis=0) if groups.directions else None
-    own, theirs = (prepared(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
+    own, theirs = (normalise(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
     centres, sizes = middles(own, labels, count), np.bincount(labels, minlength=count)
 
     typical, room, sure = np.full(count, 1e-12), ROOM, 0.0
@@ -84,7 +86,7 @@ def place(groups: Groups, signatures: Points) -> Placed:
     crowd = crowd[:: max(1, len(crowd) // MOST)]  # of many founders some are enough to know what is typical
     if len(crowd):
         home = labels[crowd]
-        away = distances_to(centres, own[crowd])
+        away = cdist(own[crowd], centres)
         away[np.arange(len(crowd)), home] *= sizes[home] / (sizes[home] - 1)  # as seen by the others of its group
         usual = away[np.arange(len(crowd)), home]
         by_group = [usual[home == g] for g in range(count)]
@@ -92,14 +94,14 @@ def place(groups: Groups, signatures: Points) -> Placed:
         relative = usual / typical[home]
         middle = float(np.median(relative))
         room = max(ROOM, middle + FAR * 1.4826 * float(np.median(np.abs(relative - middle))))
-        sure = SURE * float(np.median(nearest(away)[2])) if count > 1 else 0.0
+        sure = SURE * float(np.median(find_nearest(away)[2])) if count > 1 else 0.0
 
-    label, first, confidence = nearest(distances_to(centres, theirs))
+    label, first, confidence = find_nearest(cdist(theirs, centres))
     limit = typical[label] * room
     return Placed(label, first, confidence, limit, (first <= limit) & (confidence >= sure))
 
 
-def nearest(distances: Points) -> tuple[Labels, Points, Points]:
+def find_nearest(distances: Points) -> tuple[Labels, Points, Points]:
     """The nearest group, its distance, and how much nearer it is than the second; with one group, 1."""
     label = np.argmin(distances, axis=1)
     first = distances[np.arange(len(label)), label]
@@ -107,13 +109,6 @@ def nearest(distances: Points) -> tuple[Labels, Points, Points]:
         return label.astype(np.int64), first, np.ones(len(label))
     second = np.partition(distances, 1, axis=1)[:, 1]
     return label.astype(np.int64), first, (second - first) / np.maximum(second + first, 1e-300)
-
-
-def distances_to(centres: Points, points: Points) -> Points:
-    """A row a point, a column a centre."""
-    from scipy.spatial.distance import cdist
-
-    return np.asarray(cdist(points, centres), np.float64)
 
 
 def middles(points: Points, labels: Labels, count: int) -> Points:

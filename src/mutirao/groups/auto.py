@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 Points = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
-Edges = tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], npt.NDArray[np.intp]]  # lengths, and both ends
 
 LEAST, SMALL = 1.6, 8.0
 CLEAR, FEW = 2.0, 10.0
@@ -82,57 +81,31 @@ def min_samples_for(clients: int) -> int:
 
 def scan(points: Points, min_samples: int) -> list[Range]:
     """The groups for every eps there is, from the smallest at which any two clients meet."""
-    if len(points) < min_samples:
+    n = len(points)
+    if n < max(2, min_samples):
         return []  # nobody has so many neighbours, at any eps
-    return list(ranges(tree(points, min_samples), len(points)))
+    merges = merge_nearest(points, min_samples)
+    lows, highs, sizes = merges[:, 2], np.append(merges[1:, 2], np.inf), np.append(np.ones(n), merges[:, 3])
+    joined = sizes[merges[:, :2].astype(np.intp)]  # how many clients each of the two had; one alone is no group yet
+    groups = np.cumsum(1 - (joined > 1).sum(1))
+    inside = np.cumsum(merges[:, 3] - np.where(joined > 1, joined, 0).sum(1))
+    rows = zip(lows.tolist(), highs.tolist(), groups.tolist(), inside.tolist(), strict=True)
+    return [Range(low, high, count, 1 - within / n) for low, high, count, within in rows if high > low]
 
 
-def ranges(edges: Edges, n: int) -> Iterator[Range]:
-    """Add the edges one by one, and say what is joined until the next."""
-    lengths, left, right = edges
-    above, size = np.arange(n), np.ones(n, np.int64)
-
-    def root(i: int) -> int:
-        while above[i] != i:
-            above[i] = above[above[i]]
-            i = int(above[i])
-        return i
-
-    groups = inside = 0
-    for j in range(len(lengths)):
-        a, b = root(int(left[j])), root(int(right[j]))
-        for part in (a, b):
-            if size[part] > 1:
-                groups, inside = groups - 1, inside - int(size[part])
-        above[a] = b
-        size[b] += size[a]
-        groups, inside = groups + 1, inside + int(size[b])
-        high = float(lengths[j + 1]) if j + 1 < len(lengths) else np.inf
-        if high > lengths[j]:
-            yield Range(float(lengths[j]), high, groups, 1 - inside / n)
-
-
-def tree(points: Points, min_samples: int) -> Edges:
-    """The minimum spanning tree of mutual reachability, shortest edge first (Prim's algorithm on all pairs).
+def merge_nearest(points: Points, min_samples: int) -> Points:
+    """Clients joined by single linkage of their mutual reachability, the nearest first, in scipy's four columns.
 
     Mutual reachability of two clients is the largest of their distance and the distances of each to its
     `min_samples`-th neighbour, counting itself.
     """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
     distances = pairwise(points)
     core = k_distances(distances, min_samples)
-    n = len(points)
-    best, parent = np.full(n, np.inf), np.zeros(n, np.intp)
-    outside = np.ones(n, bool)
-    at, lengths, left, right = 0, np.empty(n - 1), np.empty(n - 1, np.intp), np.empty(n - 1, np.intp)
-    for j in range(n - 1):
-        outside[at] = False
-        reach = np.maximum(np.maximum(distances[at], core), core[at])
-        nearer = outside & (reach < best)
-        best[nearer], parent[nearer] = reach[nearer], at
-        at = int(np.argmin(np.where(outside, best, np.inf)))
-        lengths[j], left[j], right[j] = best[at], parent[at], at
-    order = np.argsort(lengths, kind="stable")
-    return lengths[order], left[order], right[order]
+    reach = np.maximum(distances, np.maximum.outer(core, core))
+    return np.asarray(linkage(squareform(reach, checks=False), "single"), np.float64)
 
 
 def pairwise(points: Points) -> Points:
@@ -177,11 +150,11 @@ def divide(points: Points, noise: float = NOISE, min_samples: int = 0) -> tuple[
         widest = max(able, key=lambda r: r.high / r.low, default=None)
         if widest is None or widest.high <= widest.low:
             continue
-        labels = labelled(within, float(np.sqrt(widest.low * widest.high)), k)
-        matter = max(dimensions(within), dimensions(apart(within, labels)))
-        stability, clearness = matter * math.log(widest.high / widest.low), matter * margin(within, labels)
-        figures = (widest.low, widest.high, widest.groups, widest.noise, stability, clearness)
-        found = Division(n, components, k, *figures, 0.0)
+        low, high = widest.low, widest.high
+        labels = run_dbscan(within, float(np.sqrt(low * high)), k)
+        matter = max(dimensions(within), dimensions(centre(within, labels)))
+        stability, clearness = matter * math.log(high / low), matter * margin(within, labels)
+        found = Division(n, components, k, low, high, widest.groups, widest.noise, stability, clearness, 0.0)
         if found.strength > best.strength:
             best, where = found, within
     return replace(best, knee=knee(where, k)), where
@@ -207,20 +180,20 @@ def margin(points: Points, labels: Labels) -> float:
     return float(np.quantile(np.sign(s) * -np.log1p(-np.abs(s)), 0.25))
 
 
-def labelled(points: Points, eps: float, min_samples: int) -> Labels:
+def run_dbscan(points: Points, eps: float, min_samples: int) -> Labels:
     """What DBSCAN finds."""
     from sklearn.cluster import DBSCAN
 
     return np.asarray(DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points), np.int64)
 
 
-def apart(points: Points, labels: Labels) -> Points:
+def centre(points: Points, labels: Labels) -> Points:
     """Where the clients of groups lie as seen from the middle of their own."""
     parts = [points[labels == g] for g in range(labels.max() + 1)]
     return np.concatenate([part - part.mean(0) for part in parts])
 
 
-def split(
+def divide_again(
     signatures: Points, directions: bool, noise: float = NOISE, min_samples: int = 0
 ) -> tuple[Labels, list[Division]]:
     """Divide the clients, then each group again, until no division holds; -1 is a client in no group.
@@ -231,13 +204,13 @@ def split(
     looked: list[Division] = []
 
     def parts(rows: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
-        found, points = divide(prepared(signatures[rows], directions), noise, min_samples)
+        found, points = divide(normalise(signatures[rows], directions), noise, min_samples)
         found = replace(found, inner=len(rows) < len(signatures))
         looked.append(found)
         if not found.holds:
             yield rows
             return
-        labels = labelled(points, found.eps, found.min_samples)
+        labels = run_dbscan(points, found.eps, found.min_samples)
         for label in range(labels.max() + 1):
             yield from parts(rows[labels == label])
 
@@ -247,7 +220,7 @@ def split(
     return out, looked
 
 
-def prepared(signatures: Points, directions: bool, origin: Points | None = None) -> Points:
+def normalise(signatures: Points, directions: bool, origin: Points | None = None) -> Points:
     """What distances are taken between: the signatures, or the directions in which they leave the middle of all."""
     if not directions:
         return signatures

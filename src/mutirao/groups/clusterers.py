@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.groups.auto import NOISE, Division, Labels, Points, divide, prepared, split
+from mutirao.groups.auto import NOISE, Division, Labels, Points, divide, divide_again, normalise
 
 Clustered = tuple[Labels, list[Division]]
 
@@ -28,7 +28,7 @@ class Auto:
             raise ValueError(f"min_samples is {self.min_samples}, but must be 0 or at least 2")
 
     def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        return split(signatures, directions, self.noise, self.min_samples)
+        return divide_again(signatures, directions, self.noise, self.min_samples)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Dbscan:
     def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
         from sklearn.cluster import DBSCAN
 
-        return clustered(DBSCAN(eps=self.eps, min_samples=self.min_samples), signatures, directions, rng)
+        return run_clusterer(DBSCAN(eps=self.eps, min_samples=self.min_samples), signatures, directions, rng)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Optics:
         if len(signatures) < max(2, self.min_samples):
             return np.zeros(len(signatures), np.int64), []
         with np.errstate(divide="ignore", invalid="ignore"):  # it divides by the distances of equal points
-            return clustered(OPTICS(min_samples=self.min_samples), signatures, directions, rng)
+            return run_clusterer(OPTICS(min_samples=self.min_samples), signatures, directions, rng)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Hdbscan:
         if len(signatures) < self.min_cluster_size:
             return np.zeros(len(signatures), np.int64), []
         part = HDBSCAN(min_cluster_size=self.min_cluster_size, allow_single_cluster=True, copy=True)
-        return clustered(part, signatures, directions, rng)
+        return run_clusterer(part, signatures, directions, rng)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Kmeans:
         from sklearn.cluster import KMeans
 
         seed = int(rng.integers(2**31))
-        return counted(lambda k: KMeans(k, n_init=5, random_state=seed), self.groups, signatures, directions, rng)
+        return choose_count(lambda k: KMeans(k, n_init=5, random_state=seed), self.groups, signatures, directions, rng)
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,16 @@ class Agglomerative:
         from sklearn.cluster import AgglomerativeClustering
 
         make = lambda k: AgglomerativeClustering(k, linkage="average")  # noqa: E731
-        return counted(make, self.groups, signatures, directions, rng)
+        return choose_count(make, self.groups, signatures, directions, rng)
 
 
-NAMES: dict[str, type] = {
-    "auto": Auto,
-    "one": One,
-    "dbscan": Dbscan,
-    "optics": Optics,
-    "hdbscan": Hdbscan,
-    "kmeans": Kmeans,
-    "agglomerative": Agglomerative,
-}
+PARTS = (Auto, One, Dbscan, Optics, Hdbscan, Kmeans, Agglomerative)
+NAMES: dict[str, type] = {part.__name__.lower(): part for part in PARTS}
 
 MOST_GROUPS, TRIALS = 20, 5
 
 
-def counted(
+def choose_count(
     make: Callable[[int], Any], groups: int, signatures: Points, directions: bool, rng: np.random.Generator
 ) -> Clustered:
     """The labels of a clusterer that must be told how many groups; 0 asks for one group unless there is more.
@@ -132,7 +125,7 @@ def counted(
     from sklearn.metrics import adjusted_rand_score, silhouette_score
     from threadpoolctl import threadpool_limits
 
-    points, n = prepared(signatures, directions), len(signatures)
+    points, n = normalise(signatures, directions), len(signatures)
     if groups > n:
         raise ValueError(f"groups is {groups}, but there are only {n} clients")
     if groups:
@@ -152,11 +145,11 @@ def counted(
     return best[1], [found]
 
 
-def clustered(cluster: Any, points: Points, directions: bool, draw: np.random.Generator) -> Clustered:
+def run_clusterer(cluster: Any, points: Points, directions: bool, draw: np.random.Generator) -> Clustered:
     """The clusterer's labels; one of scikit-learn is used as it is."""
     if not hasattr(cluster, "fit_predict"):
         labels, looked = cluster(points, directions, draw)
         return np.asarray(labels, np.int64), looked
     from sklearn.base import clone
 
-    return np.asarray(clone(cluster).fit_predict(prepared(points, directions)), np.int64), []
+    return np.asarray(clone(cluster).fit_predict(normalise(points, directions)), np.int64), []

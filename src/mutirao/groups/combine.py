@@ -25,17 +25,15 @@ def combine(
     """
     if not probabilities:
         raise ValueError("there are no groups to combine")
-    spread_out = aligned(probabilities, classes, total)
-    shares = (
-        dict.fromkeys(probabilities, 1.0) if weights is None else {g: float(weights.get(g, 0.0)) for g in probabilities}
-    )
+    spread_out = align(probabilities, classes, total)
+    shares = {g: 1.0 if weights is None else float(weights.get(g, 0.0)) for g in probabilities}
     if min(shares.values()) < 0 or sum(shares.values()) <= 0:
         raise ValueError(f"weights must not be negative, and one must be above 0; these are {shares}")
     whole = sum(shares.values())
     return np.asarray(sum(shares[g] / whole * spread_out[g] for g in sorted(spread_out)))
 
 
-def aligned(
+def align(
     probabilities: Mapping[str, npt.ArrayLike], classes: Mapping[str, Sequence[int]], total: int | None = None
 ) -> dict[str, Probabilities]:
     """Each group's probabilities over the union of classes."""
@@ -65,7 +63,7 @@ def weights_by_sample(
     """
     y = np.asarray(labels, np.int64)
     names = sorted(probabilities)
-    spread_out = aligned(probabilities, classes, max(int(y.max()) + 1, 1 + max(c for g in names for c in classes[g])))
+    spread_out = align(probabilities, classes, max(int(y.max()) + 1, 1 + max(c for g in names for c in classes[g])))
     likely = np.stack([spread_out[g][np.arange(len(y)), y] for g in names], axis=1) + 1e-12
     shares = np.full(len(names), 1 / len(names))
     for _ in range(STEPS):

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
-from mutirao.groups.admit import middles, place
-from mutirao.groups.auto import Labels, prepared
-from mutirao.groups.clusterers import Auto, clustered
+from mutirao.groups.admit import middles, place_clients
+from mutirao.groups.auto import Labels, normalise
+from mutirao.groups.clusterers import Auto, run_clusterer
 from mutirao.groups.membership import MOST, WAITS, Groups
 from mutirao.randomness import rng
 
@@ -42,17 +42,17 @@ def form(
     draw = rng(seed, 0, "groups")
     chosen = np.arange(len(names)) if len(names) <= most else np.sort(draw.choice(len(names), most, replace=False))
     labels = np.full(len(names), WAITS, np.int64)
-    labels[chosen], looked = clustered(cluster or Auto(), points[chosen], directions, draw)
+    labels[chosen], looked = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
     founders = Groups(names, labels, points, directions, looked=tuple(looked))
     rest = np.setdiff1d(np.arange(len(names)), chosen)
     if len(rest) and founders.count:
-        found = place(founders, points[rest])
+        found = place_clients(founders, points[rest])
         labels[rest] = np.where(found.inside, found.label, WAITS)
     lost = np.flatnonzero(labels == WAITS)
     if len(lost) and noise == "own":
         labels[lost] = labels.max(initial=WAITS) + 1 + np.arange(len(lost))
     elif len(lost) and noise == "nearest":
-        labels[lost] = place(founders, points[lost]).label if founders.count else 0
+        labels[lost] = place_clients(founders, points[lost]).label if founders.count else 0
     return Groups(names, in_order(labels), points, directions, looked=tuple(looked))
 
 
@@ -74,7 +74,7 @@ def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict
     from sklearn.metrics import adjusted_rand_score, silhouette_score
 
     known = groups.labels >= 0
-    points, labels = prepared(groups.signatures, groups.directions)[known], groups.labels[known]
+    points, labels = normalise(groups.signatures, groups.directions)[known], groups.labels[known]
     out = {"groups": float(groups.count), "waiting": float(np.mean(~known))}
     if 1 < groups.count < len(labels):
         most = {"sample_size": MOST, "random_state": 0} if len(labels) > MOST else {}

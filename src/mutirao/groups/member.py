@@ -17,16 +17,16 @@ from torch.nn import functional
 
 from mutirao.accounting import Releases
 from mutirao.core.arrays import Arrays, part_of
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
-from mutirao.groups.signature import generator, noise_of, noised
+from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.state import State
 from mutirao.privacy import EPSILON, RELEASES, AtClient, Central, Open
 from mutirao.training.descent import one_thread
+from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.trainer import Trainer
-from mutirao.training.turns import attempt
 
 OF_CLASSES = {"classes", "holdings"}  # settings of a request by which a client's answer depends on its classes
 TAKEN = "model."  # under which a site keeps the model it was handed
@@ -60,11 +60,9 @@ class Member:
         made = self.handler(request)(*self.inner(request, site)) if inside(request) else None
         return self.answer(request, site, made)
 
-    def many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
+    def many(self, requests: Requests, sites: Sites) -> Outcomes:
         """The same answers for many clients at once; those with heads of one size go through the engine together."""
-        out: dict[ClientId, Reply | Failure] = {}
+        out: Outcomes = {}
         stacks: dict[tuple[str, int], dict[ClientId, tuple[Request, Site]]] = {}
         for c in sorted(requests):
             try:
@@ -129,7 +127,7 @@ class Member:
         table = self.charge(site) if self.private else None
         if part.epsilon:
             draw = generator(part.repeatable, int(config["seed"]), int(config["round"]), site.id)
-            vector = noised(vector, part.epsilon, part.clip, draw)
+            vector = hide(vector, part.epsilon, part.clip, draw)
         extras: Arrays = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table

@@ -33,7 +33,7 @@ class Groups:
     @property
     def names(self) -> list[str]:
         """The names of the groups: g0, g1, ..."""
-        return [name_of(i, self.count) for i in range(self.count)]
+        return [group_name(i, self.count) for i in range(self.count)]
 
     @property
     def count(self) -> int:
@@ -43,7 +43,7 @@ class Groups:
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""
         label = self.labelled.get(client, WAITS)
-        return name_of(label, self.count) if label >= 0 else ""
+        return group_name(label, self.count) if label >= 0 else ""
 
     def members(self) -> dict[str, list[ClientId]]:
         """The clients of each group, sorted."""
@@ -62,6 +62,6 @@ class Groups:
         return replace(self, later={**self.later, **labels})
 
 
-def name_of(label: int, count: int) -> str:
+def group_name(label: int, count: int) -> str:
     """g0, g1, ...; as many digits as the last needs, so that names sort."""
     return f"g{label:0{len(str(max(0, count - 1)))}d}"

@@ -25,7 +25,7 @@ def draw_populations(clients: int, populations: int, draw: np.random.Generator) 
     return draw.permutation(np.arange(clients) % populations)
 
 
-def deal(
+def deal_populations(
     kind: str, labels: Array, population: npt.NDArray[np.intp], draw: np.random.Generator, own: float = OWN
 ) -> list[Indices]:
     """Samples dealt to clients: alike, or skewed so that each population has mostly classes of its own.
@@ -68,17 +68,12 @@ def turn(x: Array, degrees: float) -> Array:
     """Pictures turned about their middle; what comes in at the corners is the picture mirrored."""
     from scipy.ndimage import rotate
 
-    square = x if x.ndim > 2 else x.reshape(len(x), *side(x.shape[1]))
+    side = round(x.shape[1] ** 0.5)
+    if x.ndim == 2 and side * side != x.shape[1]:
+        raise ConfigError(f"hidden=rotated: rows of {x.shape[1]} numbers are not square pictures")
+    square = x if x.ndim > 2 else x.reshape(len(x), side, side)
     out = rotate(square, degrees, axes=(-2, -1), reshape=False, order=1, mode="reflect")
     return np.asarray(out.reshape(x.shape), x.dtype)
-
-
-def side(pixels: int) -> tuple[int, int]:
-    """Height and width of a square picture stored as a row."""
-    length = round(pixels**0.5)
-    if length * length != pixels:
-        raise ConfigError(f"hidden=rotated: rows of {pixels} numbers are not square pictures")
-    return length, length
 
 
 def true_groups(parts: Sequence[Indices], labels: Array) -> list[int]:

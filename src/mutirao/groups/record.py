@@ -13,7 +13,7 @@ import numpy as np
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
-from mutirao.groups.auto import Division, Points, Range, divide, knee, min_samples_for, prepared, scan
+from mutirao.groups.auto import Division, Points, Range, divide, knee, min_samples_for, normalise, scan
 from mutirao.groups.clusterers import NAMES
 from mutirao.groups.form import quality
 from mutirao.groups.membership import MOST, Groups
@@ -23,7 +23,7 @@ from mutirao.randomness import rng
 COMPARED = 200  # clients among whom other clusterers are tried
 
 
-def findings(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
+def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
     """What summary.json says of the groups."""
     state = State.from_memory(run.memory)
     if state is None:
@@ -35,8 +35,8 @@ def findings(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str,
         "class_maps": state.classes,
         "settled": state.settled,
         "group_quality": quality(state.groups, truth),
-        "other_clusterers": others(state.groups, run.seed),
-        "eps_range": working(state.groups),
+        "other_clusterers": count_by_others(state.groups, run.seed),
+        "eps_range": fitting_range(state.groups),
         **({"true_groups": by_true_group(run, truth)} if truth else {}),
     }
 
@@ -51,29 +51,26 @@ def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str
     return out
 
 
-def others(groups: Groups, seed: int) -> dict[str, int]:
+def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
     """How many groups each clusterer finds in the same signatures."""
     points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
-    out = {}
-    for name, make in NAMES.items():
-        if name not in ("one", "dbscan"):
-            labels, _ = make()(points, groups.directions, rng(seed, 0, "groups"))
-            out[name] = int(labels.max(initial=-1)) + 1
-    return out
+    makers = {name: make for name, make in NAMES.items() if name not in ("one", "dbscan")}
+    found = {name: make()(points, groups.directions, rng(seed, 0, "groups"))[0] for name, make in makers.items()}
+    return {name: int(labels.max(initial=-1)) + 1 for name, labels in found.items()}
 
 
-def working(groups: Groups) -> list[float] | None:
+def fitting_range(groups: Groups) -> list[float] | None:
     """From which eps to which DBSCAN finds as many groups as were formed, with nobody left out; None if nowhere."""
-    points = thinned(groups)
+    points = thin(groups)
     if len(points) < 2:
         return None
     fitting = [r for r in scan(points, neighbours(groups)) if r.groups == groups.count and r.noise == 0]
     return [fitting[0].low, min(fitting[-1].high, 1e9)] if fitting else None
 
 
-def thinned(groups: Groups) -> Points:
+def thin(groups: Groups) -> Points:
     """The founders' signatures as distances are taken between them; of very many, some."""
-    return prepared(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
+    return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
 
 
 def neighbours(groups: Groups) -> int:
@@ -83,7 +80,7 @@ def neighbours(groups: Groups) -> int:
 
 def evidence(groups: Groups) -> dict[str, Any]:
     """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
-    points, k = thinned(groups), neighbours(groups)
+    points, k = thin(groups), neighbours(groups)
     looked = groups.looked or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
     rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
     return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
@@ -91,7 +88,7 @@ def evidence(groups: Groups) -> dict[str, Any]:
 
 def scans(groups: Groups) -> dict[str, list[Range]]:
     """The eps scan among all numbers of the signatures, and among the components in which the choice was made."""
-    points, k = thinned(groups), neighbours(groups)
+    points, k = thin(groups), neighbours(groups)
     if len(points) < k:
         return {}
     found, within = divide(points, min_samples=k)
@@ -102,7 +99,7 @@ def write_evidence(run: Run, path: Path) -> None:
     """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
     if (state := State.from_memory(run.memory)) is not None:
         scores = {g: [{"round": r, "accuracy": v} for r, v in rows] for g, rows in state.scores.items()}
-        table = findings(run) | {"scores": scores, "evidence": evidence(state.groups)}
+        table = summarise_groups(run) | {"scores": scores, "evidence": evidence(state.groups)}
         write_whole(path, json.dumps(table, indent=1) + "\n")
 
 
@@ -131,7 +128,7 @@ def plane_of(run: Run) -> Plane | None:
     if (state := State.from_memory(run.memory)) is None:
         return None
     groups = state.groups
-    points = prepared(groups.signatures, groups.directions)
+    points = normalise(groups.signatures, groups.directions)
     away = points - points.mean(0)
     _, s, components = np.linalg.svd(away[:: max(1, len(away) // MOST)], full_matrices=False)
     plane, wide = np.zeros((len(points), 2)), min(2, len(s))
@@ -153,7 +150,7 @@ def scan_of(run: Run) -> Scan | None:
     state = State.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):
         return None
-    return Scan(tables, divide(thinned(state.groups), min_samples=neighbours(state.groups))[0])
+    return Scan(tables, divide(thin(state.groups), min_samples=neighbours(state.groups))[0])
 
 
 FILES = {"eps_scan.csv": write_scan, "groups.json": write_evidence}

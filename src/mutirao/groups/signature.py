@@ -30,22 +30,18 @@ class Bias:
     clip: float = 1.0  # longest vector that noise is made for
     repeatable: bool = False  # noise from the run's seed, which the server knows: for experiments only
     directions = False  # whether lengths say nothing, and only directions are compared
+    array = "bias"  # of the last layer
 
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
-        return change(before, after, f"{head}.bias")
+        return change(before, after, f"{head}.{self.array}")
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(Bias):
     """The change of the last layer's weights. It also shows labels that mean something else."""
 
-    epsilon: float = 0.0
-    clip: float = 1.0
-    repeatable: bool = False
     directions = True
-
-    def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
-        return change(before, after, f"{head}.weight")
+    array = "weight"
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Ve
     return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
 
 
-def noised(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
+def hide(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
     """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
 
     What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is
@@ -105,7 +101,7 @@ def noised(vector: Vector, epsilon: float, clip: float, draw: np.random.Generato
     return np.asarray(short + draw.normal(0.0, deviation(epsilon, delta, 2 * clip), vector.shape))
 
 
-def noise_of(signature: Bias | Weights | Projection) -> float:
+def noise_of(signature: Bias | Projection) -> float:
     """The noise of a signature as an account enters it: its deviation over its sensitivity."""
     return deviation(signature.epsilon, DELTA, 1.0)
 

@@ -4,6 +4,8 @@ A body has two parts: `trunk`, up to the last block, and `tail`, the last block 
 normalisation is frozen by construction: `model.train()` cannot move its statistics, and they never travel.
 """
 
+# ruff: noqa: D102  # `forward` is what the class says it is
+
 import hashlib
 import importlib
 import importlib.util
@@ -45,7 +47,6 @@ class FrozenNorm(nn.Module):
         self.register_buffer("var", torch.ones(channels), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise a batch by the stored statistics, in training too."""
         return functional.batch_norm(x, self.mean, self.var, self.weight, self.bias, training=False, eps=self.eps)
 
 
@@ -53,7 +54,6 @@ class SameConv(nn.Conv2d):
     """A convolution padded as TensorFlow pads: the odd pixel goes to the right and to the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pad, then convolve."""
         pads = []
         for length, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             total = max((-(-int(length) // stride) - 1) * stride + kernel - int(length), 0)
@@ -76,7 +76,6 @@ class InvertedBottleneck(nn.Module):
         self.adds = stride == 1 and into == out
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         y: Tensor = self.layers(x)
         return x + y if self.adds else y
 
@@ -95,7 +94,6 @@ class BasicBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
 
@@ -109,7 +107,6 @@ class Body(nn.Module):
         self.trunk, self.tail = trunk, tail
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of pictures."""
         out: Tensor = self.tail(self.trunk(x))
         return out
 
@@ -208,25 +205,21 @@ def body(name: str, weights: str = "") -> Body:
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
     else:
         state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
-        fill(made, state, our_key, weights or "the installed weights")
+        copy_weights(made, state, our_key, weights or "the installed weights")
     return made.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def installed_weights(name: str) -> dict[str, Tensor]:
     """The ImageNet weights that an installed package carries."""
-    if name == "efficientnet_lite0":
-        spec = importlib.util.find_spec(LITE0_PACKAGE)
-        files = sorted(Path(str(spec.origin)).parent.glob("models/*.pth")) if spec else []
-        if files:
-            return read_weights(files[0])
+    lite0 = name == "efficientnet_lite0"
+    spec = importlib.util.find_spec(LITE0_PACKAGE if lite0 else "torchvision")
+    if lite0 and spec and (files := sorted(Path(str(spec.origin)).parent.glob("models/*.pth"))):
+        return read_weights(files[0])
+    if lite0 or spec is None:
+        how = f"{LITE0_PIP};" if lite0 else "install torchvision,"
         raise ConfigError(
-            f"body={name} needs its ImageNet weights: {LITE0_PIP}; or give a file with --set weights=PATH "
+            f"body={name} needs its ImageNet weights: {how} or give a file with --set weights=PATH "
             f"(weights=random, to try things out, has none)"
-        )
-    if importlib.util.find_spec("torchvision") is None:
-        raise ConfigError(
-            "body=resnet18 needs its ImageNet weights: install torchvision, or give a file with --set weights=PATH "
-            "(weights=random, to try things out, has none)"
         )
     try:
         models = importlib.import_module("torchvision.models")
@@ -263,7 +256,7 @@ PREFIXES = re.compile(r"^(module\.|model\.|backbone\.|encoder\.(?!stages)|net\.|
 STATISTICS = {"running_mean": "mean", "running_var": "var"}
 
 
-def fill(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str | None], source: str) -> None:
+def copy_weights(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str | None], source: str) -> None:
     """Copy weights into a body; every one must be there and of the right shape."""
     named: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -271,9 +264,8 @@ def fill(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str |
         if ours is not None:
             stem, _, last = ours.rpartition(".")
             named[f"{stem}.{STATISTICS.get(last, last)}"] = value
-    own = dict(made.named_parameters()) | {k: v for k, v in made.named_buffers() if "normalise" not in k}
     with torch.no_grad():
-        for key, tensor in own.items():
+        for key, tensor in [*made.named_parameters(), *made.named_buffers()]:
             if key.endswith((".scale", ".shift")):
                 continue  # of the first layer, which has no weights
             if key not in named:

@@ -1,10 +1,15 @@
 """What a screening model is judged by: not how often it is right, but what it misses and how sure it is."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from mutirao.core.files import write_whole
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -20,9 +25,7 @@ def recalls(counts: npt.ArrayLike) -> Floats:
     """Of each true class the share that was found; NaN for a class that is not there."""
     table = np.asarray(counts, np.float64)
     totals = table.sum(1)
-    found = np.full(len(table), np.nan)
-    np.divide(np.diag(table), totals, out=found, where=totals > 0)
-    return found
+    return np.asarray(np.divide(np.diag(table), totals, out=np.full(len(table), np.nan), where=totals > 0))
 
 
 def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> float:
@@ -86,10 +89,9 @@ def auc_interval(
     s, y, g = np.asarray(scores, np.float64), np.asarray(positive, bool), np.asarray(groups)
     _, key = np.unique(g, return_inverse=True)
     members = [np.flatnonzero(key == k) for k in range(int(key.max()) + 1)]
-    values = []
-    for _ in range(draws):
-        rows = np.concatenate([members[k] for k in rng.integers(0, len(members), len(members))])
-        values.append(auc(s[rows], y[rows]))
+    drawn = (rng.integers(0, len(members), len(members)) for _ in range(draws))
+    rows = (np.concatenate([members[k] for k in some]) for some in drawn)
+    values = [auc(s[some], y[some]) for some in rows]
     low, high = np.nanpercentile(values, [50 * (1 - level), 50 * (1 + level)])
     return float(low), float(high)
 
@@ -104,7 +106,7 @@ def abnormal_classes(classes: Sequence[str], normal: str) -> npt.NDArray[np.bool
     return np.array([not any(fnmatchcase(c.lower(), p) for p in patterns) for c in classes])
 
 
-def judge(
+def diagnose(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str], abnormal: npt.NDArray[np.bool_]
 ) -> dict[str, float]:
     """All figures of a test set; those of normal against abnormal only if there are both kinds of classes."""
@@ -123,3 +125,47 @@ def judge(
         figures["sensitivity@95"] = sensitivity_at(score, positive, 0.95)
     per_class = recalls(confusion(y, found, len(classes)))
     return figures | {f"recall_{name}": float(r) for name, r in zip(classes, per_class, strict=True) if r == r}
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """What was taken for what: `counts` has a row a true class and a column a predicted one."""
+
+    classes: tuple[str, ...]
+    counts: Ints
+
+    @classmethod
+    def of(cls, labels: Ints, probabilities: Floats, classes: Sequence[str]) -> "Confusion":
+        """From the true classes and what the model finds likely."""
+        return cls(tuple(classes), confusion(labels, probabilities.argmax(1), len(classes)))
+
+
+def write_verdict(
+    path: Path,
+    probabilities: Floats,
+    labels: Ints,
+    slides: npt.NDArray[np.str_],
+    classes: Sequence[str],
+    abnormal: npt.NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> None:
+    """Write all figures of the last model on the test set; the AUC with an interval over slides."""
+    found = {
+        "pictures": len(labels),
+        "slides": len(set(slides.tolist()) - {""}),
+        "classes": list(classes),
+        "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
+        "confusion": confusion(labels, probabilities.argmax(1), len(classes)).tolist(),
+        **diagnose(probabilities, labels, classes, abnormal),
+    }
+    positive = abnormal[labels]
+    if positive.any() and not positive.all():
+        score = probabilities[:, abnormal].sum(1)
+        groups = np.array([s or f"picture {i}" for i, s in enumerate(slides.tolist())])
+        found["auc_interval"] = auc_interval(score, positive, groups, rng)
+        thresholds = np.unique(score)[:: max(1, len(np.unique(score)) // 200)]
+        found["roc"] = [
+            [round(float((score[~positive] >= t).mean()), 4), round(float((score[positive] >= t).mean()), 4)]
+            for t in thresholds
+        ]
+    write_whole(path, json.dumps(found, indent=2) + "\n")

@@ -92,13 +92,11 @@ class Extractor:
     def of_file(self, file: Path) -> npt.NDArray[Any]:
         """The views of one file; an unreadable one is named."""
         try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise UnreadableError(f"{file}: {error.strerror or error}") from error
-        try:
-            return self.of_content(content)
+            return self.of_content(file.read_bytes())
         except UnreadableError as error:
             raise UnreadableError(f"{file}: {error}") from error
+        except OSError as error:
+            raise UnreadableError(f"{file}: {error.strerror or error}") from error
 
     def of_content(self, content: bytes) -> npt.NDArray[Any]:
         """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""

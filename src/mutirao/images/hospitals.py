@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from mutirao.core.arrays import Arrays
 from mutirao.core.checks import fault_of_extras, sift
-from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site
+from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.errors import ConfigError
 from mutirao.images.features import Extractor
 from mutirao.images.splits import set_apart
 from mutirao.randomness import number
+from mutirao.training.plain import answer_in_turn
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
-from mutirao.training.turns import answer_in_turn
 
 log = logging.getLogger("mutirao")
 
@@ -39,11 +38,7 @@ class Hospital(Trainer):
         reply = super().__call__(request, site)
         return self.validate(reply, site.data.test) if request.do == "train" else reply
 
-    def many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        """The same for several: hospitals are few and their rounds short, so one after the other."""
-        return answer_in_turn(self, requests, sites)
+    many = answer_in_turn  # hospitals are few and their rounds short
 
     def validate(self, reply: Reply, kept: Samples) -> Reply:
         """The reply with loss and accuracy of the trained model on what was kept back."""
@@ -106,17 +101,15 @@ class Wards(Population):
         )
 
 
-def together(wards: Wards) -> dict[ClientId, ClientData]:
+def pool_hospitals(wards: Wards) -> dict[ClientId, ClientData]:
     """One hospital that holds what all the others do: the pooled reference."""
     parts = [wards[name] for name in wards]
     agree({name: wards[name].classes for name in wards})
-    train, kept = join([p.train for p in parts]), join([p.test for p in parts])
+    train, kept = (
+        Samples(torch.cat([s.x for s in some]), torch.cat([s.y for s in some]))
+        for some in ([p.train for p in parts], [p.test for p in parts])
+    )
     return {"pooled": ClientData(train, kept, parts[0].classes)}
-
-
-def join(parts: Sequence[Samples]) -> Samples:
-    """The samples of all."""
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def agree_on_classes(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> None:
@@ -135,10 +128,9 @@ def agree_on_classes(fleet: Fleet, classes: Sequence[str], config: Mapping[str, 
     agree(lists)
 
 
-def distributed(fleet: Fleet, run: Run) -> dict[str, float]:
+def evaluate_at_hospitals(fleet: Fleet, run: Run) -> dict[str, float]:
     """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
-    arrays: Arrays = run.arrays
-    asked = {c: Request("evaluate", arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
+    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
     answers = sift(fleet.ask(asked), fault_of_extras)
     told = [(r.n, r.metrics) for r in answers.replies.values() if r.n and {"accuracy", "loss"} <= r.metrics.keys()]
     total = sum(n for n, _ in told)

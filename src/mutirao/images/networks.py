@@ -1,5 +1,7 @@
 """Small networks for pictures; the convolutional ones take 32 x 32 bytes, and normalise them in their first layer."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -24,46 +26,29 @@ class Normalise(nn.Module):
         return x.float() * self.scale + self.shift
 
 
+def convolutional(channels: tuple[int, int], pool: tuple[int, int], *dense: int) -> nn.Module:
+    """Two 5 x 5 convolutions, each with a pool behind it, then dense layers of these widths."""
+    layers: list[nn.Module] = [Normalise()]
+    for into, out in zip((3, *channels), channels, strict=False):
+        layers += [nn.Conv2d(into, out, 5), nn.ReLU(), nn.MaxPool2d(*pool)]
+    layers.append(nn.Flatten())
+    for into, out in itertools.pairwise(dense):
+        layers += [nn.Linear(into, out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
 def cnn() -> nn.Module:
     """The network of the federated learning papers: two 5 x 5 convolutions of 64, pools 3/2, dense 1024-384-192-10.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
     after TensorFlow's tutorial; 576,778 parameters.
     """
-    return nn.Sequential(
-        Normalise(),
-        nn.Conv2d(3, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2),
-        nn.Flatten(),
-        nn.Linear(64 * 4 * 4, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, 10),
-    )
+    return convolutional((64, 64), (3, 2), 1024, 384, 192, 10)
 
 
 def small() -> nn.Module:
     """A network of the size of LeNet-5 (LeCun et al., 1998) for quick trials; 62,006 parameters."""
-    return nn.Sequential(
-        Normalise(),
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * 5 * 5, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
-    )
+    return convolutional((6, 16), (2, 2), 400, 120, 84, 10)
 
 
 def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Module:

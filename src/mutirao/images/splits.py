@@ -95,7 +95,9 @@ NAMES: dict[str, Callable[..., list[Rows]]] = {
 }
 
 
-def deal(split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng: np.random.Generator) -> list[Rows]:
+def deal_pictures(
+    split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng: np.random.Generator
+) -> list[Rows]:
     """Call a split with what it takes."""
     offers = {
         "labels": pictures.labels,
@@ -110,7 +112,7 @@ def deal(split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng
     return split(**{name: value for name, value in offers.items() if name in takes})
 
 
-def prepare(
+def prepare_hospitals(
     source: Path,
     out: Path,
     clients: int,
@@ -135,7 +137,7 @@ def prepare(
         rows, held = set_apart(everything, share, seed)
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
-    parts = deal(split, train, clients, rng)
+    parts = deal_pictures(split, train, clients, rng)
     shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
     building = out.with_name(f".{out.name}.part")
     if building.exists():

@@ -42,7 +42,7 @@ def load(config: Config) -> cifar10.Cifar10:
 def task(config: Config) -> Task:
     """Training images dealt to the clients; the test images, which nobody trains on, judge the model."""
     from mutirao.images.networks import NETWORKS
-    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
     data = load(config)
@@ -54,7 +54,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=pooled(clients) if config.centralised else clients,
+        population=pool_clients(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
         metrics=("accuracy", "loss"),

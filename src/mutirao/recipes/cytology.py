@@ -15,9 +15,8 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Patience, Round, Run, gather
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
-from mutirao.images.diagnosis import abnormal_classes, judge
+from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
-from mutirao.images.verdicts import Confusion, write_verdict
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
@@ -60,7 +59,7 @@ def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
     from mutirao.images.features import Extractor
     from mutirao.images.heads import probabilities, trained_part
-    from mutirao.images.hospitals import Hospital, Wards, together
+    from mutirao.images.hospitals import Hospital, Wards, pool_hospitals
 
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
     found: Sources = find_sources(config)
@@ -77,7 +76,7 @@ def task(config: Config) -> Task:
         if "x" not in seen:
             seen["x"] = extract(found.test().files)
         seen["p"] = probabilities(hospital.fill(arrays), seen["x"])
-        figures = judge(seen["p"], found.test().labels, classes, abnormal)
+        figures = diagnose(seen["p"], found.test().labels, classes, abnormal)
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
 
     def verdict(run: Run, path: Path) -> None:
@@ -89,7 +88,7 @@ def task(config: Config) -> Task:
 
     population: Mapping[str, Any] = wards
     if config.centralised:
-        population = together(wards)
+        population = pool_hospitals(wards)
     elif config.only:
         population = replace(wards, pictures={config.only: found.hospitals[config.only]})
     return Task(
@@ -108,7 +107,7 @@ def task(config: Config) -> Task:
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
-    from mutirao.images.hospitals import agree_on_classes, distributed
+    from mutirao.images.hospitals import agree_on_classes, evaluate_at_hospitals
 
     private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
     hospitals = len(task.population)
@@ -124,7 +123,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         config = replace(config, min_replies=hospitals)  # as in the paper: all must take part
     for done in federate(fleet, config, task, run):
         if not private:
-            done.row.update(distributed(fleet, run))
+            done.row.update(evaluate_at_hospitals(fleet, run))
         for ours, papers in PAPERS.items():
             if ours in done.row:
                 done.row[papers] = done.row.pop(ours)

@@ -17,7 +17,7 @@ from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
-from mutirao.groups.record import FILES, findings, plane_of, scan_of
+from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import State
 from mutirao.images.names import NETWORK_NAMES
@@ -72,12 +72,12 @@ def load(config: Config) -> tuple[Any, Any, Any, Any]:
 
 def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
-    from mutirao.groups.populations import deal, draw_populations, true_groups
+    from mutirao.groups.populations import deal_populations, draw_populations, true_groups
 
     draw = rng(config.seed, 0, "partition")
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
-        return deal(config.hidden, y, population, draw), population.tolist()
+        return deal_populations(config.hidden, y, population, draw), population.tolist()
     parts = build("partition", config.partition)(y, clients=config.clients, rng=draw)
     return parts, true_groups(parts, y)
 
@@ -119,7 +119,7 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: findings(run, knows.truth),
+            findings=lambda run: summarise_groups(run, knows.truth),
             constant=frozenset({"groups", "rand"}),
         ),
     )

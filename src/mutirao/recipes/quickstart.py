@@ -29,7 +29,7 @@ def task(config: Config) -> Task:
     if config.data != "digits":
         raise ConfigError(f"data: the quickstart knows only 'digits', not {config.data!r}")
     from mutirao.images.networks import mlp  # late: a mistyped setting is told without torch
-    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
     x, y, x_test, y_test = digits.load(config.seed)
@@ -42,7 +42,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=pooled(clients) if config.centralised else clients,
+        population=pool_clients(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=lambda arrays: trainer.evaluate(arrays, test),
         metrics=("accuracy", "loss"),

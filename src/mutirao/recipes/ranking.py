@@ -53,7 +53,7 @@ def load(config: Config) -> tuple[RankingData, RankingData]:
 def task(config: Config) -> Task:
     """Documents dealt to the clients, put on one scale by the moments each of them sends."""
     from mutirao.ranking.models import LOSSES, Scorer, classifier, lists_of, score
-    from mutirao.training.samples import pooled, virtual_clients
+    from mutirao.training.samples import pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
     train, judged = load(config)
@@ -78,7 +78,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=pooled(clients) if config.centralised else clients,
+        population=pool_clients(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
         judge="ndcg@5",

@@ -52,7 +52,7 @@ def task(config: Config) -> Task:
 
     from mutirao.images.networks import NETWORKS, mlp
     from mutirao.training.engine.judging import batch_by_batch
-    from mutirao.training.samples import Samples, pooled, virtual_clients
+    from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
     x, y, x_test, y_test = load(config)
@@ -80,7 +80,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=trainer,
-        population=pooled(clients) if config.centralised else clients,
+        population=pool_clients(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
         metrics=("accuracy", "loss", "accuracy_own", "accuracy_worst_decile"),

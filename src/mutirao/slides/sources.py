@@ -14,7 +14,7 @@ from typing import Any
 from mutirao.config import build
 from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, deal, set_apart
+from mutirao.images.splits import GLOBAL_TEST, TEST, TRAINING, deal_pictures, set_apart
 from mutirao.randomness import number, rng
 
 CLIENT = re.compile(r"client_(\d+)")
@@ -48,7 +48,7 @@ def find_sources(config: Any) -> Sources:
         train, test = everything.take(rows), everything.take(held)
     refuse_shared(train, test)
     split = build("partition", config.partition)
-    parts = deal(split, train, config.clients, rng(config.seed, 0, "partition"))
+    parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
     hospitals = {f"client_{k}": partial(train.take, part) for k, part in enumerate(parts, 1)}
     return Sources(hospitals, lambda: test, train.classes)
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +13,24 @@ from mutirao.core.arrays import Arrays
 OPTIMIZERS = ("sgd", "adam")
 
 
+@dataclass(eq=False)
 class Descent:
     """SGD or Adam, bit for bit as in torch.optim, whose first use would import torch's compiler, for seconds.
 
     FedProx's pull mu (w - w_start) is added to the gradients, and `clip` shortens them, before a step.
     """
 
-    def __init__(
-        self,
-        weights: list[nn.Parameter],
-        mu: float = 0.0,
-        *,
-        optimizer: str = "sgd",
-        lr: float = 0.1,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        clip: float = 0.0,
-    ) -> None:
-        self.weights, self.mu, self.clip = weights, mu, clip
-        self.optimizer, self.lr, self.momentum, self.weight_decay = optimizer, lr, momentum, weight_decay
-        self.start = [p.detach().clone() for p in weights] if mu else []
+    weights: list[nn.Parameter]
+    mu: float = 0.0
+    _: KW_ONLY
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.start = [p.detach().clone() for p in self.weights] if self.mu else []
         self.moments: dict[int, list[Tensor]] = {}
         self.count = 0
 
@@ -81,11 +80,10 @@ def seeded(seed: int) -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """One torch thread: results do not depend on the number of cores, and small models are faster."""
     before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    if before > 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if before > 1:
+            torch.set_num_threads(before)

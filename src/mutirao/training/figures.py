@@ -1,23 +1,27 @@
-"""What a client tells of a model besides its arrays: which figures can be asked for, and how each is worked out."""
+"""What a client tells of a model besides its arrays: its loss, sample by sample, and the figures worked out of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Scalar
 from mutirao.training.samples import Samples
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+
 PROBE_SAMPLES = 100
 PROBED = frozenset({"entropy", "rms_loss", "gradient_norm"})  # what is measured on the model as it was received
+FEW = 16  # classes; with fewer than fill a vector register, torch's log_softmax is slow along the last axis
 EXTRAS = PROBED | {"squared_errors"}  # what a request to train may ask for
 
 
-def metrics_of(total: float, right: int | None, seen: int) -> dict[str, float]:
+def mean_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
     """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
     metrics = {"loss": float(total) / seen}
     return metrics if right is None else metrics | {"accuracy": right / seen}
@@ -60,3 +64,31 @@ def probe_samples(config: Mapping[str, Scalar]) -> int:
 def is_classes(y: Tensor) -> bool:
     """Whether labels are class numbers."""
     return not y.is_floating_point()
+
+
+def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample by itself.
+
+    Their mean is the loss of the batch if the loss is a mean over samples, which is for the caller to prove.
+    """
+    if is_cross_entropy(loss, outputs, y):
+        classes = torch.arange(outputs.shape[-1])  # a mask is cheaper to differentiate than a look-up
+        if len(classes) < FEW:
+            logs = functional.log_softmax(outputs.t(), 0)
+            return -torch.where(y == classes[:, None], logs, 0.0).sum(0)
+        return -torch.where(y[:, None] == classes, functional.log_softmax(outputs, -1), 0.0).sum(-1)
+    return vmap(lambda o, t: loss(o[None], t[None]))(outputs, y)
+
+
+def noted_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """The same numbers where nothing is to be differentiated."""
+    if not is_cross_entropy(loss, outputs, y):
+        return row_losses(loss, outputs, y)
+    few = outputs.shape[-1] < FEW
+    logs = functional.log_softmax(outputs.t(), 0).t() if few else functional.log_softmax(outputs, -1)
+    return -logs.gather(1, y[:, None])[:, 0]
+
+
+def is_cross_entropy(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
+    """Whether it is the ordinary loss of class numbers, for which there is a shorter way."""
+    return loss is functional.cross_entropy and outputs.dim() == 2 and y.dim() == 1 and is_classes(y)

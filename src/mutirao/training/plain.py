@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,24 +14,29 @@ from torch.nn import functional
 
 from mutirao.config import Common
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError
 from mutirao.randomness import number, rng
 from mutirao.training.descent import OPTIMIZERS, Descent, arrays_of, one_thread, seeded
 from mutirao.training.figures import (
     PROBE_SAMPLES,
     PROBED,
+    Loss,
     entropies,
     errors_of,
     extras_of,
     is_classes,
-    metrics_of,
+    mean_metrics,
+    noted_losses,
     probe_samples,
     read_extras,
 )
-from mutirao.training.losses import Loss, noted_losses
 from mutirao.training.samples import Index, Samples
 
+Requests = Mapping[ClientId, Request]
+Sites = Mapping[ClientId, Site]
+Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
@@ -137,7 +142,7 @@ class PlainTrainer:
                     right += (found == y).sum()
                     if "squared_errors" in extras:
                         errors.append(errors_of(found, y))
-        metrics = metrics_of(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
+        metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
         noted = extras_of(torch.cat(errors).numpy(), sizes) if errors else {}
         return Reply(arrays_of(model), noted, metrics, len(samples))
@@ -207,3 +212,16 @@ class PlainTrainer:
 def needs_two(model: nn.Module) -> bool:
     """Whether the module cannot be trained on a single sample."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def attempt(handler: AnyHandler, request: Request, site: Site) -> Reply | Failure:
+    """One client's answer, or why there is none."""
+    try:
+        return handler(request, site)
+    except Exception as error:  # a client may raise anything: it is its own failure alone
+        return failure_of(error)
+
+
+def answer_in_turn(handler: AnyHandler, requests: Requests, sites: Sites) -> Outcomes:
+    """What each client answers, sorted by client."""
+    return {client: attempt(handler, requests[client], sites[client]) for client in sorted(requests)}

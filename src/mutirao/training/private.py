@@ -1,23 +1,21 @@
 """DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from mutirao.accounting import import_opacus
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
-from mutirao.core.parts import AnyHandler
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES
 from mutirao.randomness import number
 from mutirao.training.descent import arrays_of, one_thread, seeded
-from mutirao.training.plain import PlainTrainer
+from mutirao.training.plain import PlainTrainer, answer_in_turn
 from mutirao.training.samples import Samples
-from mutirao.training.turns import answer_in_turn
 
 
 @dataclass(frozen=True)
@@ -34,19 +32,14 @@ class PrivateTrainer:
     provides = frozenset({"metrics:epsilon", "config:mu"})
 
     @classmethod
-    def of(cls, handler: AnyHandler, privacy: DPSGD) -> "PrivateTrainer":
-        """Of a task's handler, if that is a Trainer whose model can be trained so."""
-        if not isinstance(handler, PlainTrainer):
-            raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
-        try:
-            from opacus.validators import ModuleValidator  # late: it takes seconds
-        except ImportError as error:
-            raise ConfigError("privacy needs Opacus: install mutirao[privacy]") from error
+    def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
+        """Of a trainer, if its model can be trained so."""
+        validator = import_opacus("validators").ModuleValidator
         with seeded(0):
-            faults = ModuleValidator.validate(handler.model().train(), strict=False)
+            faults = validator.validate(trainer.model().train(), strict=False)
         if faults:
             raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
-        return cls(handler, privacy)
+        return cls(trainer, privacy)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The privately trained arrays, and what has been spent."""
@@ -58,13 +51,9 @@ class PrivateTrainer:
         table = self.privacy.charge(site, noise, rate, steps)
         arrays = self.train(request, site, rate, steps)
         site.state[RELEASES] = table
-        return Reply(arrays, metrics=self.privacy.told(table, noise, rate, steps), n=n)
+        return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
 
-    def many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        """The same for several: gradients sample by sample are one client's own."""
-        return answer_in_turn(self, requests, sites)
+    many = answer_in_turn  # gradients sample by sample are one client's own
 
     def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""

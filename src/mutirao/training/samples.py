@@ -109,6 +109,7 @@ def can_judge(population: Mapping[ClientId, Any]) -> bool:
     return not isinstance(population, dict) or all(isinstance(data, ClientData) for data in population.values())
 
 
+@dataclass(eq=False, repr=False)
 class VirtualClients(Population):
     """A population over one storage: client i owns the rows order[offsets[i]:offsets[i + 1]].
 
@@ -120,21 +121,20 @@ class VirtualClients(Population):
     (['c0', 'c1'], 3)
     """
 
-    def __init__(
-        self,
-        x: Any,
-        y: Any,
-        order: Index,
-        offsets: npt.NDArray[np.int64],
-        test: Samples | None = None,
-        tests: Sequence[Index] = (),
-    ) -> None:
-        self.x, self.y, self.order, self.offsets = torch.as_tensor(x), torch.as_tensor(y), order, offsets
-        self.test, self.tests = test, tests
-        if test is not None and len(tests) != len(offsets) - 1:
-            raise ValueError(f"{len(tests)} lists of test rows for {len(offsets) - 1} clients")
-        width = len(str(len(offsets) - 2))
-        self.names = [f"c{i:0{width}d}" for i in range(len(offsets) - 1)]
+    x: Any
+    y: Any
+    order: Index
+    offsets: npt.NDArray[np.int64]
+    test: Samples | None = None
+    tests: Sequence[Index] = ()
+
+    def __post_init__(self) -> None:
+        self.x, self.y = torch.as_tensor(self.x), torch.as_tensor(self.y)
+        count = len(self.offsets) - 1
+        if self.test is not None and len(self.tests) != count:
+            raise ValueError(f"{len(self.tests)} lists of test rows for {count} clients")
+        width = len(str(count - 1))
+        self.names = [f"c{i:0{width}d}" for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -155,7 +155,7 @@ class VirtualClients(Population):
         return own if self.test is None else ClientData(own, Samples(self.test.x, self.test.y, self.tests[i]))
 
 
-def pooled(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
+def pool_clients(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
     """One client with all that the others have: the centralised reference."""
     own = Samples(clients.x, clients.y, np.sort(clients.order))
     return {"pooled": own if clients.test is None else ClientData(own, clients.test)}

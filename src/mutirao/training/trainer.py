@@ -1,20 +1,16 @@
 """What a client does with a torch module: train it on its own samples, or judge it on others of its own."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
 from mutirao.privacy import DPSGD
-from mutirao.training.engine.judging import judge
-from mutirao.training.engine.ways import answer, answer_many
+from mutirao.training.engine.judging import evaluate_model
+from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.private import PrivateTrainer
-from mutirao.training.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -37,23 +33,13 @@ class Trainer(PlainTrainer):
         | {f"metrics:{name}" for name in PROBED}
     )
 
-    def __call__(self, request: Request, site: Site) -> Reply:
-        """Answer a request to `train`, to `evaluate` or to `probe`."""
-        return answer(self, request, site)
-
-    def many(
-        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        """The same answers for many clients at once, the fastest way; `engine` may name another way."""
-        return answer_many(self, requests, sites)
+    __call__ = answer_request
+    many = answer_requests
+    evaluate = evaluate_model
 
     def private_training(self, privacy: DPSGD) -> PrivateTrainer:
         """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""
         return PrivateTrainer.of(self, privacy)
-
-    def evaluate(self, arrays: Arrays, samples: Samples) -> dict[str, float]:
-        """Mean loss, and accuracy where the labels are classes."""
-        return judge(self, arrays, samples)
 
     def make(self) -> nn.Module:
         """A module for one thread; its convolutions are done by our kernel unless `engine` asks for torch's own."""

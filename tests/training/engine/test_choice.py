@@ -15,8 +15,8 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.training.engine.jobs import Job, plan_jobs
-from mutirao.training.engine.stacked import cut
-from mutirao.training.engine.ways import way_of
+from mutirao.training.engine.stacked import deal_to_stacks
+from mutirao.training.engine.ways import choose_way
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
 
@@ -76,9 +76,9 @@ def asked(trainer: Trainer, population: dict[str, Any], do: str = "train", **con
 )
 def test_the_model_decides_unless_the_user_does(model: Any, way: str) -> None:
     many = [f"c{i}" for i in range(20)]
-    assert way_of(Trainer(model), jobs_of(Trainer(model), many)) == way
+    assert choose_way(Trainer(model), jobs_of(Trainer(model), many)) == way
     for engine in ("fused", "stacked", "threads", "plain"):
-        assert way_of(Trainer(model, engine=engine), []) == engine
+        assert choose_way(Trainer(model, engine=engine), []) == engine
     with pytest.raises(ValueError, match="one of auto, fused, stacked, threads, plain"):
         Trainer(model, engine="fast")
 
@@ -92,9 +92,9 @@ def jobs_of(trainer: Trainer, names: list[str], samples: int = 9) -> list[Job]:
 def test_a_small_round_is_trained_plainly_as_over_a_network() -> None:
     trainer = Trainer(mlp, batch_size=1)
     few = [f"c{i}" for i in range(16)]
-    assert way_of(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
-    assert way_of(trainer, jobs_of(trainer, few, 33)) == "fused"
-    assert way_of(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "fused"
+    assert choose_way(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
+    assert choose_way(trainer, jobs_of(trainer, few, 33)) == "fused"
+    assert choose_way(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "fused"
 
 
 @pytest.mark.parametrize("model", [Branching, Counting])
@@ -171,7 +171,7 @@ def test_the_work_is_dealt_evenly() -> None:
 
     def steps(sizes: list[int], tallest: int) -> list[list[int]]:
         shares: Any = [(Fake(f"c{i}", n), None) for i, n in enumerate(sizes)]
-        return [[len(job.lengths) for job, _ in piece] for piece in cut(shares, tallest)]
+        return [[len(job.lengths) for job, _ in piece] for piece in deal_to_stacks(shares, tallest)]
 
     assert steps([75] * 10, 7) == [[75] * 5] * 2
     assert steps([3], 7) == [[3]]

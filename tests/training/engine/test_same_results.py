@@ -240,7 +240,7 @@ def test_no_result_depends_on_the_number_of_workers(engine: str, model: str) -> 
 def test_a_frozen_tape_gives_the_same_bits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mutirao.training.engine.machine.FREEZE_AFTER", 1)
     with_jit = digest(trained(model, "stacked", UNEQUAL)[0])
-    monkeypatch.setattr("mutirao.training.engine.machine.freeze", lambda program, inputs: None)
+    monkeypatch.setattr("mutirao.training.engine.machine.freeze_program", lambda program, inputs: None)
     assert digest(trained(model, "stacked", UNEQUAL)[0]) == with_jit
 
 

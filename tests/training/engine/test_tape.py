@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mutirao.training.engine.tape import Unsupported, aten, freeze, join, record, tidy
+from mutirao.training.engine.tape import Unsupported, aten, freeze_program, join_tapes, record_tape, tidy_tape
 
 Step = Callable[..., list[Tensor]]
 
@@ -54,7 +54,7 @@ def types(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("step", [factors, in_place, shapes, types])
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_a_tape_repeats_the_step(step: Step, clients: int) -> None:
-    tape = tidy(join(*(record(step, inputs(k)) for k in (2, 3))))
+    tape = tidy_tape(join_tapes(*(record_tape(step, inputs(k)) for k in (2, 3))))
     ours, theirs = inputs(clients), inputs(clients)
     for _ in range(3):
         expected = step(*theirs)
@@ -63,17 +63,17 @@ def test_a_tape_repeats_the_step(step: Step, clients: int) -> None:
 
 
 def test_an_update_along_a_product_is_one_operation() -> None:
-    tape = tidy(join(*(record(factors, inputs(k)) for k in (2, 3))))
+    tape = tidy_tape(join_tapes(*(record_tape(factors, inputs(k)) for k in (2, 3))))
     targets = [node.target for node in tape.graph.nodes]
     assert aten.baddbmm_.default in targets
     assert aten.detach.default not in targets
-    assert len(targets) < len(record(factors, inputs(2)).graph.nodes)
+    assert len(targets) < len(record_tape(factors, inputs(2)).graph.nodes)
 
 
 def test_a_frozen_program_does_not_touch_the_example() -> None:
-    tape = tidy(record(factors, inputs(2)))
+    tape = tidy_tape(record_tape(factors, inputs(2)))
     example = inputs(2)
-    fast = freeze(tape.forward, example)
+    fast = freeze_program(tape.forward, example)
     assert fast is not None
     for tensor, untouched in zip(example, inputs(2), strict=True):
         assert torch.equal(tensor, untouched)
@@ -84,8 +84,8 @@ def test_a_frozen_program_does_not_touch_the_example() -> None:
 
 
 def test_what_cannot_be_frozen_is_not() -> None:
-    assert freeze(lambda *tensors: (torch.rand(3),), inputs(2)) is None  # not the same twice
-    assert freeze(lambda *tensors: (tensors[9],), inputs(2)) is None
+    assert freeze_program(lambda *tensors: (torch.rand(3),), inputs(2)) is None  # not the same twice
+    assert freeze_program(lambda *tensors: (tensors[9],), inputs(2)) is None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_cannot_be_frozen_is_not() -> None:
 )
 def test_what_the_next_run_would_not_repeat_is_refused(step: Step, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
-        record(step, inputs(2))
+        record_tape(step, inputs(2))
 
 
 def test_operations_that_depend_on_the_number_of_clients_are_refused() -> None:
@@ -111,7 +111,7 @@ def test_operations_that_depend_on_the_number_of_clients_are_refused() -> None:
 
     for step in (loop, scaled):
         with pytest.raises(Unsupported, match="number of clients"):
-            join(*(record(step, inputs(k)) for k in (2, 3)))
+            join_tapes(*(record_tape(step, inputs(k)) for k in (2, 3)))
 
 
 OUTSIDE = torch.zeros(1)

@@ -19,8 +19,8 @@ from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import close
 from mutirao.training.engine.tape import Unsupported
-from mutirao.training.engine.workers import spread
-from mutirao.training.figures import extras_of, metrics_of
+from mutirao.training.engine.workers import run_in_threads
+from mutirao.training.figures import extras_of, mean_metrics
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
 
@@ -57,7 +57,7 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
             return None
 
-    replies = spread(trainer.workers, train, list(zip(jobs, rows, strict=True)))
+    replies = run_in_threads(trainer.workers, train, list(zip(jobs, rows, strict=True)))
     return {job.client: reply for job, reply in zip(jobs, replies, strict=True) if reply is not None}
 
 
@@ -67,7 +67,7 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
     loss, right = call(job.trainer, job.mu, layers, arrays, x, y, rows, job.lengths, squared)
     extras = {} if squared is None else extras_of(squared, job.lengths)
-    return Reply(arrays, extras, metrics_of(loss, right, len(rows)), len(job.samples))
+    return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))
 
 
 def call(trainer: PlainTrainer, mu: float, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:

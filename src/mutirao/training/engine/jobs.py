@@ -1,7 +1,7 @@
 """A round as the engine sees it: one job a client, with its samples and the batches it will make of them."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
 from mutirao.training.figures import read_extras
-from mutirao.training.plain import PlainTrainer, needs_two
+from mutirao.training.plain import PlainTrainer, Requests, Sites, needs_two
 from mutirao.training.samples import Index, Samples
 
 
@@ -57,9 +57,7 @@ class Job:
         return self.samples.batch(self.order()[: self.lengths[0]])
 
 
-def plan_jobs(
-    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-) -> tuple[list[Job], dict[ClientId, Failure]]:
+def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[list[Job], dict[ClientId, Failure]]:
     """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}

@@ -1,22 +1,21 @@
 """A model judged on many clients at once: one pass over all their samples, then means client by client."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mutirao.core.arrays import Array, Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.fleet import ClientId, Reply, failure_of
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads, is_heavy
-from mutirao.training.figures import entropies, is_classes, metrics_of, probe_samples, read_extras
-from mutirao.training.losses import noted_losses
-from mutirao.training.plain import PlainTrainer
+from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
+from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import Samples, own_test_of
 
 log = logging.getLogger("mutirao")
@@ -26,7 +25,7 @@ Seen = TypeVar("Seen")
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
-def judge(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
+def evaluate_model(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
     """Mean loss, and accuracy where the labels are classes."""
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
@@ -38,15 +37,13 @@ def judge(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, 
 
     seen = batch_by_batch(trainer, arrays, samples, look)
     total, right = sum(loss for loss, _ in seen), sum(right for _, right in seen)
-    return metrics_of(total, right if classes else None, len(samples))
+    return mean_metrics(total, right if classes else None, len(samples))
 
 
-def judge_many(
-    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-) -> dict[ClientId, Reply | Failure]:
+def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Answers to `evaluate` and `probe`; clients for whom there is no common pass are left out."""
-    outcomes: dict[ClientId, Reply | Failure] = {}
-    groups: dict[object, list[tuple[ClientId, Samples, int]]] = {}
+    outcomes: Outcomes = {}
+    groups: dict[tuple[str, int, Any, frozenset[str]], list[tuple[ClientId, Samples, int]]] = {}
     for client in sorted(requests):
         request = requests[client]
         try:
@@ -54,7 +51,7 @@ def judge_many(
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
-            extras = read_extras(request.config, whole) if request.do == "probe" else frozenset()
+            extras: frozenset[str] = read_extras(request.config, whole) if request.do == "probe" else frozenset()
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
@@ -62,22 +59,16 @@ def judge_many(
             continue  # a gradient is one client's own: there is no common pass
         key = request.do, id(request.arrays), samples.kind, extras
         groups.setdefault(key, []).append((client, samples, len(whole)))
-    for group in groups.values():
-        request = requests[group[0][0]]
+    for (do, _, _, extras), group in groups.items():
         try:
-            means = mean_by_client(trainer, request.arrays, [samples for _, samples, _ in group])
+            means = mean_by_client(trainer, requests[group[0][0]].arrays, [samples for _, samples, _ in group])
         except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
             log.debug("clients are judged one by one: %s", error)
             continue
-        names = ("loss", "entropy", *extras_of_probe(request)) if request.do == "probe" else ("loss", "accuracy")
+        names = ("loss", "entropy", *(extras & {"rms_loss"})) if do == "probe" else ("loss", "accuracy")
         for (client, _, n), found in zip(group, means, strict=True):
             outcomes[client] = Reply({}, metrics={k: found[k] for k in names if k in found}, n=n)
     return outcomes
-
-
-def extras_of_probe(request: Request) -> list[str]:
-    """What else a probe is to tell."""
-    return [name for name in ("rms_loss",) if name in str(request.config.get("extras", ""))]
 
 
 def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:

@@ -19,7 +19,7 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
-from mutirao.training.engine.tape import Program, Unsupported, freeze, join, record, tidy
+from mutirao.training.engine.tape import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
 from mutirao.training.plain import PlainTrainer
 
 log = logging.getLogger("mutirao")
@@ -70,22 +70,20 @@ class Machine:
         ways = [(True, True)] + [(True, False)] * aligned + [(False, False)]
         for stacked, by_rows in ways:
             if not self.objection(stacked, by_rows):
-                if not stacked:
-                    self._say(self.objection(*ways[0]))
+                if not stacked and not self._said:
+                    self._said = True
+                    log.info(
+                        "clients are trained one at a time, each with a recorded step: %s", self.objection(*ways[0])
+                    )
                 return Form(stacked, by_rows, batch)
         raise Unsupported(self.objection(*ways[0]))
-
-    def _say(self, why: str) -> None:
-        if not self._said:
-            log.info("clients are trained one at a time, each with a recorded step: %s", why)
-            self._said = True
 
     def objection(self, stacked: bool, by_rows: bool) -> str:
         """Why a step cannot be written this way; nothing if it can."""
         if (stacked, by_rows) not in self._objections:
             form = Form(stacked, by_rows, len(self.example[1]))
             try:
-                why = "it is random" if stacked and self.random else self._compared(form)
+                why = "it is random" if stacked and self.random else self._compare(form)
                 if not why:
                     self._tapes[form] = self._record(form)
             except Exception as error:  # a model may do anything that cannot be done this way
@@ -93,7 +91,7 @@ class Machine:
             self._objections[stacked, by_rows] = why
         return self._objections[stacked, by_rows]
 
-    def _compared(self, form: Form) -> str:
+    def _compare(self, form: Form) -> str:
         """The gradients of clients, the second with a shorter batch, against those of the module itself."""
         (x, y), trained = self.example, len(self.layout.trained)
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
@@ -104,9 +102,8 @@ class Machine:
                 _, _, ours = step.gradients(state[:trained], state[trained:], xs, ys, self.weights(lengths, form))
             for i, length in enumerate(lengths):
                 if not close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), CLOSE):
-                    return (
-                        "its loss or its layers mix the samples of a batch" if form.by_rows else "its gradient differs"
-                    )
+                    mixes = "its loss or its layers mix the samples of a batch"
+                    return mixes if form.by_rows else "its gradient differs"
         return ""
 
     def _labels(self, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -134,9 +131,9 @@ class Machine:
         step, clients = self._step(form), 4 if form.stacked else 1
         with quietly():
             if form.stacked:
-                tape = tidy(join(*(record(step, self.inputs(k, form)) for k in (2, 3))))
+                tape = tidy_tape(join_tapes(*(record_tape(step, self.inputs(k, form)) for k in (2, 3))))
             else:
-                tape = tidy(record(step, self.inputs(1, form), torch.Generator() if self.random else None))
+                tape = tidy_tape(record_tape(step, self.inputs(1, form), torch.Generator() if self.random else None))
             theirs, ours = self.inputs(clients, form, turned=True), self.inputs(clients, form, turned=True)
             torch.manual_seed(1)
             expected = [*step(*theirs), *theirs]
@@ -158,19 +155,15 @@ class Machine:
     def state(self, models: Sequence[Arrays]) -> list[Tensor]:
         """The stack of these models, ready to be trained: tensors trained and not, moments, and where they start."""
         last = {held: name for name, held in self.layout.held.items()}  # of tied names the last one counts
+        ours = {n: tuple(t.shape) for n, t in self.like.items()}
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
-            self._check(arrays)
+            if ours != (theirs := {n: a.shape for n, a in arrays.items()}):
+                raise ValueError(f"the model's arrays are {ours}; received {theirs}")
         names = self.layout.trained + self.layout.other
         tensors = [stack([m[last[n]] for m in models], self.like[n].dtype) for n in names]
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
         return tensors + moments + ([t.clone() for t in trained] if self.mu else [])
-
-    def _check(self, arrays: Arrays) -> None:
-        ours = {n: tuple(t.shape) for n, t in self.like.items()}
-        theirs = {n: a.shape for n, a in arrays.items()}
-        if ours != theirs:
-            raise ValueError(f"the model's arrays are {ours}; received {theirs}")
 
     def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: Form) -> Tensor:
         """How much each sample, or with whole batches each client, counts in the loss."""
@@ -194,7 +187,7 @@ class Machine:
                 *fixed, rows, weights, scalars = self.inputs(clients, form)
                 moving = [torch.stack([t] * some) for t in (rows, weights, scalars)]
                 replay = self._replay(self._tapes[form], form, clients)
-                self._frozen[key] = freeze(functools.partial(each_step, replay), [*fixed, *moving])
+                self._frozen[key] = freeze_program(functools.partial(each_step, replay), [*fixed, *moving])
         return self._frozen.get((form, clients, BLOCK)) is not None
 
     def run(

@@ -15,9 +15,8 @@ from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.step import Form
-from mutirao.training.engine.workers import spread
-from mutirao.training.figures import errors_of, extras_of, is_classes, metrics_of
-from mutirao.training.losses import noted_losses
+from mutirao.training.engine.workers import run_in_threads
+from mutirao.training.figures import errors_of, extras_of, is_classes, mean_metrics, noted_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
 
@@ -39,14 +38,14 @@ def train_stacked(trainer: PlainTrainer, machine: Machine, jobs: Sequence[Job]) 
     aligned = all(np.array_equal(some, longest[: len(some)]) for some in lengths if some is not longest)
     form = machine.form(int(max(map(np.max, lengths))), aligned)
     tallest = min(TALLEST, max(1, STACK_BYTES // max(1, nbytes(jobs[0].arrays)))) if form.stacked else 1
-    pieces = [Piece(machine, form, x, y, part) for part in cut(shares, tallest)]
+    pieces = [Piece(machine, form, x, y, part) for part in deal_to_stacks(shares, tallest)]
     ready = [
         machine.prepare(form._replace(batch=batch), clients, stop - start)
         for piece in pieces
         for start, stop, clients, batch in piece.segments()
     ]
     workers = trainer.workers if any(ready) else 1  # Python's lock makes threads useless for steps that are not frozen
-    replies = spread(workers, Piece.train, pieces)
+    replies = run_in_threads(workers, Piece.train, pieces)
     return {client: reply for some in replies for client, reply in some.items()}
 
 
@@ -64,7 +63,7 @@ def with_known_labels(machine: Machine, y: Tensor, shares: list[Share]) -> list[
     return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows)])]
 
 
-def cut(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
+def deal_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
     """Deal the clients, longest first, each to the stack with the least work; at least two stacks, for two cores.
 
     How they are dealt depends on the clients alone and not on the number of workers, because the last bit of an
@@ -114,7 +113,10 @@ class Piece:
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
         machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows())
-        draw = torch.Generator().manual_seed(self._seed()) if machine.random else None
+        first, draw = self.jobs[0], None
+        if machine.random:  # then it is the only one, and draws as on the plain path
+            seed, round = int(first.request.config["seed"]), int(first.request.config["round"])
+            draw = torch.Generator().manual_seed(number(seed, round, "torch", first.client))
         with one_thread(), torch.inference_mode():
             state = machine.state([job.arrays for job in self.jobs])
             scalars = machine.scalars(len(self.lengths))
@@ -128,11 +130,6 @@ class Piece:
         arrays = {n: t.numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
         own = [{name: arrays[held][i, ...] for name, held in layout.held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
-
-    def _seed(self) -> int:
-        """The seed of the one client, as on the plain path."""
-        config = self.jobs[0].request.config
-        return number(int(config["seed"]), int(config["round"]), "torch", self.jobs[0].client)
 
     def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
         """How much each sample or client counts, step by step."""
@@ -174,9 +171,8 @@ class Notes:
         job, lengths = self.piece.jobs[i], self.piece.lengths[:, i]
         lengths = lengths[lengths > 0]
         right = int(self.right[i]) if is_classes(self.piece.y) else None
-        metrics = metrics_of(float(self.loss[i]), right, int(lengths.sum()))
-        extras: Arrays = {}
-        if self.errors is not None:
-            there = np.arange(self.errors.shape[2]) < lengths[:, None]
-            extras = extras_of(self.errors[: len(lengths), i][there], lengths)
-        return Reply(arrays, extras, metrics, len(job.samples))
+        metrics = mean_metrics(float(self.loss[i]), right, int(lengths.sum()))
+        if self.errors is None:
+            return Reply(arrays, {}, metrics, len(job.samples))
+        there = np.arange(self.errors.shape[2]) < lengths[:, None]
+        return Reply(arrays, extras_of(self.errors[: len(lengths), i][there], lengths), metrics, len(job.samples))

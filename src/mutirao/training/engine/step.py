@@ -1,5 +1,6 @@
 """One local optimiser step of several clients as a function of tensors: what the engine records."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mutirao.training.losses import row_losses
+from mutirao.training.figures import row_losses
 from mutirao.training.plain import PlainTrainer
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
@@ -60,10 +61,9 @@ class Step:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
-        given = list(inputs)
-        count = len(self.layout.trained)
-        trained, other = take(given, count), take(given, len(self.layout.other))
-        moments, start = take(given, moments_of(self.trainer) * count), take(given, count if self.mu else 0)
+        given, count = iter(inputs), len(self.layout.trained)
+        sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, count if self.mu else 0)
+        trained, other, moments, start = (list(itertools.islice(given, size)) for size in sizes)
         x, y, rows, weights, scalars = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
@@ -73,7 +73,7 @@ class Step:
             if self.trainer.optimizer == "adam":
                 follow_adam(self.trainer, trained, gradients, moments, scalars)
             else:
-                follow(self.trainer, trained, gradients, moments)
+                follow_sgd(self.trainer, trained, gradients, moments)
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
@@ -118,7 +118,7 @@ def moments_of(trainer: PlainTrainer) -> int:
     return 2 if trainer.optimizer == "adam" else int(trainer.momentum > 0)
 
 
-def follow(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
+def follow_sgd(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
     """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v."""
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
         direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g
@@ -145,10 +145,3 @@ def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
         return [(0.0, 0.0)] * steps
     counts = range(1, steps + 1)
     return [(trainer.lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5)) for t in counts]
-
-
-def take(given: list[Tensor], count: int) -> list[Tensor]:
-    """The first `count` of a list, which loses them."""
-    front = given[:count]
-    del given[:count]
-    return front

@@ -22,15 +22,8 @@ aten = torch.ops.aten
 Program = Callable[..., tuple[Tensor, ...]]
 
 # Operations that only look at the same numbers in the same shape: the tape does without them.
-VIEWS = {
-    aten.detach.default,
-    aten.alias.default,
-    aten.lift_fresh.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.reshape.default,
-}
+SAME = ("detach", "alias", "lift_fresh", "view", "_unsafe_view", "expand", "reshape")
+VIEWS = {getattr(aten, name).default for name in SAME}
 # What reads a number back into Python, or makes a shape out of values: the next batch may go another way.
 DEPENDS_ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -134,7 +127,7 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return [w for w in written if w is not None]
 
 
-def record(
+def record_tape(
     step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], draw: torch.Generator | None = None
 ) -> fx.GraphModule:
     """The operations of `step(*inputs)`, which may write to its inputs; with `draw` random ones too, drawn from it."""
@@ -145,7 +138,7 @@ def record(
     return fx.GraphModule(recorder.root, recorder.graph)
 
 
-def join(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
+def join_tapes(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
     """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
     graph, pairs = two.graph, list(zip(two.graph.nodes, three.graph.nodes, strict=False))
     if len(graph.nodes) != len(three.graph.nodes):
@@ -157,19 +150,19 @@ def join(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
             raise Unsupported("its operations depend on the number of clients")
         a.meta["shapes"] = (*a.meta.get("shapes", ()), *b.meta.get("shapes", ()))
         with graph.inserting_before(a):
-            a.args = _joined(a.args, b.args, clients)
-            a.kwargs = _joined(a.kwargs, b.kwargs, clients)
+            a.args = _join_values(a.args, b.args, clients)
+            a.kwargs = _join_values(a.kwargs, b.kwargs, clients)
     return two
 
 
-def _joined(a: Any, b: Any, clients: fx.Node) -> Any:
+def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
     """The arguments where they agree; a whole number u with two clients and v with three is (v - u) k + 3u - 2v."""
     if isinstance(a, fx.Node):
         return a
     if isinstance(a, list | tuple):
-        return type(a)(_joined(x, y, clients) for x, y in zip(a, b, strict=True))
+        return type(a)(_join_values(x, y, clients) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return {key: _joined(a[key], b[key], clients) for key in a}
+        return {key: _join_values(a[key], b[key], clients) for key in a}
     if isinstance(a, int) and not isinstance(a, bool) and a != b:
         scaled = clients if b - a == 1 else clients.graph.call_function(operator.mul, (clients, b - a))
         return scaled if 3 * a == 2 * b else clients.graph.call_function(operator.add, (scaled, 3 * a - 2 * b))
@@ -178,7 +171,7 @@ def _joined(a: Any, b: Any, clients: fx.Node) -> Any:
     return a
 
 
-def tidy(tape: fx.GraphModule) -> fx.GraphModule:
+def tidy_tape(tape: fx.GraphModule) -> fx.GraphModule:
     """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
     story = Story(tape.graph)
     for node in list(tape.graph.nodes):
@@ -260,16 +253,14 @@ def turned_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node
         return None
     if (factors := factors_of(node.args[0], node, story)) is None:
         return None
-    turned = []
+
+    def turn(factor: fx.Node) -> Any:
+        if is_call(factor, aten.transpose.int) and set(factor.args[1:]) == {1, 2}:
+            return factor.args[0]
+        return insert(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
+
     with tape.graph.inserting_before(node):
-        for factor in reversed(factors):
-            if is_call(factor, aten.transpose.int) and set(factor.args[1:]) == {1, 2}:
-                turned.append(factor.args[0])
-            else:
-                turned.append(
-                    place(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
-                )
-        return place(tape.graph, node, aten.bmm.default, tuple(turned))
+        return insert(tape.graph, node, aten.bmm.default, tuple(turn(factor) for factor in reversed(factors)))
 
 
 def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
@@ -283,13 +274,11 @@ def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node
         first, second = second, first
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or not same_type(first, second):
         return None
-    if node.meta["shapes"] != second.meta["shapes"]:
-        return None
-    if (factors := factors_of(second, node, story)) is None:
+    if node.meta["shapes"] != second.meta["shapes"] or (factors := factors_of(second, node, story)) is None:
         return None
     target = aten.baddbmm.default if node.target is aten.add.Tensor else aten.baddbmm_.default
     with tape.graph.inserting_before(node):
-        return place(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha}, storage=node.meta["storage"])
+        return insert(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha})
 
 
 def fold(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
@@ -327,7 +316,7 @@ def factors_of(product: Any, reader: fx.Node, story: Story) -> Any:
     return product.args if late else None
 
 
-def place(
+def insert(
     graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None
 ) -> fx.Node:
     """A new operation in the place and time of another."""
@@ -336,7 +325,7 @@ def place(
     return node
 
 
-def freeze(program: Program, inputs: Sequence[Tensor]) -> Program | None:
+def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None:
     """The program without Python in between, or None where torch cannot freeze it to exactly the same results.
 
     `inputs` serve as an example; what the program writes to is copied before.

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
-from mutirao.training.engine.workers import hold_memory, spread
+from mutirao.training.engine.workers import hold_memory, run_in_threads
 from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
@@ -43,12 +43,12 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
             trainer._own.module = join_pools(copy.deepcopy(template))
         return work(item)
 
-    return spread(trainer.workers, prepared, items)
+    return run_in_threads(trainer.workers, prepared, items)
 
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
     """Train each client by the plain path, several at a time; left out is who draws where no generator can be given."""
-    randomness = own_randomness if draws(trainer, jobs) else contextlib.nullcontext
+    randomness = OwnRandomness if draws(trainer, jobs) else contextlib.nullcontext
 
     def train(job: Job) -> Reply | Failure | None:
         try:
@@ -74,12 +74,15 @@ def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     return bool(trainer._recorded.get("draws", True))
 
 
-class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random operations of this thread draw from a generator of their own; torch has one for all threads."""
+class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do.
 
-    def __init__(self, generator: torch.Generator) -> None:
+    Random operations of this thread draw from a generator of their own; torch has one for all threads.
+    """
+
+    def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generator = generator
+        self.generator = torch.Generator().manual_seed(seed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
@@ -93,10 +96,3 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 refuse(func)
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
-    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do."""
-    with DrawFrom(torch.Generator().manual_seed(seed)):
-        yield

@@ -1,40 +1,38 @@
 """Which way the clients of a round go, and what each then answers; what one way cannot do, the next one does."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.fused import train_fused
 from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
-from mutirao.training.engine.judging import judge, judge_many
+from mutirao.training.engine.judging import evaluate_model, judge_many
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.threads import is_heavy, train_threads
 from mutirao.training.figures import PROBED, probe_samples, read_extras
-from mutirao.training.plain import PlainTrainer
+from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
-from mutirao.training.turns import attempt
 
 log = logging.getLogger("mutirao")
 
-Outcomes = dict[ClientId, Reply | Failure]
 MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
 # Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
 # same clients give over a network, where nobody can stack them.
 FEW_CLIENTS, FEW_STEPS = 16, 512
 
 
-def answer(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
+def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
     if request.do == "train":
         return trainer.train(request, site)
     if request.do == "evaluate":
         samples = own_test_of(site.data)
-        return Reply({}, metrics=judge(trainer, request.arrays, samples), n=len(samples))
+        return Reply({}, metrics=evaluate_model(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
         samples = Samples.of(site.data)
         most, extras = probe_samples(request.config), read_extras(request.config, samples)
@@ -42,24 +40,22 @@ def answer(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 
 
-def answer_many(
-    trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-) -> Outcomes:
+def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client; a failure is one client's alone."""
     training = {c: r for c, r in requests.items() if r.do == "train"}
     judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe")}
     with one_thread():
         outcomes = train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
         for client in requests.keys() - outcomes.keys():
-            outcomes[client] = attempt(partial(answer, trainer), requests[client], sites[client])
+            outcomes[client] = attempt(partial(answer_request, trainer), requests[client], sites[client])
     return dict(sorted(outcomes.items()))
 
 
-def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> Outcomes:
+def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
-    way = way_of(trainer, jobs)
+    way = choose_way(trainer, jobs)
     for group in by_kind(jobs):
         if way == "threads":
             outcomes |= train_threads(trainer, group)
@@ -73,7 +69,7 @@ def train_many(trainer: PlainTrainer, requests: Mapping[ClientId, Request], site
     return outcomes
 
 
-def way_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
+def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
     """The way the clients of a round go: what the trainer's `engine` says, or what suits its model and their work."""
     if trainer.engine != "auto":
         return trainer.engine
@@ -132,7 +128,7 @@ def with_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[Client
     """The replies with what the model each client received was like for it, if they were asked for that."""
     if names := jobs[0].extras & PROBED:
         asked = {job.client: replace(job.request, do="probe") for job in jobs if job.client in replies}
-        for client, probe in answer_many(trainer, asked, {job.client: job.site for job in jobs}).items():
+        for client, probe in answer_requests(trainer, asked, {job.client: job.site for job in jobs}).items():
             if isinstance(probe, Reply):
                 replies[client].metrics.update({k: v for k, v in probe.metrics.items() if k in names})
     return replies

@@ -30,7 +30,7 @@ def hold_memory() -> None:
         libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def spread(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def run_in_threads(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """The result of `work` for each item, in their order; `workers` = 0 is one a core."""
     return list(_pool(workers or cores(), os.getpid()).map(work, items))
 
