@@ -1,7 +1,6 @@
 """`mutirao slides`: cut slides into tiles, choose among them, look at them, screen them; make slides, export models."""
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mutirao.cli.options import FILE, FOLDER, JSON, tell
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
     from mutirao.slides.ranking import Choice
 
 MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: as the slide says
-
-FILE = click.Path(path_type=Path)
-FOLDER = click.Path(path_type=Path, file_okay=False)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,19 +85,17 @@ def slides() -> None:
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Threads [default: one a core].")
 @scaling
 @choosing
-@AS_JSON
+@JSON
 def tile(
     paths: tuple[Path, ...],
     out: Path,
-    size: int,
     mpp_out: float | None,
     magnification: float | None,
-    overlap: int,
-    image: str,
     workers: int,
     mpp_of: MppOf,
     choice: "Choice",
     as_json: bool,
+    **cut: Any,
 ) -> None:
     """Cut slides into tiles, drop the glass, rank the rest; slides that are done already are left alone.
 
@@ -118,8 +112,7 @@ def tile(
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
         raise ConfigError("give either --mpp-out or a --magnification above 0")
-    wanted = 10 / magnification if magnification else mpp_out or 0.5
-    cut = Cut(size, wanted, overlap, image=image)
+    how = Cut(mpp=10 / magnification if magnification else mpp_out or 0.5, **cut)
     found: list[dict[str, Any]] = []
 
     def watch(path: Path, facts: dict[str, Any] | str, known: bool) -> None:
@@ -128,17 +121,13 @@ def tile(
             return
         found.append(facts)
         if not as_json:
-            click.echo(
-                f"{path.name}: {facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
-                f"{' (done before)' if known else ''}"
-            )
+            tiles = f"{facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
+            click.echo(f"{path.name}: {tiles}{' (done before)' if known else ''}")
 
     slides_ = slides_in(tuple(p.expanduser() for p in paths))
-    problems = tile_all(slides_, out, cut, choice, mpp_of, watch, workers)
-    if as_json:
-        click.echo(json.dumps({"slides": found, "problems": problems}, indent=2))
-    else:
-        click.echo(f"{len(found)} of {len(slides_)} slides are in {out}")
+    problems = tile_all(slides_, out, how, choice, mpp_of, watch, workers)
+    said = f"{len(found)} of {len(slides_)} slides are in {out}"
+    tell({"slides": found, "problems": problems}, as_json, said)
     sys.exit(1 if problems else 0)
 
 
@@ -154,7 +143,7 @@ def done_slides(folder: Path) -> list[Path]:
 @click.argument("folder", type=FOLDER)
 @choosing
 @click.option("--prune", is_flag=True, help="Also delete the files of tiles that are not kept.")
-@AS_JSON
+@JSON
 def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """Choose anew among tiles that are cut: rewrites `kept`, `score` and `why` in tiles.csv.
 
@@ -165,7 +154,7 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """
     from mutirao.slides.tiling import choose, read_table, write_table
 
-    rows = {}
+    rows, lines = {}, []
     for place in done_slides(folder.expanduser()):
         tiles = choose(read_table(place / "tiles.csv"), choice)
         write_table(tiles, place / "tiles.csv")
@@ -175,12 +164,10 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
                     (place / "tiles" / t.name).unlink(missing_ok=True)
         reasons = {w: sum(t.why == w for t in tiles) for w in ("background", "variance", "entropy", "rank")}
         rows[place.name] = {"tiles": len(tiles), "kept": sum(t.kept for t in tiles), **reasons}
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    for name, row in rows.items():
-        dropped = ", ".join(f"{k} {v:,}" for k, v in row.items() if k not in ("tiles", "kept") and v)
-        click.echo(f"{name}: {row['kept']:,} of {row['tiles']:,} kept; dropped: {dropped or 'none'}")
+        dropped = ", ".join(f"{k} {v:,}" for k, v in reasons.items() if v)
+        kept = f"{rows[place.name]['kept']:,} of {len(tiles):,} kept"
+        lines.append(f"{place.name}: {kept}; dropped: {dropped or 'none'}")
+    tell(rows, as_json, *lines)
 
 
 @slides.command()
@@ -215,7 +202,7 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
 @click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: as the model was trained].")
 @scaling
 @choosing
-@AS_JSON
+@JSON
 def screen(
     slide: Path,
     model_path: Path,
@@ -239,12 +226,9 @@ def screen(
     found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
     score = "no tile was scored" if facts["score"] is None else f"score {facts['score']:.3f}"
-    click.echo(f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5")
-    click.echo(f"look at {target / 'index.html'}. {NOTICE}")
+    said = f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5"
+    tell(facts, as_json, said, f"look at {target / 'index.html'}. {NOTICE}")
 
 
 @slides.command()
@@ -288,6 +272,5 @@ def make(
         raise ConfigError("--abnormal is a share from 0 to 1, and --cells is above 0")
     path = out.expanduser()
     found = write_slide(path, Smear(width, height, mpp, cells, abnormal), LABORATORIES[laboratory - 1], seed)
-    click.echo(
-        f"written: {out}, {path.stat().st_size:,} bytes, {len(found):,} cells, {found.abnormal.sum():,} abnormal"
-    )
+    cells_made = f"{len(found):,} cells, {found.abnormal.sum():,} abnormal"
+    click.echo(f"written: {out}, {path.stat().st_size:,} bytes, {cells_made}")
