@@ -18,6 +18,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
+from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.recipes.task import Task
@@ -86,7 +87,7 @@ class Warm:
     def connected(self, wanted: str) -> Iterator[socket.socket]:
         """A line to a worker that has the code, the environment and the data of now."""
         folder = folder_of(self.parent)
-        with only_one(folder / "lock"):
+        with locked(folder / "lock"):  # two client processes at once start one worker, not two
             link = greet(folder, wanted) or self.start(folder, wanted)
         with link:
             yield link
@@ -143,14 +144,12 @@ def start_resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 
-@contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Two client processes at once start one worker, not two."""
-    import fcntl
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def listen_at(path: Path, most: int) -> socket.socket:
+    """A socket at this path, in the place of one that is there; whoever accepts at it looks up twice a second."""
+    listener = socket.socket(socket.AF_UNIX)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    listener.bind(str(fresh))
+    listener.listen(most)
+    fresh.replace(path)
+    listener.settimeout(0.5)
+    return listener
