@@ -339,12 +339,8 @@ def data_list(as_json: bool) -> None:
     """
     from mutirao.datasets import DATA_SETS
 
-    if as_json:
-        click.echo(json.dumps({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, indent=2))
-        return
-    for name, known in DATA_SETS.items():
-        click.secho(name, bold=True)
-        click.echo(f"  {known.about}\n  layout: {known.layout}")
+    bold = (f"{click.style(k, bold=True)}\n  {d.about}\n  layout: {d.layout}" for k, d in DATA_SETS.items())
+    tell({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, as_json, *bold)
 
 
 @data.command("check")

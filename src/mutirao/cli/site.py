@@ -158,13 +158,13 @@ def up(folder: Path, foreground: bool) -> None:
     """
     from mutirao.deploy.admission import admit as let_in
     from mutirao.deploy.layout import Server, load_place
-    from mutirao.deploy.processes import in_place_of_this, is_connected, start, until, waits
+    from mutirao.deploy.processes import become, is_connected, start_superlink, start_supernode, until, waits
     from mutirao.errors import MutiraoError
 
     place = load_place(folder)
     if foreground:
-        in_place_of_this(folder)
-    process = start(folder)
+        become(folder)
+    process = start_superlink(folder) if isinstance(place, Server) else start_supernode(folder)
     if isinstance(place, Server):
         for key in sorted(place.sites.glob("*.pub")):
             let_in(folder, key)

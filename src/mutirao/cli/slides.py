@@ -20,50 +20,34 @@ MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which tiles are kept; the command gets them as one `choice`."""
 
+    @click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less.")
+    @click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer.")
+    @click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best.")
+    @click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best.")
     @functools.wraps(command)
     def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
         from mutirao.slides.ranking import Choice
 
         command(choice=Choice(min_variance, min_entropy, quantile, top), **rest)
 
-    return with_options(
-        with_choice,
-        click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best."),
-        click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best."),
-        click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer."),
-        click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less."),
-    )
+    return with_choice
 
 
 def scaling(command: Callable[..., None]) -> Callable[..., None]:
     """The options for slides that do not say how large their pixels are; the command gets them as one `mpp_of`."""
 
+    @click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say.")
+    @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say.")
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        command(mpp_of=read_mpp(mpp, mpp_table), **rest)
+        from mutirao.slides.reading import mpp_table as read_table
 
-    return with_options(
-        with_scale,
-        click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say."),
-        click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say."),
-    )
+        if mpp is not None and not 0.02 <= mpp <= 50:
+            raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
+        known = read_table(mpp_table.expanduser()) if mpp_table else {}
+        command(mpp_of=lambda path: known.get(path.name, known.get(path.stem, mpp)), **rest)
 
-
-def with_options(
-    command: Callable[..., None], *options: Callable[[Callable[..., None]], Callable[..., None]]
-) -> Callable[..., None]:
-    """The command with these options; the last one stands first in its help."""
-    return functools.reduce(lambda made, option: option(made), options, command)
-
-
-def read_mpp(mpp: float | None, table: Path | None) -> MppOf:
-    """How large a slide's pixels are, as far as the user said."""
-    from mutirao.slides.reading import mpp_table
-
-    if mpp is not None and not 0.02 <= mpp <= 50:
-        raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
-    known = mpp_table(table.expanduser()) if table else {}
-    return lambda path: known.get(path.name, known.get(path.stem, mpp))
+    return with_scale
 
 
 @click.group()

@@ -21,7 +21,7 @@ from mutirao.dash.shelf import Item, mark_of
 from mutirao.dash.watching import Watcher
 from mutirao.report import charts, render
 from mutirao.report.page import asset
-from mutirao.report.state import state_in
+from mutirao.report.state import last_lines, state_in
 from mutirao.report.words import sentences
 from mutirao.runs.reader import Record, clean, text_of
 
@@ -140,15 +140,6 @@ def sections_of(record: Record) -> list[dict[str, Any]]:
     return [part for part in found if part["charts"]]
 
 
-def tail(path: Path | None, lines: int) -> list[str]:
-    """The last lines of a file."""
-    if path is None:
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 200 * lines))
-        return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
-
-
 def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     """The application over a folder; `hosts` are the addresses it answers to (None: any)."""
     app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
@@ -223,7 +214,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     @app.get("/api/log")
     def log(id: str) -> dict[str, Any]:
         item_of(id)
-        return {"lines": tail(watcher.shelf.file(id, "run.log"), LOG_LINES)}
+        path = watcher.shelf.file(id, "run.log")
+        return {"lines": last_lines(path, LOG_LINES) if path else []}
 
     @app.get("/api/file")
     def file(id: str, name: str) -> Response:

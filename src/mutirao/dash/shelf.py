@@ -13,6 +13,7 @@ from mutirao.metrics import direction_of
 from mutirao.report.state import RunState, holder, state_of
 from mutirao.runs.reader import clean, json_of, number, text_of
 from mutirao.runs.schema import likely_judge
+from mutirao.runs.trails import table_in
 
 DEEPEST = 8
 SKIP = {"checkpoints", "node_modules", "__pycache__"}
@@ -148,12 +149,6 @@ def facts_of_run(item: Item) -> Facts:
         facts |= latest(item.history)
     ways = {name: direction_of(name, table_in(summary, "directions")) for name in final or item.history.columns}
     return facts | {"directions": {name: way for name, way in ways.items() if way}}
-
-
-def table_in(summary: Facts, key: str) -> Facts:
-    """A table inside the summary, empty if there is none."""
-    found = summary.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def latest(history: History) -> Facts:

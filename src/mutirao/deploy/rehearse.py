@@ -111,8 +111,9 @@ def rehearse(
         stop_all(reversed(running))
     with made.step("the same run in process"):
         there = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        here = run_alone(recipe, settings, folder / "alone")
-        made.note("the model is the same, bit for bit", there["digest"] == here)
+        config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])  # one by one, as at the sites
+        here = execute(recipe, config, folder / "alone")
+        made.note("the model is the same, bit for bit", there["digest"] == here["digest"])
     problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])[1]
     made.note("both sides' audit trails agree", not problems)
     left = [pid for place in (server, *nodes) for pid, _ in members(place.folder)]
@@ -199,9 +200,3 @@ def listens(server: Server) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(2)
         return s.connect_ex((host.strip("[]"), int(port))) == 0
-
-
-def run_alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
-    """The digest of the same run on the local fleet, one client after another as at the sites."""
-    config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
-    return str(execute(recipe, config, out)["digest"])

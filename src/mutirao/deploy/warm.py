@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Reply, Request, Scalar, Site
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
 from mutirao.deploy.ledger import locked
@@ -46,7 +46,8 @@ class Warm:
             return cold()
 
         def handler(request: Request, site: Site) -> Any:
-            facts = {"ask": "do", "do": request.do, "config": plain_config(request.config)}
+            config = {k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()}
+            facts = {"ask": "do", "do": request.do, "config": config}
             arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
                 told, groups = self.ask(order, wanted, facts, arrays)
@@ -122,11 +123,6 @@ def greet(folder: Path, wanted: str) -> socket.socket | None:
         pass
     link.close()
     return None
-
-
-def plain_config(config: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Settings of a request as JSON has them."""
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
 
 
 def error_from(told: Mapping[str, Any]) -> Exception:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COLUMN = 3.4  # inches: one column of two; 7.0 is the whole width
 STYLES = ("solid", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)))
 Methods = Mapping[str, Sequence[Record]]
+Targets = Sequence[float]
 Lead = Callable[[Floats], Floats]
 
 
@@ -34,6 +35,11 @@ def canvas(width: float, tall: float = 0.68) -> tuple["Figure", Any]:
     if not 1 <= width <= 30:
         raise ConfigError(f"width: {width:g} inches is not between 1 and 30; one column of a paper is 3.4")
     return blank(width, width * tall)
+
+
+def look_of(i: int) -> dict[str, Any]:
+    """The colour and style of a method's curve, by its number."""
+    return {"color": BRIGHT[i % len(BRIGHT)], "linestyle": STYLES[i % len(STYLES)], "linewidth": 1.1}
 
 
 def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "both", legend: bool = True) -> list[Path]:
@@ -52,12 +58,13 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
     return [path]
 
 
-def pick_metric(methods: Methods, metric: str) -> str:
-    """The metric asked for, or the one the runs are judged by."""
+def read_methods(folder: Path, metric: str) -> tuple[Methods, str]:
+    """The runs of each method, and the metric asked for or else the one they are judged by."""
+    methods = runs_of(folder)
     first = next(iter(methods.values()))[0]
     if metric and metric not in first.metrics:
         raise ConfigError(f"no round has a metric {metric!r}{nearest(metric, set(first.metrics))}")
-    return metric or first.judge
+    return methods, metric or first.judge
 
 
 def mean_curves(methods: Methods, metric: str, lead: Lead = np.asarray) -> Iterator[tuple[str, Floats, Floats, Floats]]:
@@ -68,23 +75,20 @@ def mean_curves(methods: Methods, metric: str, lead: Lead = np.asarray) -> Itera
         yield method, *average(zip(x, y, strict=True) for x, y in runs)
 
 
-def bands(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
+def plot_bands(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
     """Mean curves of the methods of a study, with the 95% interval of the mean as a band."""
-    methods = runs_of(folder)
-    metric = pick_metric(methods, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width)
     for i, (method, rounds, mean, half) in enumerate(mean_curves(methods, metric)):
-        colour = BRIGHT[i % len(BRIGHT)]
-        axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(rounds, mean, color=colour, linestyle=STYLES[i % len(STYLES)], linewidth=1.1, label=method)
+        axes.fill_between(rounds, mean - half, mean + half, color=look_of(i)["color"], alpha=0.15, linewidth=0)
+        axes.plot(rounds, mean, label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=metric)
     return finish(figure, axes, out, "bands")
 
 
-def ablation(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
+def plot_ablation(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
     """Mean curves of many methods, thin and without bands, named where they end."""
-    methods = runs_of(folder)
-    metric = pick_metric(methods, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width, 0.8)
     ends = []
     for i, (method, rounds, mean, _) in enumerate(mean_curves(methods, metric)):
@@ -113,35 +117,31 @@ def space_out(heights: Sequence[float], gap: float) -> list[float]:
     return out
 
 
-def best(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Sequence[float] = ()) -> list[Path]:
+def plot_best(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Targets = ()) -> list[Path]:
     """The best value so far by round, averaged over runs; targets as lines across."""
-    methods = runs_of(folder)
-    metric = pick_metric(methods, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width)
     for value in targets:
         axes.axhline(value, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
     first = next(iter(methods.values()))[0]
     lead = np.maximum.accumulate if sign_of(first, metric) > 0 else np.minimum.accumulate
     for i, (method, rounds, mean, _) in enumerate(mean_curves(methods, metric, lead)):
-        look = {"color": BRIGHT[i % len(BRIGHT)], "linestyle": STYLES[i % len(STYLES)], "linewidth": 1.1}
-        axes.step(rounds, mean, where="post", label=method, **look)
+        axes.step(rounds, mean, where="post", label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=f"best {metric} so far")
     return finish(figure, axes, out, "best")
 
 
-def histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """How many clients were selected how often, the methods of a study as outlines."""
     figure, axes = canvas(width)
     found = {method: [times_of(record) for record in records] for method, records in runs_of(folder).items()}
     most = max(int(times.max()) for runs in found.values() for times in runs)
     for i, (method, runs) in enumerate(found.items()):
         counts = np.mean([np.bincount(times, minlength=most + 1) for times in runs], axis=0)
-        colour = BRIGHT[i % len(BRIGHT)]
         if len(found) == 1:
-            axes.bar(np.arange(most + 1), counts, width=0.9, color=colour)
+            axes.bar(np.arange(most + 1), counts, width=0.9, color=BRIGHT[0])
         else:
-            edges = np.arange(most + 2) - 0.5
-            axes.stairs(counts, edges, color=colour, linewidth=1.1, linestyle=STYLES[i % len(STYLES)], label=method)
+            axes.stairs(counts, np.arange(most + 2) - 0.5, label=method, **look_of(i))
     axes.set(xlabel="times selected", ylabel="clients")
     return finish(figure, axes, out, "histogram")
 
@@ -152,7 +152,7 @@ def times_of(record: Record) -> Any:
     return np.concatenate([counts, np.zeros(max(0, record.population - len(names)), np.int64)]).astype(np.int64)
 
 
-def labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """Who has how much of what: one bar a client, stacked by class."""
     table = Columns(folder / "partition.csv")
     if not len(table):
@@ -173,7 +173,7 @@ def labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     return finish(figure, axes, out, "labels", grid="y", legend=False)
 
 
-def eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """Groups found, and the share of clients in none, over all values of eps."""
     table = Columns(folder / "eps_scan.csv")
     if not len(table) or "from" not in table:
@@ -195,10 +195,9 @@ def eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     return finish(figure, axes, out, "eps")
 
 
-def users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Sequence[float] = ()) -> list[Path]:
+def plot_users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Targets = ()) -> list[Path]:
     """Rounds to a target by the number of clients a round, one bar a method; what never got there is hatched."""
-    methods = runs_of(folder)
-    metric = pick_metric(methods, metric)
+    methods, metric = read_methods(folder, metric)
     told = json_of(folder / "study.json").get("threshold")
     goal = targets[0] if targets else told.get(metric) if isinstance(told, Mapping) else None
     if not isinstance(goal, int | float):
@@ -235,7 +234,7 @@ def first_round_at(record: Record, metric: str, goal: float) -> float:
     return float(rounds[there][0]) if there.any() else math.inf
 
 
-def weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """The weight of every client in every round, coloured by its risk."""
     table = Record.of(folder).clients
     if "risk" not in table:

@@ -71,15 +71,20 @@ def holder(path: Path) -> tuple[int, bool]:
     return 0, False
 
 
+def last_lines(path: Path, many: int) -> list[str]:
+    """The last lines of a file, however long it is."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 200 * many))
+        return file.read().decode("utf-8", errors="replace").splitlines()[-many:]
+
+
 def waiting(path: Path) -> str:
     """What a run at work is waiting for, or nothing: the last thing it said, if no round came after it."""
     log, trail = path / "run.log", path / "audit.jsonl"
     try:
         if log.stat().st_mtime < trail.stat().st_mtime:
             return ""
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 2000))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        lines = last_lines(log, 10)
     except OSError:
         return ""
     return "".join((lines or [""])[-1].partition("waiting up to ")[1:])

@@ -66,11 +66,10 @@ def do(action: Callable[[], Any]) -> Callable[[Path], bool]:
     return step
 
 
-def finish(federation: Federation, trial: Trial, script: Script, **sets: Any) -> None:
+def finish(federation: Federation, trial: Trial, script: Script, out: Path | None = None, rounds: int = ROUNDS) -> None:
     """Run to the end with the script, and judge; all its steps must have been taken."""
-    out = federation.folder / "run"
-    summary = federation.run(out, ROUNDS, script, **sets)
-    federation.judge(trial, summary, expected_digest(ROUNDS, **sets), out)
+    out = out or federation.folder / "run"
+    federation.judge(trial, federation.run(out, rounds, script), expected_digest(rounds), out)
     if script.steps:
         trial.good, trial.happened = False, f"the run ended before the trouble was over; {trial.happened}"
 
@@ -179,10 +178,8 @@ def disk(folder: Path, trial: Trial) -> None:
             Pause(10.0),
             do(lambda: (small / "filler").unlink()),
         )
-        summary = federation.run(out, ROUNDS, script)
-        trial.happened = "the server process ended, and went on when there was room"
-        federation.judge(trial, summary, expected_digest(ROUNDS), out)
-        trial.good = trial.good and not script.steps
+        finish(federation, trial, script, out)
+        trial.happened = f"the server process ended, and went on when there was room; {trial.happened}"
 
 
 def site_disk(folder: Path, trial: Trial) -> None:
@@ -200,11 +197,10 @@ def site_disk(folder: Path, trial: Trial) -> None:
             lambda _: HELD_BACK in text_of(out / "run.log"),  # what is left of the trail's last block is soon used up
             do(lambda: (small / "filler").unlink()),
         )
-        summary = federation.run(out, 3 * ROUNDS, script)
+        finish(federation, trial, script, out, 3 * ROUNDS)
         failures = text_of(out / "clients.csv").count(HELD_BACK)
-        trial.happened = f"{failures} replies were held back"
-        federation.judge(trial, summary, expected_digest(3 * ROUNDS), out)
-        trial.good = trial.good and not script.steps and failures > 0
+        trial.happened = f"{failures} replies were held back; {trial.happened}"
+        trial.good = trial.good and failures > 0
 
 
 # ---- certificates and clocks
