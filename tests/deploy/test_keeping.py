@@ -12,7 +12,7 @@ import pytest
 from mutirao.config import resolve
 from mutirao.deploy import keeping
 from mutirao.deploy.founding import found_server
-from mutirao.deploy.keeping import holder, keep_going, see_through
+from mutirao.deploy.keeping import keep_going, process_holding, see_through
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.recipes.task import find
 from mutirao.report import execute
@@ -100,8 +100,8 @@ def test_a_server_that_takes_no_run_is_asked_until_time_is_up(server: Path, monk
 
 
 def test_who_holds_a_run_is_known_by_a_living_process(tmp_path: Path) -> None:
-    assert holder(tmp_path) == 0
+    assert process_holding(tmp_path) == 0
     for text, pid in ((f"here {os.getpid()}\n", os.getpid()), ("", 0), ("nonsense", 0), ("here x\n", 0)):
         (tmp_path / ".lock").write_text(text)
-        assert holder(tmp_path) == pid
+        assert process_holding(tmp_path) == pid
     assert json.dumps(keeping.own_fault(tmp_path)) == "null"

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.drawing.figures import reached, spaced
+from mutirao.drawing.figures import first_round_at, space_out
 from mutirao.runs.reader import Record
 
 
@@ -69,14 +69,14 @@ def test_bars_stand_for_the_rounds_it_took(study: Path) -> None:
     plot(str(study), "users", "--out", str(study / "u.svg"))
     text = (study / "u.svg").read_text()
     assert ">&gt;10<" in text or ">>10<" in text  # the slow one never gets there
-    first = reached(Record.of(study / "cells/fast/per_round2-seed0"), "accuracy", 0.7)
+    first = first_round_at(Record.of(study / "cells/fast/per_round2-seed0"), "accuracy", 0.7)
     assert first == 3  # 1 - 1/(1 + r) >= 0.7
-    assert reached(Record.of(study / "cells/fast/per_round2-seed0"), "rmse", 0.3) == 3
-    assert reached(Record.of(study / "cells/slow/per_round2-seed0"), "accuracy", 0.7) == float("inf")
+    assert first_round_at(Record.of(study / "cells/fast/per_round2-seed0"), "rmse", 0.3) == 3
+    assert first_round_at(Record.of(study / "cells/slow/per_round2-seed0"), "accuracy", 0.7) == float("inf")
 
 
 def test_labels_are_moved_apart_and_kept_in_order() -> None:
-    moved = spaced([0.1, 0.11, 0.12, 0.9], 0.1)
+    moved = space_out([0.1, 0.11, 0.12, 0.9], 0.1)
     assert all(b - a > 0.0999 for a, b in pairwise(moved))
     assert moved[-1] == 0.9
 

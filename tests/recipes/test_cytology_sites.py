@@ -16,7 +16,7 @@ from mutirao.deploy.content import sources
 from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.layout import Server, free_port
 from mutirao.deploy.processes import Process, start_superlink, start_supernode, stop_all
-from mutirao.deploy.rehearse import permissive
+from mutirao.deploy.rehearse import permit_training
 from mutirao.deploy.submitting import follow, submit
 from mutirao.recipes.task import find
 from mutirao.report import execute
@@ -62,7 +62,7 @@ def test_three_hospitals_behind_tls_and_keys_make_the_model_of_the_local_fleet(
             *(f"hospital_{k}", f"localhost:{link.port}", link.ca, str(own.parent), ["cytology"]),
             client=f"client_{k}",
         )
-        node.policy_file.write_text(permissive(node.policy_file.read_text()))
+        node.policy_file.write_text(permit_training(node.policy_file.read_text()))
         admit(link.folder, take_key(link.folder, node.public_key))
         started.append(start_supernode(node.folder))
     out, since = tmp_path / "run", time.time()

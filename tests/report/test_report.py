@@ -24,7 +24,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import task as recipes
 from mutirao.report import charts as charts_of
 from mutirao.report import execute, render, write_report
-from mutirao.report.state import State, state_of
+from mutirao.report.state import RunState, state_of
 from mutirao.report.words import sentences
 from mutirao.runs.folder import Folder
 from mutirao.runs.reader import Columns, Record, clean
@@ -173,7 +173,7 @@ def test_the_words_know_one_from_many(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").write_text(
         "round,client,try,replied,rejected,failure\n" + "".join(f"1,c{i},1,1,,\n" for i in range(88))
     )
-    said = " ".join(sentences(record, State("stopped")))
+    said = " ".join(sentences(record, RunState("stopped")))
     assert "12 of 100 clients never took part" in said
     assert "Stopped after 0 of 5 rounds." in said
     assert "Every client that was selected gave a usable reply." in said
@@ -207,7 +207,7 @@ def test_heat_maps_of_many_clients_are_counted_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{r},c{c}" for r in range(1, 451) for c in rng.choice(3000, 20, replace=False)]
     (tmp_path / "clients.csv").write_text("round,client\n" + "\n".join(rows) + "\n")
-    heat = next(iter(charts_of.participation(Record(tmp_path))))
+    heat = next(iter(charts_of.chart_participation(Record(tmp_path))))
     assert len(heat["rows"]) <= 100
     assert len(heat["cols"]) <= 200
     assert sum(map(sum, heat["values"])) == len(rows)
@@ -226,7 +226,7 @@ def test_columns_read_whole_rows_only(tmp_path: Path) -> None:
 
 def test_the_state_is_told_without_touching_the_lock(run: Path) -> None:
     assert state_of(run, {"event": "finished"}).name == "finished"
-    assert state_of(run, {"event": "failed", "reason": "no"}) == State("failed", "no")
+    assert state_of(run, {"event": "failed", "reason": "no"}) == RunState("failed", "no")
     with Folder.open(run):
         found = state_of(run, {"event": "round"})
         assert found.name == "running"

@@ -1,14 +1,15 @@
 """`mutirao catalogue`: match catalogues, train item vectors and carry them over, grow a synthetic set of ratings."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from mutirao.cli.options import FILE, JSON, tell
 from mutirao.errors import ConfigError
 
-FILE = click.Path(path_type=Path)
+By = Literal["popularity", "random"]
 COLUMNS = "Columns of your own file: item,user,rating (no header) or user=NAME,item=NAME."
 
 
@@ -51,29 +52,23 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
     matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, judged)
     write_matches(matches, out)
     report = matches.report()
-    if as_json:
-        click.echo(json.dumps(report | {"table": str(out)}, indent=2))
-    else:
-        show(report, out)
+    tell(report | {"table": str(out)}, as_json, *describe_matches(report, out))
 
 
-def show(report: dict[str, Any], out: Path) -> None:
+def describe_matches(report: dict[str, Any], out: Path) -> Iterator[str]:
     """The report in plain lines."""
-    click.echo(f"{report['matched']:,} of {report['items']:,} items matched ({report['share']:.1%})")
+    yield f"{report['matched']:,} of {report['items']:,} items matched ({report['share']:.1%})"
     if "rated" in report:
-        click.echo(
-            f"{report['rated_matched']:,} of {report['rated']:,} rated items ({report['rated_share']:.1%}), "
-            f"with {report['ratings_share']:.1%} of the ratings"
-        )
+        rated = f"{report['rated_matched']:,} of {report['rated']:,} rated items ({report['rated_share']:.1%})"
+        yield f"{rated}, with {report['ratings_share']:.1%} of the ratings"
     for step, count in report["steps"].items():
-        click.echo(f"  {step:<10} {count:>7,}")
-    click.echo(f"{report['doubtful']:,} pairs are doubtful, {report['near']:,} more are near but do not count")
+        yield f"  {step:<10} {count:>7,}"
+    yield f"{report['doubtful']:,} pairs are doubtful, {report['near']:,} more are near but do not count"
     for which, twice in zip(("first", "second"), report["titles_twice"], strict=True):
         if twice:
-            click.echo(
-                f"{twice:,} titles stand more than once in the {which} catalogue; the more often rated item goes first"
-            )
-    click.echo(f"written: {out}; those to look at stand first")
+            more = f"{twice:,} titles stand more than once in the {which} catalogue"
+            yield f"{more}; the more often rated item goes first"
+    yield f"written: {out}; those to look at stand first"
 
 
 @catalogue.command("transfer")
@@ -84,16 +79,9 @@ def show(report: dict[str, Any], out: Path) -> None:
 @click.option("--by", type=click.Choice(["popularity", "random"]), default="popularity", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the items without a pair, and of random shares.")
 @click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def transfer_command(
-    target: Path,
-    source: Path,
-    table: Path | None,
-    share: float,
-    by: Literal["popularity", "random"],
-    seed: int,
-    out: Path,
-    as_json: bool,
+    target: Path, source: Path, table: Path | None, share: float, by: By, seed: int, out: Path, as_json: bool
 ) -> None:
     """Build the first item vectors of catalogue TARGET from those of another catalogue.
 
@@ -114,19 +102,11 @@ def transfer_command(
     joined = pairs_between(table.expanduser(), mine, theirs.catalogue) if table else match(mine, theirs.catalogue).pairs
     dimension = theirs.vectors.shape[1]
     vectors = transfer(mine, theirs, joined, dimension=dimension, rng=rng(seed, 0, "transfer"), share=share, by=by)
-    facts = {
-        "pairs": len(joined),
-        "carried_over": round(share * len(joined)),
-        "items": len(mine),
-        "share": share,
-        "by": by,
-        "seed": seed,
-    }
+    carried = round(share * len(joined))
+    facts = {"pairs": len(joined), "carried_over": carried, "items": len(mine), "share": share, "by": by, "seed": seed}
     save_embeddings(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
-    if as_json:
-        click.echo(json.dumps(facts | {"dimension": dimension, "file": str(out)}, indent=2))
-    else:
-        click.echo(f"{facts['carried_over']:,} of {len(mine):,} items begin at a vector of {source}; written: {out}")
+    said = f"{carried:,} of {len(mine):,} items begin at a vector of {source}; written: {out}"
+    tell(facts | {"dimension": dimension, "file": str(out)}, as_json, said)
 
 
 @catalogue.command("pretrain")
@@ -146,19 +126,7 @@ def transfer_command(
 @click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
 def pretrain_command(
-    data: Path,
-    columns: str,
-    begin: Literal["random", "pca", "word2vec"],
-    dimension: int,
-    epochs: int,
-    lr: float,
-    decay: float,
-    window: int,
-    folds: int,
-    biases: bool,
-    seed: int,
-    out: Path,
-    as_json: bool,
+    data: Path, columns: str, folds: int, seed: int, out: Path, as_json: bool, **factorisation: Any
 ) -> None:
     """Train item vectors on pooled ratings, to be carried over to another catalogue.
 
@@ -167,8 +135,8 @@ def pretrain_command(
     from mutirao.recsys.pretrain import Factorisation, pretrain
     from mutirao.recsys.reading import read_ratings
 
-    how = Factorisation(dimension, begin, epochs, lr, decay, biases, window)
-    keep(pretrain(read_ratings(data.expanduser(), columns), how, seed, folds), out, as_json)
+    made = pretrain(read_ratings(data.expanduser(), columns), Factorisation(**factorisation), seed, folds)
+    keep(made, out, as_json)
 
 
 def keep(made: Any, out: Path, as_json: bool) -> None:
@@ -176,10 +144,8 @@ def keep(made: Any, out: Path, as_json: bool) -> None:
     from mutirao.recsys.embeddings import save_embeddings
 
     save_embeddings(made, out)
-    if as_json:
-        click.echo(json.dumps(made.card | {"file": str(out)}, indent=2))
-    else:
-        click.echo(f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}")
+    said = f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}"
+    tell(made.card | {"file": str(out)}, as_json, said)
 
 
 @catalogue.command("expand")
@@ -196,17 +162,8 @@ def keep(made: Any, out: Path, as_json: bool) -> None:
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", type=FILE, default=Path("expanded"), show_default=True, help="The folder to write.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def expand_command(
-    data: Path,
-    columns: str,
-    users: int,
-    items: int,
-    shuffle: Literal["users", "both", "none"],
-    seed: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+@JSON
+def expand_command(data: Path, columns: str, out: Path, as_json: bool, **growth: Any) -> None:
     """Grow a small set of ratings into a large implicit one by fractal expansion, and compare the power laws.
 
     Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
@@ -218,7 +175,7 @@ def expand_command(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already and not empty; right would be a new folder")
     small = read_ratings(data.expanduser(), columns)
-    large = expand(small, users, items, shuffle, seed)
+    large = expand(small, **growth)
     laws = {"before": Laws.of(small), "after": Laws.of(large)}
     sizes = {
         name: {"users": len(r.users), "items": len(r.catalogue), "ratings": len(r)}
@@ -227,14 +184,11 @@ def expand_command(
     write(large, out)
     draw_laws(laws, out / "laws.png")
     figures = {name: sizes[name] | laws[name].figures() for name in laws}
-    if as_json:
-        click.echo(json.dumps(figures | {"folder": str(out)}, indent=2))
-        return
+    lines = []
     for key, value in figures["before"].items():
-        after = figures["after"][key]
         form = ",.0f" if key in sizes["before"] else ".3f"
-        click.echo(f"{key:<18} {value:>12{form}} {after:>12{form}}")
-    click.echo(f"written: {out}/ratings.csv, movies.csv and laws.png")
+        lines.append(f"{key:<18} {value:>12{form}} {figures['after'][key]:>12{form}}")
+    tell(figures | {"folder": str(out)}, as_json, *lines, f"written: {out}/ratings.csv, movies.csv and laws.png")
 
 
 @catalogue.command("export")
@@ -256,7 +210,7 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 @click.argument("items", type=FILE, metavar="ITEMS.safetensors")
 @click.argument("ratings", nargs=-1, metavar="ID=RATING...")
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many items.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json: bool) -> None:
     """Recommend items to somebody with these ratings; the vector is rebuilt here and forgotten.
 
@@ -272,8 +226,4 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
         except ValueError:
             raise ConfigError(f"{text!r} is not of the form ID=RATING, such as 1193=5") from None
     found = Recommender.of(items.expanduser()).recommend(given, count)
-    if as_json:
-        click.echo(json.dumps([r._asdict() for r in found], indent=2))
-        return
-    for r in found:
-        click.echo(f"{r.score:8.3f}  {r.id:<10} {r.title}")
+    tell([r._asdict() for r in found], as_json, *(f"{r.score:8.3f}  {r.id:<10} {r.title}" for r in found))

@@ -1,10 +1,11 @@
 """`mutirao drill`: choose troubles, see them happen to a real federation, read what came of them."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
+
+from mutirao.cli.options import FOLDER, JSON, tell
 
 
 @click.command()
@@ -13,16 +14,10 @@ import click
 @click.option("--kills", default=4, show_default=True, help="How many processes of deployed runs are killed.")
 @click.option("--in-process", default=20, show_default=True, help="How often runs on the local fleet are killed.")
 @click.option("--seed", default=0, show_default=True, help="Of the random moments.")
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep everything here.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--folder", type=FOLDER, help="Keep everything here.")
+@JSON
 def drill(
-    trials: tuple[str, ...],
-    listing: bool,
-    kills: int,
-    in_process: int,
-    seed: int,
-    folder: Path | None,
-    as_json: bool,
+    trials: tuple[str, ...], listing: bool, kills: int, in_process: int, seed: int, folder: Path | None, as_json: bool
 ) -> None:
     """Break a small federation on this machine on purpose, and see whether it ends as if nobody had.
 
@@ -48,11 +43,7 @@ def drill(
         made.append(trial)
         if not as_json:
             click.echo(f"{trial.verdict:<8} {trial.name:<12} {trial.seconds:6.0f} s  {trial.happened}")
-    if as_json:
-        click.echo(json.dumps([asdict(trial) | {"verdict": trial.verdict} for trial in made], indent=2))
-    bad = sum(trial.verdict == "BAD" for trial in made)
-    if not as_json:
-        skipped = sum(trial.skipped for trial in made)
-        killed = sum(trial.kills for trial in made)
-        click.echo(f"{len(made)} trials, {killed} kills: {bad} bad, {skipped} not run")
+    bad, skipped = sum(trial.verdict == "BAD" for trial in made), sum(trial.skipped for trial in made)
+    said = f"{len(made)} trials, {sum(trial.kills for trial in made)} kills: {bad} bad, {skipped} not run"
+    tell([asdict(trial) | {"verdict": trial.verdict} for trial in made], as_json, said)
     sys.exit(1 if bad else 0)

@@ -26,7 +26,7 @@ def parts() -> dict[str, dict[str, str]]:
     return out
 
 
-def settings(recipe: str) -> dict[str, str]:
+def settings_of(recipe: str) -> dict[str, str]:
     """Each setting of a recipe with its default and a line of help."""
     rows = {}
     for f in dataclasses.fields(find(recipe).config):

@@ -11,6 +11,7 @@ import click
 
 from mutirao.cli.catalogue import catalogue
 from mutirao.cli.drill import drill
+from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, settings, tell
 from mutirao.cli.site import site
 from mutirao.cli.slides import slides
 from mutirao.errors import ConfigError, MutiraoError
@@ -49,15 +50,15 @@ def main(verbose: bool) -> None:
 
 @main.command("list")
 @click.argument("recipe", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def list_command(recipe: str | None, as_json: bool) -> None:
     """List the recipes, or the settings of one.
 
     Example: mutirao list quickstart
     """
-    from mutirao.cli.listing import parts, recipes, settings
+    from mutirao.cli.listing import parts, recipes, settings_of
 
-    tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings(recipe)}
+    tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings_of(recipe)}
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return
@@ -72,14 +73,14 @@ def list_command(recipe: str | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("recipe", metavar="RECIPE|CONFIG.toml")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting; may be given many times.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Run folder [default: runs/RECIPE].")
+@settings("Change a setting; may be given many times.")
+@click.option("--out", type=FOLDER, help="Run folder [default: runs/RECIPE].")
 @click.option("--fleet", type=click.Choice(["local", "flower"]), default="local", show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the summary, as JSON.")
 @click.option("--progress", type=click.Choice(["auto", "lines", "jsonl", "quiet"]), default="auto", show_default=True)
 def run(
-    recipe: str, sets: tuple[str, ...], out: Path | None, fleet: str, resume: bool, as_json: bool, progress: str
+    recipe: str, sets: Assignments, out: Path | None, fleet: str, resume: bool, as_json: bool, progress: str
 ) -> None:
     """Run a recipe, or repeat a run from its config.toml.
 
@@ -90,11 +91,10 @@ def run(
       mutirao run runs/adam/config.toml --out runs/again
       mutirao run quickstart --out runs/adam --resume
     """
-    from mutirao.config import parse_assignment, read, resolve
+    from mutirao.config import read, resolve
     from mutirao.recipes.task import find
     from mutirao.runs.execute import continued
 
-    assignments = [parse_assignment(text) for text in sets]
     table: dict[str, Any] = {}
     name = recipe
     if recipe.endswith(".toml"):
@@ -104,9 +104,9 @@ def run(
             raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
     folder = out or default_out(name, resume)
     if resume and (folder / "config.toml").exists():
-        name, config = continued(name, folder, assignments)
+        name, config = continued(name, folder, sets)
     else:
-        config = resolve(find(name).config, table, assignments)
+        config = resolve(find(name).config, table, sets)
 
     from mutirao.cli.terminal import conclude  # after all that a typing error may end
     from mutirao.report import execute
@@ -138,26 +138,25 @@ def default_out(name: str, resume: bool) -> Path:
 
 
 @main.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="STUDY.toml")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder [default: runs/study-NAME].")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="A setting for all cells, such as data=PATH.")
+@click.argument("file", type=FILE, metavar="STUDY.toml")
+@click.option("--out", type=FOLDER, help="Folder [default: runs/study-NAME].")
+@settings("A setting for all cells, such as data=PATH.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the table, as JSON.")
-def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_json: bool) -> None:
+def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool) -> None:
     """Run a grid of methods x folds x seeds and compare them; finished cells are kept.
 
     Example: mutirao study studies/quickstart.toml
     """
-    from mutirao.cli.terminal import Cells, show_table
-    from mutirao.config import parse_assignment
+    from mutirao.cli.terminal import CellBar, show_table
     from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
     from mutirao.studies.comparison import compare, write_tables
     from mutirao.studies.study import carry_out, load
 
-    grid = load(file, [parse_assignment(text) for text in sets])
+    grid = load(file, sets)
     folder = out or Path("runs") / f"study-{file.stem}"
-    with Cells(len(grid.cells), quiet=as_json) as watch:
+    with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:
             problems = carry_out(grid, folder, workers, watch)
         except KeyboardInterrupt:
@@ -176,10 +175,10 @@ def study(file: Path, out: Path | None, sets: tuple[str, ...], workers: int, as_
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER|AUDIT.jsonl")
-@click.option("--site", "sites", multiple=True, type=click.Path(path_type=Path), help="A site's own trail to compare.")
+@click.argument("folder", type=FILE, metavar="FOLDER|AUDIT.jsonl")
+@click.option("--site", "sites", multiple=True, type=FILE, help="A site's own trail to compare.")
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write all events to this file.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
     """Check a run folder against its audit trail and those of the sites; say exactly what was altered.
 
@@ -191,21 +190,16 @@ def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: b
     from mutirao.runs.verify import verify_all
 
     good, problems = verify_all(folder, sites, table)
-    if as_json:
-        click.echo(json.dumps({"good": good, "problems": problems}, indent=2))
-    else:
-        for line in good:
-            click.echo(f"ok       {line}")
-        for line in problems:
-            click.echo(f"ALTERED  {line}")
-        click.echo(f"{folder}: {'as it was written' if not problems else f'{len(problems)} problems'}")
+    lines = [*(f"ok       {line}" for line in good), *(f"ALTERED  {line}" for line in problems)]
+    verdict = f"{folder}: {'as it was written' if not problems else f'{len(problems)} problems'}"
+    tell({"good": good, "problems": problems}, as_json, *lines, verdict)
     sys.exit(1 if problems else 0)
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option("--client", required=True, help="Who withdraws.")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the new run.")
+@click.option("--out", required=True, type=FOLDER, help="Folder of the new run.")
 @click.option("--prepare", is_flag=True, help="Only write the folder; a server that reaches the sites resumes it.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as JSON.")
 def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -> None:
@@ -231,7 +225,7 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 def report(folder: Path) -> None:
     """Write report.html anew from what the folder of a run or study holds.
 
@@ -243,9 +237,9 @@ def report(folder: Path) -> None:
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option("--table", type=click.Choice(["history", "clients"]), default="history", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="A .parquet or .csv file [default: TABLE.parquet].")
+@click.option("--out", type=FILE, help="A .parquet or .csv file [default: TABLE.parquet].")
 def export(folder: Path, table: str, out: Path | None) -> None:
     """Write a table of a run, or of all runs below a folder, as Parquet or CSV.
 
@@ -258,7 +252,7 @@ def export(folder: Path, table: str, out: Path | None) -> None:
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path), default="runs")
+@click.argument("folder", type=FILE, default="runs")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
 @click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
@@ -280,9 +274,9 @@ def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.argument("kind", required=False)
-@click.option("--out", type=click.Path(path_type=Path), help="A file or a folder [default: the same folder].")
+@click.option("--out", type=FILE, help="A file or a folder [default: the same folder].")
 @click.option("--metric", default="", help="Draw this metric [default: all, or accuracy].")
 @click.option("--target", "targets", type=float, multiple=True, help="A value to reach; may be given many times.")
 @click.option("--width", type=float, help="Inches, of a figure for a paper [default: 3.4, one column].")
@@ -308,20 +302,19 @@ def plot(
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="The other policy, such as select=aoi.")
+@click.argument("folder", type=FILE)
+@settings("The other policy, such as select=aoi.")
 @click.option("--own", is_flag=True, help="Let the policy live with its own choices, not with those of the run.")
 @click.option("--json", "as_json", is_flag=True, help="Whom it selects in every round, for machines.")
-def replay(folder: Path, sets: tuple[str, ...], own: bool, as_json: bool) -> None:
+def replay(folder: Path, sets: Assignments, own: bool, as_json: bool) -> None:
     """Show whom another policy would have selected in a finished run, without training.
 
     Example: mutirao replay runs/selection --set select=aoiu --set select.alpha=0.9
     """
     from mutirao.cli.terminal import show_replay
-    from mutirao.config import parse_assignment
     from mutirao.runs.replay import replay_folder
 
-    part, found = replay_folder(folder, [parse_assignment(text) for text in sets], own)
+    part, found = replay_folder(folder, sets, own)
     if as_json:
         content = {"select": {"name": part.name, **part.settings}, "actual": found.actual, "other": found.other}
         click.echo(json.dumps(content | {"overlap": found.overlap}, indent=2))
@@ -338,7 +331,7 @@ def data() -> None:
 
 
 @data.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def data_list(as_json: bool) -> None:
     """List the data sets that recipes can read.
 
@@ -346,18 +339,14 @@ def data_list(as_json: bool) -> None:
     """
     from mutirao.datasets import DATA_SETS
 
-    if as_json:
-        click.echo(json.dumps({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, indent=2))
-        return
-    for name, known in DATA_SETS.items():
-        click.secho(name, bold=True)
-        click.echo(f"  {known.about}\n  layout: {known.layout}")
+    bold = (f"{click.style(k, bold=True)}\n  {d.about}\n  layout: {d.layout}" for k, d in DATA_SETS.items())
+    tell({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, as_json, *bold)
 
 
 @data.command("check")
 @click.argument("name")
-@click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.argument("path", required=False, type=FILE)
+@JSON
 def data_check(name: str, path: Path | None, as_json: bool) -> None:
     """Read a data set as its recipe would and say what was found.
 
@@ -366,12 +355,12 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
     from mutirao.datasets import check_data_set
 
     findings = check_data_set(name, path.expanduser() if path else None)
-    click.echo(json.dumps(findings, indent=2) if as_json else "\n".join(findings))
+    tell(findings, as_json, *findings)
 
 
 @data.command("prepare")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new or empty folder.")
+@click.argument("source", type=FILE)
+@click.option("--out", type=FOLDER, required=True, help="A new or empty folder.")
 @click.option("--clients", type=click.IntRange(min=1), default=3, show_default=True, help="How many hospitals.")
 @click.option("--partition", default="even", show_default=True, help="even, dirichlet, by_slide, by_laboratory, ...")
 @click.option("--alpha", type=float, help="Of partition=dirichlet: the smaller, the more skewed.")

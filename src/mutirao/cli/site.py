@@ -1,19 +1,15 @@
 """`mutirao site`: found a server or a site, look after its processes, and what a site does with its policy."""
 
-import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
-if TYPE_CHECKING:
-    from mutirao.deploy.doctor import Finding
+from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, settings, tell
 
-FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
-SET = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the recipe.")
+PLACE = click.argument("folder", type=FOLDER)
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
 
 
@@ -39,7 +35,7 @@ def init() -> None:
 
 
 @init.command("server")
-@FOLDER
+@PLACE
 @click.option("--host", "hosts", multiple=True, help="A name or address by which sites reach it; may be given often.")
 @click.option("--port", type=click.IntRange(1, 65535), default=9092, show_default=True)
 @click.option("--listen", default="0.0.0.0", show_default=True, help="The address to listen on.")
@@ -65,7 +61,7 @@ next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
 
 
 @init.command("site")
-@FOLDER
+@PLACE
 @click.option("--name", required=True, help="Who you are.")
 @click.option("--client", default="", help="The client that you are in recipes, such as client_1 [default: the name].")
 @click.option("--superlink", required=True, metavar="HOST:PORT", help="The server's address.")
@@ -73,16 +69,7 @@ next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
 @click.option("--data", default="", help="The folder with this site's data.")
 @click.option("--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given often.")
 @click.option("--task", default="", help="This site's own function from Flower's context to a Task, our_site:task_of.")
-def init_site(
-    folder: Path,
-    name: str,
-    client: str,
-    superlink: str,
-    ca: BinaryIO | None,
-    data: str,
-    recipes: tuple[str, ...],
-    task: str,
-) -> None:
+def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
     """Make a site: its key pair, a policy that lets nothing leave yet, the configuration of its SuperNode.
 
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
@@ -90,7 +77,7 @@ def init_site(
     from mutirao.deploy.founding import found_site
     from mutirao.deploy.keys import certificate_fingerprint, key_fingerprint
 
-    node = found_site(folder, name, superlink, ca.read() if ca else None, data, recipes, task, client)
+    node = found_site(folder, ca=ca.read() if ca else None, **facts)
     known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
     click.echo(f"""made: {node.folder}
 keep secret, in a backup:  node.key
@@ -102,7 +89,7 @@ next: mutirao site doctor {folder}, then: mutirao site up {folder}""")
 
 
 @site.command()
-@FOLDER
+@PLACE
 @click.argument("key", type=click.File("rb"), metavar="NAME.pub")
 @click.option("--name", default="", help="The site's name [default: that of the file].")
 @click.option("--client", default="", help="What it may call itself in recipes [default: as its key says].")
@@ -132,7 +119,7 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
 
 
 @site.command()
-@FOLDER
+@PLACE
 @click.argument("name")
 def dismiss(folder: Path, name: str) -> None:
     """Shut a site out: its key is good no more, from its next request on.
@@ -146,7 +133,7 @@ def dismiss(folder: Path, name: str) -> None:
 
 
 @site.command()
-@FOLDER
+@PLACE
 @click.option("--host", "hosts", multiple=True, help="A name or address [default: those it has].")
 @click.option("--days", type=click.IntRange(1, 3650), default=730, show_default=True)
 def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
@@ -162,7 +149,7 @@ def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
 
 
 @site.command()
-@FOLDER
+@PLACE
 @click.option("--foreground", is_flag=True, help="Become the process: for containers and service managers.")
 def up(folder: Path, foreground: bool) -> None:
     """Start the SuperLink of a server, or the SuperNode of a site.
@@ -171,13 +158,13 @@ def up(folder: Path, foreground: bool) -> None:
     """
     from mutirao.deploy.admission import admit as let_in
     from mutirao.deploy.layout import Server, load_place
-    from mutirao.deploy.processes import in_place_of_this, is_connected, start, until, waits
+    from mutirao.deploy.processes import become, is_connected, start_superlink, start_supernode, until, waits
     from mutirao.errors import MutiraoError
 
     place = load_place(folder)
     if foreground:
-        in_place_of_this(folder)
-    process = start(folder)
+        become(folder)
+    process = start_superlink(folder) if isinstance(place, Server) else start_supernode(folder)
     if isinstance(place, Server):
         for key in sorted(place.sites.glob("*.pub")):
             let_in(folder, key)
@@ -194,7 +181,7 @@ def up(folder: Path, foreground: bool) -> None:
 
 
 @site.command()
-@FOLDER
+@PLACE
 def down(folder: Path) -> None:
     """End what was started in this folder, and nothing else.
 
@@ -208,7 +195,7 @@ def down(folder: Path) -> None:
 
 
 @site.command()
-@FOLDER
+@PLACE
 @JSON
 def status(folder: Path, as_json: bool) -> None:
     """Say whether it runs, since when, and whether it is connected; the exit code is 1 if not.
@@ -220,84 +207,68 @@ def status(folder: Path, as_json: bool) -> None:
 
     place, process = load_place(folder), running(folder)
     works = process is not None and (answers(place) if isinstance(place, Server) else is_connected(process))
-    if as_json:
-        facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works}
-        if process is not None:
-            facts |= {"pid": process.pid, "since": process.since(), "log": str(process.log)}
-        click.echo(json.dumps(facts, indent=2))
-    elif process is None:
-        click.echo(f"the {place.process} does not run; start it with: mutirao site up {folder}")
-    else:
-        good, bad = (
-            ("answers", "does not answer") if isinstance(place, Server) else ("is connected", "is not connected")
-        )
+    facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works}
+    said = f"the {place.process} does not run; start it with: mutirao site up {folder}"
+    if process is not None:
+        facts |= {"pid": process.pid, "since": process.since(), "log": str(process.log)}
+        words = ("does not answer", "answers") if isinstance(place, Server) else ("is not connected", "is connected")
         since = f"since {process.since()}, process {process.pid}, {process.log}"
-        click.echo(f"the {place.process} runs and {good if works else bad} ({since})")
+        said = f"the {place.process} runs and {words[works]} ({since})"
+    tell(facts, as_json, said)
     sys.exit(0 if works else 1)
 
 
 @site.command()
-@FOLDER
+@PLACE
 @JSON
 def doctor(folder: Path, as_json: bool) -> None:
     """Look at all a server or site needs, with a remedy for what is wrong; the exit code is 1 if anything is.
 
     Example: mutirao site doctor /srv/mutirao
     """
-    from mutirao.deploy.doctor import as_json as written
+    from dataclasses import asdict
+
     from mutirao.deploy.doctor import examine, healthy
 
     findings = examine(folder)
-    click.echo(written(findings)) if as_json else show(findings)
+    width, lines = max(len(f.check) for f in findings), []
+    for f in findings:
+        lines.append(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
+        lines += [f"{'':<6}{'':<{width}}  -> {f.remedy}"] if f.remedy else []
+    tell({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
     sys.exit(0 if healthy(findings) else 1)
 
 
-def show(findings: "list[Finding]") -> None:
-    """Findings as a table."""
-    width = max(len(f.check) for f in findings)
-    for f in findings:
-        click.echo(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
-        if f.remedy:
-            click.echo(f"{'':<6}{'':<{width}}  -> {f.remedy}")
-
-
 @site.command("run")
-@FOLDER
+@PLACE
 @click.argument("recipe")
-@SET
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder [default: FOLDER/runs/RECIPE].")
+@settings("Change a setting of the recipe.")
+@click.option("--out", type=FOLDER, help="Folder [default: FOLDER/runs/RECIPE].")
 @click.option("--resume", is_flag=True, help="Go on with the run in that folder.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds until a site that has not answered is late.")
 @click.option("--wait", is_flag=True, help="Wait for the end and show the rounds.")
 @click.option("--keep", is_flag=True, help="Wait for the end, and go on with it whenever its server process is gone.")
 def run_command(
-    folder: Path,
-    recipe: str,
-    sets: tuple[str, ...],
-    out: Path | None,
-    resume: bool,
-    timeout: float,
-    wait: bool,
-    keep: bool,
+    folder: Path, recipe: str, sets: Assignments, out: Path | None, resume: bool, timeout: float, wait: bool, keep: bool
 ) -> None:
     """Run a recipe on the sites that are connected to this server.
 
     Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
     """
-    from mutirao.config import parse_assignment, resolve
+    from mutirao.config import resolve
     from mutirao.deploy.submitting import follow, run_folder, submit
     from mutirao.recipes.task import find
 
-    assignments, since = [parse_assignment(text) for text in sets], time.time()
-    resolve(find(recipe).config, {}, assignments)  # a wrong setting is said here, not in a log far away
+    since = time.time()
+    resolve(find(recipe).config, {}, sets)  # a wrong setting is said here, not in a log far away
     place = run_folder(folder, recipe, out)
     if keep:
         from mutirao.deploy.keeping import see_through
 
-        done = see_through(folder, recipe, assignments, place, resume, timeout)
+        done = see_through(folder, recipe, sets, place, resume, timeout)
         click.echo(f"finished in {done['flower_runs']} Flower runs; look at {place / 'report.html'}")
         return
-    number = submit(folder, recipe, assignments, place, resume, timeout)
+    number = submit(folder, recipe, sets, place, resume, timeout)
     click.echo(f"Flower's run {number}; it fills {place}")
     if wait:
         follow(folder, number, place, since, float("inf"), click.echo)
@@ -305,28 +276,22 @@ def run_command(
 
 
 @site.command("rehearse")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default="rehearsal")
+@click.argument("folder", type=FOLDER, default="rehearsal")
 @click.option("--sites", type=click.IntRange(2, 20), default=3, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--recipe", default="quickstart", show_default=True)
-@SET
+@settings("Change a setting of the recipe.")
 @JSON
-def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: tuple[str, ...], as_json: bool) -> None:
+def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: Assignments, as_json: bool) -> None:
     """The whole federation on this machine: real processes, TLS, keys, policies, a few rounds, a report.
 
     Example: mutirao site rehearse --sites 3
     """
-    from mutirao.config import parse_assignment
     from mutirao.deploy.rehearse import rehearse
 
-    def say(line: str) -> None:
-        click.echo(line, err=as_json)
-
-    report = rehearse(folder, sites, rounds, recipe, [parse_assignment(text) for text in sets], say)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        click.echo(f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}")
+    report = rehearse(folder, sites, rounds, recipe, sets, lambda line: click.echo(line, err=as_json))
+    said = f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}"
+    tell(report, as_json, said)
     sys.exit(0 if report["ok"] else 1)
 
 
@@ -367,8 +332,8 @@ def hash_command(recipe: str) -> None:
 
 
 @site.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="POLICY.toml")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.argument("path", type=FILE, metavar="POLICY.toml")
+@JSON
 def check(path: Path, as_json: bool) -> None:
     """Read a policy and say what it allows, and what of its privacy budget is spent.
 
@@ -378,4 +343,4 @@ def check(path: Path, as_json: bool) -> None:
     from mutirao.deploy.policy import load_policy
 
     lines = describe_policy(load_policy(path))
-    click.echo(json.dumps(lines, indent=2) if as_json else "\n".join(f"{k:<18} {v}" for k, v in lines.items()))
+    tell(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))

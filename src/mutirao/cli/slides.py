@@ -1,7 +1,6 @@
 """`mutirao slides`: cut slides into tiles, choose among them, look at them, screen them; make slides, export models."""
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mutirao.cli.options import FILE, FOLDER, JSON, tell
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,58 +16,38 @@ if TYPE_CHECKING:
 
 MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: as the slide says
 
-FILE = click.Path(path_type=Path)
-FOLDER = click.Path(path_type=Path, file_okay=False)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
-
 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which tiles are kept; the command gets them as one `choice`."""
 
+    @click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less.")
+    @click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer.")
+    @click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best.")
+    @click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best.")
     @functools.wraps(command)
     def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
         from mutirao.slides.ranking import Choice
 
         command(choice=Choice(min_variance, min_entropy, quantile, top), **rest)
 
-    return with_options(
-        with_choice,
-        click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best."),
-        click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best."),
-        click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer."),
-        click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less."),
-    )
+    return with_choice
 
 
 def scaling(command: Callable[..., None]) -> Callable[..., None]:
     """The options for slides that do not say how large their pixels are; the command gets them as one `mpp_of`."""
 
+    @click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say.")
+    @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say.")
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        command(mpp_of=read_mpp(mpp, mpp_table), **rest)
+        from mutirao.slides.reading import mpp_table as read_table
 
-    return with_options(
-        with_scale,
-        click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say."),
-        click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say."),
-    )
+        if mpp is not None and not 0.02 <= mpp <= 50:
+            raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
+        known = read_table(mpp_table.expanduser()) if mpp_table else {}
+        command(mpp_of=lambda path: known.get(path.name, known.get(path.stem, mpp)), **rest)
 
-
-def with_options(
-    command: Callable[..., None], *options: Callable[[Callable[..., None]], Callable[..., None]]
-) -> Callable[..., None]:
-    """The command with these options; the last one stands first in its help."""
-    return functools.reduce(lambda made, option: option(made), options, command)
-
-
-def read_mpp(mpp: float | None, table: Path | None) -> MppOf:
-    """How large a slide's pixels are, as far as the user said."""
-    from mutirao.slides.reading import mpp_table
-
-    if mpp is not None and not 0.02 <= mpp <= 50:
-        raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
-    known = mpp_table(table.expanduser()) if table else {}
-    return lambda path: known.get(path.name, known.get(path.stem, mpp))
+    return with_scale
 
 
 @click.group()
@@ -89,19 +69,17 @@ def slides() -> None:
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Threads [default: one a core].")
 @scaling
 @choosing
-@AS_JSON
+@JSON
 def tile(
     paths: tuple[Path, ...],
     out: Path,
-    size: int,
     mpp_out: float | None,
     magnification: float | None,
-    overlap: int,
-    image: str,
     workers: int,
     mpp_of: MppOf,
     choice: "Choice",
     as_json: bool,
+    **cut: Any,
 ) -> None:
     """Cut slides into tiles, drop the glass, rank the rest; slides that are done already are left alone.
 
@@ -118,8 +96,7 @@ def tile(
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
         raise ConfigError("give either --mpp-out or a --magnification above 0")
-    wanted = 10 / magnification if magnification else mpp_out or 0.5
-    cut = Cut(size, wanted, overlap, image=image)
+    how = Cut(mpp=10 / magnification if magnification else mpp_out or 0.5, **cut)
     found: list[dict[str, Any]] = []
 
     def watch(path: Path, facts: dict[str, Any] | str, known: bool) -> None:
@@ -128,17 +105,13 @@ def tile(
             return
         found.append(facts)
         if not as_json:
-            click.echo(
-                f"{path.name}: {facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
-                f"{' (done before)' if known else ''}"
-            )
+            tiles = f"{facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
+            click.echo(f"{path.name}: {tiles}{' (done before)' if known else ''}")
 
     slides_ = slides_in(tuple(p.expanduser() for p in paths))
-    problems = tile_all(slides_, out, cut, choice, mpp_of, watch, workers)
-    if as_json:
-        click.echo(json.dumps({"slides": found, "problems": problems}, indent=2))
-    else:
-        click.echo(f"{len(found)} of {len(slides_)} slides are in {out}")
+    problems = tile_all(slides_, out, how, choice, mpp_of, watch, workers)
+    said = f"{len(found)} of {len(slides_)} slides are in {out}"
+    tell({"slides": found, "problems": problems}, as_json, said)
     sys.exit(1 if problems else 0)
 
 
@@ -154,7 +127,7 @@ def done_slides(folder: Path) -> list[Path]:
 @click.argument("folder", type=FOLDER)
 @choosing
 @click.option("--prune", is_flag=True, help="Also delete the files of tiles that are not kept.")
-@AS_JSON
+@JSON
 def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """Choose anew among tiles that are cut: rewrites `kept`, `score` and `why` in tiles.csv.
 
@@ -165,7 +138,7 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """
     from mutirao.slides.tiling import choose, read_table, write_table
 
-    rows = {}
+    rows, lines = {}, []
     for place in done_slides(folder.expanduser()):
         tiles = choose(read_table(place / "tiles.csv"), choice)
         write_table(tiles, place / "tiles.csv")
@@ -175,12 +148,10 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
                     (place / "tiles" / t.name).unlink(missing_ok=True)
         reasons = {w: sum(t.why == w for t in tiles) for w in ("background", "variance", "entropy", "rank")}
         rows[place.name] = {"tiles": len(tiles), "kept": sum(t.kept for t in tiles), **reasons}
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    for name, row in rows.items():
-        dropped = ", ".join(f"{k} {v:,}" for k, v in row.items() if k not in ("tiles", "kept") and v)
-        click.echo(f"{name}: {row['kept']:,} of {row['tiles']:,} kept; dropped: {dropped or 'none'}")
+        dropped = ", ".join(f"{k} {v:,}" for k, v in reasons.items() if v)
+        kept = f"{rows[place.name]['kept']:,} of {len(tiles):,} kept"
+        lines.append(f"{place.name}: {kept}; dropped: {dropped or 'none'}")
+    tell(rows, as_json, *lines)
 
 
 @slides.command()
@@ -215,7 +186,7 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
 @click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: as the model was trained].")
 @scaling
 @choosing
-@AS_JSON
+@JSON
 def screen(
     slide: Path,
     model_path: Path,
@@ -239,12 +210,9 @@ def screen(
     found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
     score = "no tile was scored" if facts["score"] is None else f"score {facts['score']:.3f}"
-    click.echo(f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5")
-    click.echo(f"look at {target / 'index.html'}. {NOTICE}")
+    said = f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5"
+    tell(facts, as_json, said, f"look at {target / 'index.html'}. {NOTICE}")
 
 
 @slides.command()
@@ -288,6 +256,5 @@ def make(
         raise ConfigError("--abnormal is a share from 0 to 1, and --cells is above 0")
     path = out.expanduser()
     found = write_slide(path, Smear(width, height, mpp, cells, abnormal), LABORATORIES[laboratory - 1], seed)
-    click.echo(
-        f"written: {out}, {path.stat().st_size:,} bytes, {len(found):,} cells, {found.abnormal.sum():,} abnormal"
-    )
+    cells_made = f"{len(found):,} cells, {found.abnormal.sum():,} abnormal"
+    click.echo(f"written: {out}, {path.stat().st_size:,} bytes, {cells_made}")

@@ -3,16 +3,22 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 if TYPE_CHECKING:
     from mutirao.config import Part
     from mutirao.runs.replay import Replay
     from mutirao.studies.comparison import Line
 
+TEXTS = ("", "metric", "method", "verdict")  # columns that hold no numbers
 
-class Cells:
+
+class CellBar:
     """Follows a study; call it after each cell."""
 
     def __init__(self, cells: int, quiet: bool = False) -> None:
@@ -20,12 +26,15 @@ class Cells:
         self.quiet = quiet
         self.bar: Any = None
 
-    def __enter__(self) -> "Cells":
+    def __enter__(self) -> "CellBar":
         if not self.quiet and sys.stderr.isatty():
-            self.bar, self.line = bar("cell", self.cells)
+            columns = (TextColumn("cell"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.line = self.bar.add_task("cell", total=self.cells, note="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
@@ -37,22 +46,16 @@ class Cells:
             print(f"cell {done}/{self.cells}  {name}", file=sys.stderr, flush=True)
 
 
-def bar(unit: str, total: int) -> tuple[Any, Any]:
-    """A bar on the terminal that counts units, with room for a note and the time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(unit), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
-    shown = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    shown.start()
-    return shown, shown.add_task(unit, total=total, note="")
+def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table:
+    """A table without rows, numbers to the right."""
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify="left" if name in TEXTS else "right", **options)
+    return table
 
 
 def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
     """The table of a study, the columns that fit a terminal, and where the rest is."""
-    from rich.console import Console
-    from rich.table import Table
-
     from mutirao.studies.comparison import HEADER, cells_of
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -60,9 +63,7 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
     if not any(line.reached for line in lines):
         shown.remove("rounds to")
     for metric in dict.fromkeys(line.metric for line in lines):
-        table = Table(title=metric)
-        for name in shown:
-            table.add_column(name, justify="left" if name in ("method", "verdict") else "right", no_wrap=True)
+        table = make_table(metric, shown, no_wrap=True)
         for line in (x for x in lines if x.metric == metric):
             row = dict(zip(HEADER, cells_of(line), strict=True))
             table.add_row(*(row[name] for name in shown))
@@ -73,14 +74,8 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
 
 def show_replay(part: "Part", found: "Replay") -> None:
     """How another policy's choices compare with those of a run."""
-    import numpy as np
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(highlight=False)
-    table = Table(title=f"{len(found.actual)} rounds, {len(found.clients)} clients")
-    for name in ("", "the run", part.name):
-        table.add_column(name, justify="right" if name else "left")
+    table = make_table(f"{len(found.actual)} rounds, {len(found.clients)} clients", ("", "the run", part.name))
     both = [found.participation(which) for which in (found.actual, found.other)]
     for label, key in (("Gini", "gini"), ("Jain", "jain"), ("least", "least"), ("most", "most"), ("never", "never")):
         table.add_row(label, *(f"{p.figures[key]:.4g}" for p in both))
@@ -97,16 +92,11 @@ def show_replay(part: "Part", found: "Replay") -> None:
 
 def conclude(summary: dict[str, Any], folder: Path) -> None:
     """The result of a run as a small table, and where to find the rest."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(highlight=False)
     if summary.get("already"):
         console.print(f"{folder} is already finished: {summary['rounds']} rounds.")
-    table = Table(title=f"{summary['recipe']}, {summary['rounds']} rounds, {summary['seconds']:.1f} s")
-    table.add_column("metric")
-    table.add_column("final", justify="right")
-    table.add_column(f"best (round {summary['best_round']})", justify="right")
+    title = f"{summary['recipe']}, {summary['rounds']} rounds, {summary['seconds']:.1f} s"
+    table = make_table(title, ("metric", "final", f"best (round {summary['best_round']})"))
     for name, value in summary["final"].items():
         table.add_row(name, f"{value:.4f}", f"{summary['best'].get(name, float('nan')):.4f}")
     console.print(table)
@@ -116,17 +106,12 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
 
 def conclude_forgetting(record: dict[str, Any], folder: Path) -> None:
     """What a withdrawal changed, before and after, and where to find the rest."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(highlight=False)
     first = record["first_contribution"]
     had = "had no part in any round" if first is None else f"first contributed in round {first}"
     kept, redone = record["rounds_kept"], record["rounds_redone"]
     console.print(f"{record['client']} {had}; rounds kept: {kept}, made again: {redone}")
-    table = Table("metric")
-    for name in ("before", "after"):
-        table.add_column(name, justify="right")
+    table = make_table(None, ("metric", "before", "after"))
     for name, value in record["after"].items():
         table.add_row(name, f"{record['before'].get(name, float('nan')):.4f}", f"{value:.4f}")
     console.print(table)

@@ -17,12 +17,11 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response, Streami
 
 from mutirao.dash.clients import Client, clients_of, page_of
 from mutirao.dash.control import Control, Refused
-from mutirao.dash.shelf import Item
+from mutirao.dash.shelf import Item, mark_of
 from mutirao.dash.watching import Watcher
-from mutirao.report import charts as charts_of
-from mutirao.report import render
+from mutirao.report import charts, render
 from mutirao.report.page import asset
-from mutirao.report.state import state_of
+from mutirao.report.state import last_lines, state_in
 from mutirao.report.words import sentences
 from mutirao.runs.reader import Record, clean, text_of
 
@@ -69,8 +68,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *((k, v) for k, v in extra.items() if k not in told)]
             await send(message)
 
-        problem = self.problem(scope)
-        if problem:
+        if problem := self.problem(scope):
             await PlainTextResponse(problem, status_code=403)(scope, receive, guarded)
             return
         await self.app(scope, receive, guarded)
@@ -104,11 +102,7 @@ class Shared:
 
     def get(self, what: str, item: Item, file: str, make: Callable[[], Any]) -> Any:
         """The result for a run, made anew if the file changed."""
-        try:
-            stat = (item.path / file).stat()
-            mark = (stat.st_size, stat.st_mtime_ns, item.facts.get("state"))
-        except OSError:
-            mark = (0, 0, item.facts.get("state"))
+        mark = (mark_of(item.path / file), item.facts.get("state"))
         with self._lock:
             found = self._kept.get((what, item.key))
             if found and found[0] == mark:
@@ -123,7 +117,7 @@ class Shared:
 
 
 @cache
-def shipped(name: str) -> str:
+def read_asset(name: str) -> str:
     """A file of the live page, or one it shares with reports."""
     return (HERE / name).read_text(encoding="utf-8") if name.startswith("dash") else asset(name)
 
@@ -134,31 +128,16 @@ ASSETS = ("dash.js", "dash.css", "charts.js", "style.css")
 def sections_of(record: Record) -> list[dict[str, Any]]:
     """The charts of a run beyond its curves, as its report has them."""
     parts = {
-        "The data": charts_of.partition,
-        "Who took part": charts_of.participation,
-        "Groups": charts_of.groups,
-        "Weights and what clients reported": charts_of.weights,
-        "What it cost": charts_of.cost,
-        "Failures and rejections": charts_of.losses,
-        "Privacy": charts_of.privacy,
+        "The data": charts.chart_partition,
+        "Who took part": charts.chart_participation,
+        "Groups": charts.chart_groups,
+        "Weights and what clients reported": charts.chart_weights,
+        "What it cost": charts.chart_cost,
+        "Failures and rejections": charts.chart_losses,
+        "Privacy": charts.chart_privacy,
     }
     found = [{"title": title, "charts": clean(list(make(record)))} for title, make in parts.items()]
     return [part for part in found if part["charts"]]
-
-
-def words_of(record: Record) -> list[str]:
-    """The run in sentences."""
-    resumed = any(e.get("event") == "resumed" for e in record.events)
-    return sentences(record, state_of(record.path, record.events[-1] if record.events else {}, resumed))
-
-
-def tail(path: Path | None, lines: int) -> list[str]:
-    """The last lines of a file."""
-    if path is None:
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 200 * lines))
-        return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
 
 
 def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
@@ -179,6 +158,13 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
         found: Record = shared.get("record", item, "audit.jsonl", lambda: Record.of(item.path))
         return found
 
+    def words_of(item: Item) -> list[str]:
+        record = record_of(item)
+        return sentences(record, state_in(record))
+
+    def charts_of(item: Item) -> str:
+        return json.dumps(sections_of(record_of(item)), separators=(",", ":"))
+
     @app.get("/")
     def page() -> HTMLResponse:
         return HTMLResponse((HERE / "dash.html").read_text(encoding="utf-8"))
@@ -187,7 +173,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     def assets(name: str) -> Response:
         if name not in ASSETS:
             raise HTTPException(404)
-        return Response(shipped(name), media_type=KINDS[name.rpartition(".")[2]], headers={"cache-control": "no-cache"})
+        kind = KINDS[name.rpartition(".")[2]]
+        return Response(read_asset(name), media_type=kind, headers={"cache-control": "no-cache"})
 
     @app.get("/api/runs")
     def runs() -> Response:
@@ -196,10 +183,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
         return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
 
     def told(facts: dict[str, Any]) -> dict[str, Any]:
-        problem = control.problem(str(facts["id"]))
-        if problem and facts["state"] in ("stopped", "failed", "new"):
-            return {**facts, "why": problem}
-        return facts
+        at_rest = facts["state"] in ("stopped", "failed", "new")
+        return facts | {"why": problem} if at_rest and (problem := control.problem(str(facts["id"]))) else facts
 
     @app.get("/api/history")
     def history(id: str) -> dict[str, Any]:
@@ -211,19 +196,13 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
         item = item_of(id)
         config = text_of(path) if (path := watcher.shelf.file(id, "config.toml")) else ""
         cells = [f for f in watcher.facts() if f["study"] == id] if item.kind == "study" else []
-        words = (
-            shared.get("words", item, "audit.jsonl", lambda: words_of(record_of(item))) if item.kind == "run" else []
-        )
+        words = shared.get("words", item, "audit.jsonl", lambda: words_of(item)) if item.kind == "run" else []
         return {"facts": told(item.facts), "words": words, "config": config, "cells": cells}
 
     @app.get("/api/charts")
-    def charts(id: str) -> Response:
+    def charts_in(id: str) -> Response:
         item = item_of(id)
-        if item.kind != "run":
-            return Response("[]", media_type="application/json")
-        text = shared.get(
-            "charts", item, "clients.csv", lambda: json.dumps(sections_of(record_of(item)), separators=(",", ":"))
-        )
+        text = shared.get("charts", item, "clients.csv", lambda: charts_of(item)) if item.kind == "run" else "[]"
         return Response(text, media_type="application/json")
 
     @app.get("/api/clients")
@@ -235,7 +214,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     @app.get("/api/log")
     def log(id: str) -> dict[str, Any]:
         item_of(id)
-        return {"lines": tail(watcher.shelf.file(id, "run.log"), LOG_LINES)}
+        path = watcher.shelf.file(id, "run.log")
+        return {"lines": last_lines(path, LOG_LINES) if path else []}
 
     @app.get("/api/file")
     def file(id: str, name: str) -> Response:

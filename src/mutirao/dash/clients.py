@@ -37,9 +37,7 @@ def clients_of(table: Columns) -> list[Client]:
     texts = [table.texts(n) for n in ("client", "replied", "failure", "rejected", "group")]
     numbers = [table.numbers(n).tolist() for n in ("round", "n", "weight")]
     for name, replied, failure, rejected, group, round, n, weight in zip(*texts, *numbers, strict=True):
-        client = found.get(name)
-        if client is None:
-            client = found[name] = Client(name)
+        client = found.setdefault(name, Client(name))
         client.selected += 1
         at = int(round) if round == round else 0
         client.last = max(client.last, at)

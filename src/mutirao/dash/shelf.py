@@ -1,6 +1,5 @@
 """All runs and studies below a folder: found by one walk, known by a few small reads, read again only if changed."""
 
-import contextlib
 import csv
 import json
 import os
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.metrics import direction_of
-from mutirao.report.state import State, holder, state_of
+from mutirao.report.state import RunState, holder, state_of
 from mutirao.runs.reader import clean, json_of, number, text_of
 from mutirao.runs.schema import likely_judge
+from mutirao.runs.trails import table_in
 
 DEEPEST = 8
 SKIP = {"checkpoints", "node_modules", "__pycache__"}
@@ -43,7 +43,8 @@ class History:
             return -1
         with self.path.open("rb") as file:
             head = file.readline(LINE)
-            if head != self._head or stat.st_size < self.offset or self._rewritten(stat.st_ino):
+            replaced = self._inode not in (0, stat.st_ino)  # a resumed run drops the rows of an unfinished round so
+            if head != self._head or stat.st_size < self.offset or replaced:
                 self.columns, self.rows, self.offset, self._head = [], [], len(head), head
                 self.columns = next(csv.reader([head.decode("utf-8", errors="replace")]), [])
             file.seek(self.offset)
@@ -57,10 +58,6 @@ class History:
             if len(cells) == len(self.columns):
                 self.rows.append([None if (v := number(c)) != v else v for c in cells])
         return start if len(self.rows) > start or start == 0 else -1
-
-    def _rewritten(self, inode: int) -> bool:
-        """Whether the file was replaced: a resumed run drops the rows of an unfinished round that way."""
-        return bool(self._inode) and inode != self._inode
 
 
 @dataclass
@@ -81,17 +78,9 @@ class Item:
     def looks(self) -> tuple[Any, ...]:
         """What changes whenever anything of interest does; a few stats, no reading."""
         names = ("audit.jsonl", "summary.json", "table.json") if self.kind == "run" else ("table.json", "study.json")
-        marks: list[Any] = []
-        for name in names:
-            try:
-                stat = (self.path / name).stat()
-                marks.append((stat.st_size, stat.st_mtime_ns))
-            except OSError:
-                marks.append(None)
+        marks: list[Any] = [mark_of(self.path / name) for name in names]
         if self.facts.get("state") != "finished":
-            marks.append(holder(self.path))
-            with contextlib.suppress(OSError):
-                marks.append((self.path / "run.log").stat().st_mtime_ns)
+            marks += [holder(self.path), mark_of(self.path / "run.log")]
         return tuple(marks)
 
     def refresh(self) -> bool:
@@ -102,6 +91,15 @@ class Item:
         self.facts = clean(facts_of_run(self) if self.kind == "run" else facts_of_study(self))
         self.stamp = self.looks()
         return True
+
+
+def mark_of(path: Path) -> tuple[int, int] | None:
+    """What changes whenever a file does; None if it is not there."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
 
 
 def ends_of(trail: Path) -> tuple[Facts, Facts, bool]:
@@ -153,12 +151,6 @@ def facts_of_run(item: Item) -> Facts:
     return facts | {"directions": {name: way for name, way in ways.items() if way}}
 
 
-def table_in(summary: Facts, key: str) -> Facts:
-    """A table inside the summary, empty if there is none."""
-    found = summary.get(key)
-    return found if isinstance(found, dict) else {}
-
-
 def latest(history: History) -> Facts:
     """The last values of a run that is not finished."""
     judge = likely_judge(history.columns)
@@ -173,11 +165,10 @@ def facts_of_study(item: Item) -> Facts:
     plan, table = json_of(item.path / "study.json"), json_of(item.path / "table.json")
     pid, alive = holder(item.path)
     cells = plan.get("cells")
-    total = len(cells) if isinstance(cells, list) else 0
-    done = sum(1 for _ in (item.path / "cells").glob("*/*/summary.json"))
-    total = max(total, sum(1 for _ in (item.path / "cells").glob("*/*/config.toml")))
+    done, begun = (len([*item.path.glob(f"cells/*/*/{name}")]) for name in ("summary.json", "config.toml"))
+    total = max(len(cells) if isinstance(cells, list) else 0, begun)
     name = "running" if alive else "finished" if done >= total > 0 and table else "stopped"
-    return common(item, State(name, pid=pid)) | {
+    return common(item, RunState(name, pid=pid)) | {
         "recipe": str(plan.get("recipe") or table.get("recipe") or ""),
         "rounds": done,
         "of": total,
@@ -188,7 +179,7 @@ def facts_of_study(item: Item) -> Facts:
     }
 
 
-def common(item: Item, state: State) -> Facts:
+def common(item: Item, state: RunState) -> Facts:
     """What runs and studies have in common."""
     return {
         "id": item.key,

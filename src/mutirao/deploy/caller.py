@@ -16,8 +16,6 @@ from pathlib import Path
 
 MOST = 64 * 1024  # bytes of arguments
 GREET = 10.0  # seconds in which a herald or a worker says whether it is the right one
-
-
 OFF = {"off", "no", "false", "0"}  # values of MUTIRAO_WORKER, and of `worker` in a node's configuration
 
 

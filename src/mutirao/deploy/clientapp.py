@@ -16,14 +16,16 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mutirao.config import load_name
 from mutirao.core.files import write_whole
 from mutirao.deploy import caller
+from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import code_stamp
-from mutirao.deploy.warm import IDLE, Warm, only_one, start_resident
+from mutirao.deploy.warm import IDLE, Warm, listen_at, start_resident
 from mutirao.errors import ConfigError
 
 COMMAND = "flwr-clientapp"
@@ -33,8 +35,12 @@ def own_command(folder: Path, task: str = "") -> Path:
     """Write the command; `task` names the site's own function from Flower's context to a Task (`my_site:task_of`)."""
     if os.name == "nt":
         raise ConfigError("a site's own flwr-clientapp is a shell script: it needs Linux or macOS")
+    return write_command(folder, [sys.executable, "-I", "-S", caller.__file__, *([f"--task={task}"] if task else [])])
+
+
+def write_command(folder: Path, words: Sequence[str]) -> Path:
+    """A `flwr-clientapp` that runs these words with its own arguments after them."""
     path = folder / COMMAND
-    words = [sys.executable, "-I", "-S", caller.__file__, *([f"--task={task}"] if task else [])]
     write_whole(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
     return path
@@ -106,7 +112,7 @@ def start_herald(parent: int, words: list[str]) -> None:
     task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
     try:
         folder = caller.folder_of(parent)
-        with only_one(folder / "lock"):
+        with locked(folder / "lock"):
             if not (folder / "herald.pid").exists() or not caller.birth(int((folder / "herald.pid").read_text())):
                 about = ["--herald", str(parent), code_stamp(task), task]
                 process = start_resident("mutirao.deploy.clientapp", folder, *about)
@@ -120,12 +126,7 @@ def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
     prepare()
     born, last = caller.birth(parent), time.monotonic()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    listener = socket.socket(socket.AF_UNIX)
-    fresh = folder / f"herald.{os.getpid()}"
-    listener.bind(str(fresh))
-    listener.listen(16)
-    fresh.replace(folder / "herald")
-    listener.settimeout(0.5)
+    listener = listen_at(folder / "herald", 16)
     while born and caller.birth(parent) == born and time.monotonic() - last < IDLE:
         try:
             link = listener.accept()[0]

@@ -1,5 +1,6 @@
 """A compose file: one service and one volume for each server or site; it runs `mutirao site up --foreground`."""
 
+import re
 from collections.abc import Sequence
 
 from mutirao.deploy.layout import Node, Server
@@ -7,10 +8,7 @@ from mutirao.deploy.layout import Node, Server
 IMAGE = "mutirao"
 INSIDE = "/srv/mutirao"  # where a container has its folder
 DATA = "/data"  # and the site's data, which it can only read
-
-HEAD = """\
-# One service and one volume for each. The folder of a service is made once, in its volume:
-"""
+HEAD = "# One service and one volume for each. The folder of a service is made once, in its volume:\n"
 
 
 def compose_text(places: Sequence[Server | Node]) -> str:
@@ -48,10 +46,6 @@ def service(place: Server | Node) -> str:
     if isinstance(place, Server):
         lines += ["    ports:", f'      - "{place.port}:{place.port}"']
     else:
-        lines.append(f"      - ${{{variable(place.name)}:-./data}}:{DATA}:ro")
+        outside = f"DATA_{re.sub(r'[^A-Za-z0-9]', '_', place.name).upper()}"  # where the site's data lie
+        lines.append(f"      - ${{{outside}:-./data}}:{DATA}:ro")
     return "\n".join(lines) + "\n"
-
-
-def variable(name: str) -> str:
-    """The environment variable that says where the data of a site lie outside the container."""
-    return f"DATA_{''.join(c if c.isalnum() else '_' for c in name).upper()}"

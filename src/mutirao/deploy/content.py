@@ -17,15 +17,11 @@ def content_hash(recipe: str) -> str:
     not part of it. Any other version of mutirao has another hash.
     """
     sha = hashlib.sha256(f"recipe\x1f{recipe}\x1e".encode())
-    for place in dict.fromkeys(("mutirao", top_of(recipe))):
+    own = ":" not in recipe  # a plain name is one of mutirao's own
+    for place in dict.fromkeys(("mutirao", "mutirao" if own else recipe.partition(":")[0].partition(".")[0])):
         for name, content in sources(place):
             sha.update(f"{name}\x1f{content}\x1e".encode())
     return f"sha256:{sha.hexdigest()}"
-
-
-def top_of(recipe: str) -> str:
-    """The top-level package or module a recipe comes from; those with a plain name are mutirao's own."""
-    return recipe.partition(":")[0].partition(".")[0] if ":" in recipe else "mutirao"
 
 
 @functools.lru_cache(maxsize=8)

@@ -21,7 +21,6 @@ def describe_policy(policy: Policy) -> dict[str, str]:
     out["clip, noise"] = f"{cover.clip:g}, {cover.noise:g}" if cover.clip else "none"
     if cover.budget or cover.run_budget:
         spent = epsilon(Ledger(policy.ledger).total(), cover.delta, cover.accountant)
-        out["epsilon spent"] = (
-            f"{spent:.4g} of {cover.budget or math.inf:g}, at most {cover.run_budget or math.inf:g} a run"
-        )
+        most, in_run = cover.budget or math.inf, cover.run_budget or math.inf
+        out["epsilon spent"] = f"{spent:.4g} of {most:g}, at most {in_run:g} a run"
     return out

@@ -5,7 +5,6 @@ Each check is a small function that returns findings; none of them changes anyth
 
 import datetime
 import importlib.metadata
-import json
 import os
 import shutil
 import socket
@@ -15,7 +14,7 @@ import sys
 import time
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,8 +51,8 @@ def examine(folder: Path) -> list[Finding]:
         return [*found, Finding("folder", "fail", str(error), "make it with: mutirao site init")]
     found.append(Finding("folder", "ok", f"{place.role} {place.name!r} in {place.folder}"))
     found += [*private_files(place), *authority(place)]
-    found += server_checks(place) if isinstance(place, Server) else site_checks(place)
-    return [*found, *process(place), *disk(place.folder), *memory(), *gpu()]
+    found += server_checks(place) if isinstance(place, Server) else [*policy_and_data(place), *server_seen(place)]
+    return [*found, check_process(place), disk(place.folder), memory(), gpu()]
 
 
 def healthy(findings: list[Finding]) -> bool:
@@ -61,24 +60,26 @@ def healthy(findings: list[Finding]) -> bool:
     return all(f.state != "fail" for f in findings)
 
 
-def as_json(findings: list[Finding]) -> str:
-    """For machines."""
-    return json.dumps({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, indent=2)
+def look(check: str, trouble: str, remedy: str, good: str) -> Finding:
+    """A finding of trouble, or of none."""
+    return Finding(check, "fail", trouble, remedy) if trouble else Finding(check, "ok", good)
+
+
+def measure(check: str, left: float, least: float, little: float, text: str, remedy: str) -> Finding:
+    """Whether enough is left of something."""
+    state: Health = "fail" if left < least else "warn" if left < little else "ok"
+    return Finding(check, state, text, "" if state == "ok" else remedy)
 
 
 def python_and_packages() -> Iterator[Finding]:
     """Python, mutirao, Flower in the range mutirao asks for, and torch."""
     new = sys.version_info >= (3, 11)
-    yield Finding(
-        "python", "ok" if new else "fail", sys.version.split()[0], "" if new else "install Python 3.11 or newer"
-    )
+    version = sys.version.split()[0]
+    yield look("python", "" if new else version, "install Python 3.11 or newer", version)
     found = versions()
-    missing = [name for name, version in found.items() if not version]
-    if missing:
-        remedy = "pip install 'mutirao[flower,privacy]'"
-        yield Finding("packages", "fail", f"{', '.join(missing)} not installed", remedy)
-    else:
-        yield Finding("packages", "ok", ", ".join(f"{k} {v}" for k, v in found.items() if k != "python"))
+    missing = ", ".join(name for name, version in found.items() if not version)
+    good = ", ".join(f"{k} {v}" for k, v in found.items() if k != "python")
+    yield look("packages", missing and f"{missing} not installed", "pip install 'mutirao[flower,privacy]'", good)
     if found["flwr"] and not flower_fits(found["flwr"]):
         remedy = "pip install 'mutirao[flower]' again: it brings the right one"
         yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
@@ -105,29 +106,25 @@ def private_files(place: Server | Node) -> Iterator[Finding]:
             yield Finding("private key", "fail", f"{key} is missing", remedy)
             continue
         mode = stat.S_IMODE(key.stat().st_mode)
-        if mode & 0o077:
-            yield Finding("private key", "fail", f"{key} can be read by others (mode {mode:o})", f"chmod 600 {key}")
-        else:
-            yield Finding("private key", "ok", f"{key.name} is readable by its owner alone")
+        trouble = f"{key} can be read by others (mode {mode:o})" if mode & 0o077 else ""
+        yield look("private key", trouble, f"chmod 600 {key}", f"{key.name} is readable by its owner alone")
     if isinstance(place, Node) and place.key.exists():
-        yield from own_pair(place)
+        yield check_pair(place)
 
 
-def own_pair(node: Node) -> Iterator[Finding]:
+def check_pair(node: Node) -> Finding:
     """The public key that was sent to the server is that of the private key."""
     from cryptography.hazmat.primitives import serialization as form
 
     try:
         private = form.load_ssh_private_key(node.key.read_bytes(), None)
         mine = private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
-        same = mine == keys.public_key_pem(node.public_key)
+        if mine == keys.public_key_pem(node.public_key):
+            return Finding("key pair", "ok", keys.key_fingerprint(node.public_key))
         text = f"{node.public_key.name} is another key's than {node.key.name}"
     except (OSError, ValueError, ConfigError) as error:
-        same, text = False, f"cannot be read: {error}"
-    if same:
-        yield Finding("key pair", "ok", keys.key_fingerprint(node.public_key))
-    else:
-        yield Finding("key pair", "fail", text, "restore both from one backup; never mix two folders")
+        text = f"cannot be read: {error}"
+    return Finding("key pair", "fail", text, "restore both from one backup; never mix two folders")
 
 
 def authority(place: Server | Node) -> Iterator[Finding]:
@@ -163,19 +160,18 @@ def server_checks(server: Server) -> Iterator[Finding]:
         certificate, ca = keys.certificate_in(server.certificate), keys.certificate_in(server.ca)
         yield dates("certificate", server.certificate, renew)
         yield signature(server, certificate, ca, renew)
-        missing = sorted(set(server.hosts) - set(keys.hosts_of(certificate)))
+        missing = ", ".join(sorted(set(server.hosts) - set(keys.hosts_of(certificate))))
         named = ", ".join(h for h in keys.hosts_of(certificate) if h not in keys.LOOPBACK)
-        if missing:
-            yield Finding("names", "fail", f"the certificate is not for {', '.join(missing)}", renew)
-        elif not named:
+        if named or missing:
+            trouble = missing and f"the certificate is not for {missing}"
+            yield look("names", trouble, renew, f"sites reach it as {named}")
+        else:
             remedy = f"mutirao site renew {server.folder} --host NAME-OR-ADDRESS"
             yield Finding("names", "warn", "the certificate is for this machine alone: no site can connect", remedy)
-        else:
-            yield Finding("names", "ok", f"sites reach it as {named}")
     except ConfigError as error:
         yield Finding("certificate", "fail", str(error), renew)
-    yield from own_port(server)
-    yield from admitted_sites(server)
+    yield check_port(server)
+    yield check_sites(server)
 
 
 def signature(server: Server, certificate: Any, ca: Any, renew: str) -> Finding:
@@ -190,44 +186,32 @@ def signature(server: Server, certificate: Any, ca: Any, renew: str) -> Finding:
     return Finding("signature", "ok", "server.crt is signed by ca.crt and belongs to server.key")
 
 
-def own_port(server: Server) -> Iterator[Finding]:
+def check_port(server: Server) -> Finding:
     """The port is ours, or free."""
-    if running(server.folder) is not None:
-        try:
-            about(server.here, server.ca, direct=True)
-            yield Finding("port", "ok", f"the SuperLink answers at {server.here}")
-        except (OSError, ValueError) as error:
-            remedy = f"see {server.logs / 'superlink.log'}; mutirao site down, then up"
-            yield Finding("port", "fail", f"the SuperLink runs and does not answer at {server.here}: {error}", remedy)
-        return
-    if trouble := port_trouble(server):
+    if running(server.folder) is None:
         remedy = f"end the other program, or change port and host in {server.folder / FILE}"
-        yield Finding("port", "fail", trouble, remedy)
-    else:
-        yield Finding("port", "ok", f"{server.port} is free")
+        return look("port", port_trouble(server), remedy, f"{server.port} is free")
+    try:
+        about(server.here, server.ca, direct=True)
+    except (OSError, ValueError) as error:
+        remedy = f"see {server.logs / 'superlink.log'}; mutirao site down, then up"
+        return Finding("port", "fail", f"the SuperLink runs and does not answer at {server.here}: {error}", remedy)
+    return Finding("port", "ok", f"the SuperLink answers at {server.here}")
 
 
-def admitted_sites(server: Server) -> Iterator[Finding]:
+def check_sites(server: Server) -> Finding:
     """Each key that was kept is known to the SuperLink."""
     known = sorted(server.sites.glob("*.pub"))
     if running(server.folder) is None:
-        yield Finding("sites", "skip", f"{len(known)} keys kept; the SuperLink does not run")
-        return
+        return Finding("sites", "skip", f"{len(known)} keys kept; the SuperLink does not run")
     try:
-        strangers = [key.stem for key in known if not is_admitted(server, key)]
+        strangers = ", ".join(key.stem for key in known if not is_admitted(server, key))
     except MutiraoError as error:
-        yield Finding("sites", "fail", str(error), f"mutirao site down {server.folder}, then up")
-        return
-    if strangers:
-        remedy = f"mutirao site admit {server.folder} {server.sites}/NAME.pub"
-        yield Finding("sites", "fail", f"not admitted: {', '.join(strangers)}", remedy)
-    else:
-        yield Finding("sites", "ok" if known else "warn", f"{len(known)} admitted", "" if known else "admit a site")
-
-
-def site_checks(node: Node) -> list[Finding]:
-    """The policy, the data, and the way to the server."""
-    return [*policy_and_data(node), *server_seen(node)]
+        return Finding("sites", "fail", str(error), f"mutirao site down {server.folder}, then up")
+    if not known:
+        return Finding("sites", "warn", "0 admitted", "admit a site")
+    remedy = f"mutirao site admit {server.folder} {server.sites}/NAME.pub"
+    return look("sites", strangers and f"not admitted: {strangers}", remedy, f"{len(known)} admitted")
 
 
 def policy_and_data(node: Node) -> Iterator[Finding]:
@@ -257,10 +241,7 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
             wrong = "cannot be read by this user"
     except OSError as error:
         wrong = f"cannot be read: {error.strerror}"
-    if wrong:
-        yield Finding("data", "fail", f"{place} {wrong}", f"mount or correct it, or {edit}")
-    else:
-        yield Finding("data", "ok", f"{place} can be read")
+    yield look("data", wrong and f"{place} {wrong}", f"mount or correct it, or {edit}", f"{place} can be read")
 
 
 def server_seen(node: Node) -> Iterator[Finding]:
@@ -278,62 +259,55 @@ def server_seen(node: Node) -> Iterator[Finding]:
         return
     clock = (before + time.time()) / 2
     yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
-    yield from same_versions(facts["versions"], versions())
+    yield same_versions(facts["versions"], versions())
     yield clock_skew(clock - float(facts.get("time", clock)))
-    if facts.get("admitted"):
-        yield Finding("admitted", "ok", "the server knows this site's key")
-    else:
-        remedy = (
-            f"send {node.public_key} to the server, where it is taken with: mutirao site admit FOLDER {node.name}.pub"
-        )
-        yield Finding("admitted", "fail", "the server does not know this site's key", remedy)
+    stranger = "" if facts.get("admitted") else "the server does not know this site's key"
+    taken = f"mutirao site admit FOLDER {node.name}.pub"
+    remedy = f"send {node.public_key} to the server, where it is taken with: {taken}"
+    yield look("admitted", stranger, remedy, "the server knows this site's key")
 
 
+OTHER_HOST = "the server's certificate is not for {host}"
 CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
     9: ("the server's certificate has not begun", "compare the clocks of both machines"),
     10: ("the server's certificate has ended", "the server renews it: mutirao site renew FOLDER"),
-    62: (
-        "the server's certificate is not for {host}",
-        "the server adds the name: mutirao site renew FOLDER --host {host}",
-    ),
-    64: ("the server's certificate is not for {host}", "the server adds it: mutirao site renew FOLDER --host {host}"),
+    62: (OTHER_HOST, "the server adds the name: mutirao site renew FOLDER --host {host}"),
+    64: (OTHER_HOST, "the server adds it: mutirao site renew FOLDER --host {host}"),
 }
 
 
 def unreachable(error: Exception, node: Node, host: str, port: int) -> Finding:
     """What a failed connection means, and what to do."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(error, urllib.error.HTTPError):
-        remedy = "check the address, and that the server was started with: mutirao site up"
-        return Finding("server", "fail", f"{node.superlink} answers {error.code}: not a server of ours", remedy)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        other = ("the server's certificate is signed by another authority", "ask for the server's ca.crt again")
-        text, remedy = CERTIFICATE_TROUBLES.get(reason.verify_code, other)
-        return Finding("server", "fail", text.format(host=host), remedy.format(host=host))
-    if isinstance(reason, ssl.SSLError):
-        remedy = "check the port; the server must be one started with: mutirao site up"
-        return Finding("server", "fail", f"{node.superlink} does not speak TLS ({reason.reason or reason})", remedy)
-    if isinstance(reason, socket.gaierror):
-        remedy = "check the name, or use the server's IP address"
-        return Finding("server", "fail", f"{host} is not known to the name service", remedy)
-    if isinstance(reason, ConnectionRefusedError):
-        remedy = f"on the server: mutirao site status FOLDER; is {port} its port?"
-        return Finding("server", "fail", f"nobody listens at {node.superlink}", remedy)
+    text = f"{node.superlink} cannot be reached: {reason}"
     remedy = f"let this machine open connections to {host}, TCP port {port} (firewall, proxy: HTTPS_PROXY)"
-    return Finding("server", "fail", f"{node.superlink} cannot be reached: {reason}", remedy)
+    if isinstance(error, urllib.error.HTTPError):
+        text = f"{node.superlink} answers {error.code}: not a server of ours"
+        remedy = "check the address, and that the server was started with: mutirao site up"
+    elif isinstance(reason, ssl.SSLCertVerificationError):
+        other = ("the server's certificate is signed by another authority", "ask for the server's ca.crt again")
+        text, remedy = (t.format(host=host) for t in CERTIFICATE_TROUBLES.get(reason.verify_code, other))
+    elif isinstance(reason, ssl.SSLError):
+        text = f"{node.superlink} does not speak TLS ({reason.reason or reason})"
+        remedy = "check the port; the server must be one started with: mutirao site up"
+    elif isinstance(reason, socket.gaierror):
+        text, remedy = f"{host} is not known to the name service", "check the name, or use the server's IP address"
+    elif isinstance(reason, ConnectionRefusedError):
+        text = f"nobody listens at {node.superlink}"
+        remedy = f"on the server: mutirao site status FOLDER; is {port} its port?"
+    return Finding("server", "fail", text, remedy)
 
 
-def same_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Iterator[Finding]:
+def same_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Finding:
     """mutirao and Flower must be the same on both sides; others only for results that repeat bit for bit."""
     pairs = {k: (ours.get(k, ""), str(v)) for k, v in theirs.items() if ours.get(k, "") != str(v)}
-    hard = {k: v for k, v in pairs.items() if k in ("mutirao", "flwr")}
+    hard = {"mutirao", "flwr"} & pairs.keys()
     if not pairs:
-        yield Finding("versions", "ok", "the same as the server's")
-        return
+        return Finding("versions", "ok", "the same as the server's")
     text = ", ".join(f"{k} {here or 'missing'} here, {there or 'missing'} there" for k, (here, there) in pairs.items())
     wanted = " ".join(f"{k}=={there}" for k, (_, there) in pairs.items() if there and k != "python")
     remedy = f"pip install {wanted}" if wanted else "the same Python makes results repeat bit for bit"
-    yield Finding("versions", "fail" if hard else "warn", text, remedy)
+    return Finding("versions", "fail" if hard else "warn", text, remedy)
 
 
 def clock_skew(ahead: float) -> Finding:
@@ -346,32 +320,27 @@ def clock_skew(ahead: float) -> Finding:
     return Finding("clock", "ok", text)
 
 
-def process(place: Server | Node) -> Iterator[Finding]:
+def check_process(place: Server | Node) -> Finding:
     """Whether it runs."""
-    found = running(place.folder)
-    if found is None:
-        yield Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
-    else:
-        yield Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
+    if (found := running(place.folder)) is None:
+        return Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
+    return Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
 
 
-def disk(folder: Path, free: Callable[[Path], int] | None = None) -> Iterator[Finding]:
+def disk(folder: Path, free: Callable[[Path], int] | None = None) -> Finding:
     """Room for models, logs and trails."""
     left = free(folder) if free else shutil.disk_usage(folder).free
     text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
-    state: Health = "fail" if left < GIGABYTE else "warn" if left < 5 * GIGABYTE else "ok"
-    yield Finding("disk", state, text, "" if state == "ok" else remedy)
+    return measure("disk", left, GIGABYTE, 5 * GIGABYTE, text, remedy)
 
 
-def memory(available: float | None = None) -> Iterator[Finding]:
+def memory(available: float | None = None) -> Finding:
     """Room for torch and the data."""
     left = available if available is not None else memory_left()
     if left is None:
-        yield Finding("memory", "skip", "cannot be told on this system")
-        return
-    state: Health = "fail" if left < 0.5 * GIGABYTE else "warn" if left < 2 * GIGABYTE else "ok"
-    remedy = "" if state == "ok" else "end other programs, or give the machine more; torch alone takes half a gigabyte"
-    yield Finding("memory", state, f"{left / GIGABYTE:.1f} GB available", remedy)
+        return Finding("memory", "skip", "cannot be told on this system")
+    remedy = "end other programs, or give the machine more; torch alone takes half a gigabyte"
+    return measure("memory", left, 0.5 * GIGABYTE, 2 * GIGABYTE, f"{left / GIGABYTE:.1f} GB available", remedy)
 
 
 def memory_left() -> float | None:
@@ -389,17 +358,15 @@ def memory_left() -> float | None:
         return left
 
 
-def gpu() -> Iterator[Finding]:
+def gpu() -> Finding:
     """Whether torch can use the graphics card, if there is one."""
     try:
         import torch
     except ImportError:
-        yield Finding("gpu", "skip", "torch is not installed")
-        return
+        return Finding("gpu", "skip", "torch is not installed")
     if torch.cuda.is_available():
-        yield Finding("gpu", "ok", torch.cuda.get_device_name(0))
-    elif shutil.which("nvidia-smi"):
-        remedy = "install the torch that fits the driver, or in a container give it the device"
-        yield Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)
-    else:
-        yield Finding("gpu", "ok", "none: training uses the processor")
+        return Finding("gpu", "ok", torch.cuda.get_device_name(0))
+    if not shutil.which("nvidia-smi"):
+        return Finding("gpu", "ok", "none: training uses the processor")
+    remedy = "install the torch that fits the driver, or in a container give it the device"
+    return Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mutirao.config import quoted
@@ -68,13 +69,13 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
     kept = server.sites / f"{name or public_key.stem}.pub"
     if public_key.resolve() == kept.resolve():
         return kept
-    if kept.exists() and keys.key_fingerprint(kept) != keys.key_fingerprint(public_key):
+    fingerprint, client = keys.key_fingerprint(public_key), client or keys.client_in(public_key)
+    if kept.exists() and keys.key_fingerprint(kept) != fingerprint:
         raise ConfigError(f"{kept} holds another key; a site that made a new one needs a new name, or remove the file")
-    client = client or keys.client_in(public_key)
-    for other in sorted(server.sites.glob("*.pub")):
-        if other != kept and keys.key_fingerprint(other) == keys.key_fingerprint(public_key):
+    for other in sorted(set(server.sites.glob("*.pub")) - {kept}):
+        if keys.key_fingerprint(other) == fingerprint:
             raise ConfigError(f"{other} holds this key already, under another name")
-        if other != kept and keys.client_in(other) == client:
+        if keys.client_in(other) == client:
             raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
     write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
     return kept
@@ -82,9 +83,8 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
 
 def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS) -> Server:
     """A new server certificate by the same authority, for the same names or for others; sites change nothing."""
-    before = server_in(folder)
-    names = tuple(map(keys.plain_host, hosts)) or before.hosts
-    server = Server(before.folder, before.name, names, before.host, before.port)
+    server = server_in(folder)
+    server = replace(server, hosts=tuple(map(keys.plain_host, hosts)) or server.hosts)
     keys.renew_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts, days)
     save_place(server)
     return server

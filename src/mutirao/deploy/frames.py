@@ -42,17 +42,17 @@ def send(link: socket.socket, facts: Mapping[str, Any], groups: Mapping[str, Arr
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], Groups]:
     """Read one frame. Sizes are compared before memory is taken; EOFError if the other side is gone."""
-    mark, size, body = FRAME.unpack(read(link, FRAME.size))
+    mark, size, body = FRAME.unpack(read_bytes(link, FRAME.size))
     if mark != MAGIC or size > MOST_JSON or body > MOST_BYTES:
         raise ProtocolError("this is no frame")
-    facts, table = head_of(read(link, size))
+    facts, table = head_of(read_bytes(link, size))
     if sum(math.prod(shape) * dtype.itemsize for _, _, dtype, shape in table) != body:
         raise ProtocolError("the arrays are not as long as the frame says")
     groups: Groups = {}
     for group, name, dtype, shape in table:
         array = np.empty(shape, dtype)
         if array.nbytes:
-            fill(link, array.reshape(-1).view(np.uint8).data)
+            fill_array(link, array.reshape(-1).view(np.uint8).data)
         groups.setdefault(group, {})[name] = array
     return facts, groups
 
@@ -75,7 +75,7 @@ def head_of(text: bytes) -> tuple[dict[str, Any], list[tuple[str, str, np.dtype[
     return facts, table
 
 
-def read(link: socket.socket, size: int) -> bytes:
+def read_bytes(link: socket.socket, size: int) -> bytes:
     """So many bytes of the socket; memory is taken as they come, not as they are announced."""
     content = bytearray()
     while len(content) < size:
@@ -86,7 +86,7 @@ def read(link: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def fill(link: socket.socket, view: memoryview) -> None:
+def fill_array(link: socket.socket, view: memoryview) -> None:
     """Fill an array's memory from the socket."""
     while view:
         count = link.recv_into(view, min(len(view), 2**20))

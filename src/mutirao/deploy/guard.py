@@ -26,6 +26,7 @@ from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.runs.audit import Audit
 
 Facts = dict[str, Any]
+UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ def discreet(policy: Policy, about: Facts) -> Iterator[None]:
         yield
     except Refused as error:
         more = {"detail": error.detail} if error.detail else {}
-        record(policy, "refused", rule=error.rule, reason=failure_of(error).reason, **more, **about)
+        write_event(policy, "refused", rule=error.rule, reason=failure_of(error).reason, **more, **about)
         raise
     except Exception as error:
-        record(policy, "raised", reason=failure_of(error).reason, **about)
+        write_event(policy, "raised", reason=failure_of(error).reason, **about)
         raise MutiraoError(f"{type(error).__name__} at the site, whose own records say more") from error
 
 
-def record(policy: Policy, event: str, **facts: Any) -> None:
+def write_event(policy: Policy, event: str, **facts: Any) -> None:
     """Write an event to the site's trail."""
     with alone(policy.audit):
         Audit(policy.audit).append(event, **facts)
@@ -79,16 +80,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply as the site lets it leave."""
-        about = {
-            **self.asker.facts(),
-            "site": site.id,
-            "do": str(request.do)[:40],
-            "round": request.config.get("round", 0),
-        }
+        about = self.asker.facts() | {"site": site.id, "do": str(request.do)[:40]}
+        about["round"] = request.config.get("round", 0)
         came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
         if request.extras:
             came["extras"] = sorted(name[:80] for name in request.extras)
-        record(self.policy, "asked", **came, **about)
+        write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
             n = self.before(request, site)
             spent = site.state.get(RELEASES)
@@ -155,23 +152,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
             releases = own if len(own) else by_handler
             if not len(releases):
-                raise Refused(
-                    "privacy.budget", "a budget is kept here, and this reply has no noise that could be counted"
-                )
+                raise Refused("privacy.budget", UNCOUNTED)
             with alone(self.policy.ledger):
                 spent = Ledger(self.policy.ledger).charge(cover, self.asker.run, releases)
-        record(
-            self.policy,
-            "sent",
-            reply=reply_fingerprint(reply),
-            bytes=bytes_of(reply),
-            n=int(reply.n),
-            arrays=sorted(reply.arrays),
-            extras=sorted(reply.extras),
-            metrics=sorted(reply.metrics),
-            **({"epsilon": spent} if spent is not None else {}),
-            **about,
-        )
+        gone: Facts = {"reply": reply_fingerprint(reply), "bytes": bytes_of(reply), "n": int(reply.n)}
+        gone |= {kind: sorted(getattr(reply, kind)) for kind in ("arrays", "extras", "metrics")}
+        write_event(self.policy, "sent", **gone, **({} if spent is None else {"epsilon": spent}), **about)
         return reply
 
 

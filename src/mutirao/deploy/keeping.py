@@ -77,21 +77,16 @@ def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
 
 def at_work(out: Path, server: Path) -> bool:
     """Whether a process of this server has the run in its hands, or is about to."""
-    return holder(out) != 0 or bool(serverapps(server))
+    return process_holding(out) != 0 or any("flwr-serverapp" in command_of(pid) for pid, _ in members(server))
 
 
-def holder(out: Path) -> int:
+def process_holding(out: Path) -> int:
     """The process that holds the run folder; 0 if none does."""
     try:
         pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
     except (OSError, ValueError, IndexError):
         return 0
     return pid if birth(pid) else 0
-
-
-def serverapps(server: Path) -> list[int]:
-    """The processes in which this server's SuperLink runs apps."""
-    return [pid for pid, _ in members(server) if "flwr-serverapp" in command_of(pid)]
 
 
 def command_of(pid: int) -> str:

@@ -31,16 +31,10 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes re
 
 def write_authority(certificate: Path, key: Path, name: str, days: int = CA_DAYS) -> None:
     """A new certificate authority; it signs servers and nothing below them (path length 0)."""
-    private = new_key()
-    who = common_name(f"{name} certificate authority")
-    usage = key_usage(key_cert_sign=True, crl_sign=True)
-    made = (
-        blank(who, who, private.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
-    )
-    write_private(key, pem(private))
+    private, who = new_key(), common_name(f"{name} certificate authority")
+    made = blank(who, who, private.public_key(), days, x509.BasicConstraints(ca=True, path_length=0))
+    made = made.add_extension(key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    write_private(key, private)
     write_new(certificate, sign(made, private))
 
 
@@ -50,7 +44,7 @@ def write_server(
     """A key and a certificate of the server for these names and addresses, signed by the authority."""
     private = new_key()
     content = server_certificate(private, ca, ca_key, hosts, days)
-    write_private(key, pem(private))
+    write_private(key, private)
     write_new(certificate, content)
 
 
@@ -68,15 +62,14 @@ def server_certificate(
     private: ec.EllipticCurvePrivateKey, ca: Path, ca_key: Path, hosts: Sequence[str], days: int
 ) -> bytes:
     """The PEM text of a certificate for TLS servers, with a subject alternative name for each host."""
-    authority = certificate_in(ca)
+    authority, who = certificate_in(ca), common_name(hosts[0] if hosts else "localhost")
     named = [alternative(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    plain = x509.BasicConstraints(ca=False, path_length=None)
     made = (
-        blank(common_name(hosts[0] if hosts else "localhost"), authority.subject, private.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        blank(who, authority.subject, private.public_key(), days, plain)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(named), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)  # type: ignore[arg-type]
     )
     return sign(made, private_key(ca_key))
@@ -88,9 +81,8 @@ def write_node_key(key: Path, public: Path, client: str) -> None:
     The comment of the public key is the client that the site is in recipes.
     """
     private = new_key()
-    text = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     line = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    write_private(key, text)
+    write_private(key, private, form.PrivateFormat.OpenSSH)
     write_new(public, line + f" {client}\n".encode())
 
 
@@ -154,11 +146,6 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM text."""
-    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-
-
 def common_name(text: str) -> x509.Name:
     """A name of one part; X.509 allows it 64 characters."""
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])])
@@ -188,7 +175,9 @@ def plain_host(host: str) -> str:
     return plain
 
 
-def blank(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def blank(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int, rank: x509.BasicConstraints
+) -> x509.CertificateBuilder:
     """A certificate yet to be signed; it begins a day ago, as clocks of sites may be behind."""
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     return (
@@ -199,22 +188,17 @@ def blank(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey,
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(rank, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
 def key_usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
     """What a key may be used for, and nothing else."""
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    uses = {"digital_signature": digital_signature, "key_cert_sign": key_cert_sign, "crl_sign": crl_sign}
+    return x509.KeyUsage(**uses, **never)
 
 
 def sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -222,9 +206,11 @@ def sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> b
     return builder.sign(key, hashes.SHA384()).public_bytes(form.Encoding.PEM)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """A new file that only its owner can read, from its first byte on."""
-    write_new(path, content, mode=0o600)
+def write_private(
+    path: Path, key: ec.EllipticCurvePrivateKey, kind: form.PrivateFormat = form.PrivateFormat.PKCS8
+) -> None:
+    """A private key in a new file that only its owner can read, from its first byte on."""
+    write_new(path, key.private_bytes(form.Encoding.PEM, kind, form.NoEncryption()), mode=0o600)
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -15,6 +15,16 @@ PORT = 9092
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
+class Beside:
+    """A file or folder that lies beside `site.toml` under a fixed name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, place: "Place", kind: type) -> Path:
+        return place.folder / self.name
+
+
 @dataclass(frozen=True)
 class Place:
     """What both kinds of folder have."""
@@ -22,24 +32,13 @@ class Place:
     folder: Path
     name: str
 
+    ca = Beside("ca.crt")  # the certificate of the federation's own authority: public, the same file everywhere
+    flower_home = Beside("flwr")  # where Flower keeps what it keeps; never the user's own ~/.flwr
+    logs = Beside("logs")  # what the processes say, a file a start
+
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} is no name: letters, digits, '-', '_' and '.', at most 63 of them")
-
-    @property
-    def ca(self) -> Path:
-        """The certificate of the federation's own authority: public, the same file everywhere."""
-        return self.folder / "ca.crt"
-
-    @property
-    def flower_home(self) -> Path:
-        """Where Flower keeps what it keeps; never the user's own ~/.flwr."""
-        return self.folder / "flwr"
-
-    @property
-    def logs(self) -> Path:
-        """What the processes say, a file a start."""
-        return self.folder / "logs"
 
 
 @dataclass(frozen=True)
@@ -52,26 +51,10 @@ class Server(Place):
 
     role = "server"
     process = "superlink"
-
-    @property
-    def certificate(self) -> Path:
-        """The server's certificate, signed by the authority."""
-        return self.folder / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        """The private key of that certificate."""
-        return self.folder / "server.key"
-
-    @property
-    def ca_key(self) -> Path:
-        """The authority's private key: needed only to sign; it may be kept elsewhere."""
-        return self.folder / "ca.key"
-
-    @property
-    def sites(self) -> Path:
-        """The public keys of the sites that may connect."""
-        return self.folder / "sites"
+    certificate = Beside("server.crt")  # signed by the authority
+    key = Beside("server.key")  # the private key of that certificate
+    ca_key = Beside("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
+    sites = Beside("sites")  # the public keys of the sites that may connect
 
     @property
     def here(self) -> str:
@@ -91,15 +74,11 @@ class Node(Place):
 
     role = "site"
     process = "supernode"
+    key = Beside("node.key")  # the private key by which the server knows this site
 
     def __post_init__(self) -> None:
         super().__post_init__()
         split_address(self.superlink)
-
-    @property
-    def key(self) -> Path:
-        """The private key by which the server knows this site."""
-        return self.folder / "node.key"
 
     @property
     def public_key(self) -> Path:

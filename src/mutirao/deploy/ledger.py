@@ -1,11 +1,11 @@
 """The privacy account of a site on its own disk: what each run was allowed to learn, and what that adds up to."""
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,10 +32,7 @@ class Ledger:
 
     def total(self) -> Releases:
         """The releases of all runs."""
-        table = NOTHING
-        for rows in self.runs.values():
-            table = join_releases(table, rows)
-        return table
+        return functools.reduce(join_releases, self.runs.values(), NOTHING)
 
     def charge(self, cover: Cover, run: str, releases: Releases) -> float:
         """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
@@ -49,11 +46,8 @@ class Ledger:
                 raise Refused(rule, f"epsilon would be {after:.4g}, {budget:g} is the most")
         self.runs[run] = mine
         spent = epsilon(everything, cover.delta, cover.accountant)
-        facts: dict[str, Any] = {
-            "delta": cover.delta,
-            "epsilon": spent,
-            "runs": {name: rows.tolist() for name, rows in self.runs.items()},
-        }
+        runs = {name: rows.tolist() for name, rows in self.runs.items()}
+        facts = {"delta": cover.delta, "epsilon": spent, "runs": runs}
         write_whole(self.path, json.dumps(facts, indent=1) + "\n")
         return spent
 
@@ -72,7 +66,14 @@ def difference(before: Releases | None, after: Releases | None) -> Releases:
 def alone(path: Path) -> Iterator[None]:
     """Hold a lock beside `path`: a site may answer two requests in two processes, but decides one after the other."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    with locked(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock in this file, which is made if it is not there."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             import fcntl

@@ -115,27 +115,21 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
-    table = read(path)
-    known = {"recipes", "settings", "asked", "reply", "privacy", "records"}
+    table, kinds = read(path), {"asked": Asked, "reply": Leaving, "privacy": Cover, "records": Records}
+    known = {"recipes", "settings", *kinds}
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, known)}")
         if not isinstance(table[key], dict):
             raise ConfigError(f"{path}: {key!r} is a table: write [{key}]")
-    records = section(path, "records", table.get("records", {}), Records)
     recipes = {k: typed(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
+    settings = flat_settings(path, table.get("settings", {}))
+    parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
+    parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
     try:
-        return Policy(
-            recipes=recipes,
-            settings=flat_settings(path, table.get("settings", {})),
-            asked=section(path, "asked", table.get("asked", {}), Asked),
-            reply=section(path, "reply", table.get("reply", {}), Leaving),
-            privacy=section(path, "privacy", table.get("privacy", {}), Cover),
-            audit=path.parent / Path(records.audit).expanduser(),
-            ledger=path.parent / Path(records.ledger).expanduser(),
-        )
+        return Policy(recipes, settings, **parts)
     except ConfigError as error:
-        raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Process:
         """Why it ended, as far as its log tells: Flower writes an error over several lines."""
         lines = self.text().splitlines()
         at = next((i for i, line in enumerate(lines) if "ERROR" in line or "Error" in line), None)
-        return self.last_words() if at is None else one_line(" ".join(lines[at : at + 4]))
+        return self.last_words() if at is None else " ".join(" ".join(lines[at : at + 4]).split())[:300]
 
     def since(self) -> str:
         """When it was started (UTC)."""
@@ -119,12 +119,7 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
     return launch(node, supernode_command(node), environment(node) | dict(env or {}))
 
 
-def start(folder: Path) -> Process:
-    """Start whatever the folder is for."""
-    return start_superlink(folder) if isinstance(load_place(folder), Server) else start_supernode(folder)
-
-
-def in_place_of_this(folder: Path) -> None:
+def become(folder: Path) -> None:
     """Become the SuperLink or SuperNode: for containers and service managers, which watch and log by themselves."""
     place = load_place(folder)
     refuse_second(folder)
@@ -141,9 +136,8 @@ def running(folder: Path) -> Process | None:
     """The process of this folder, if it runs."""
     try:
         facts = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        process = Process(
-            str(facts["what"]), folder.resolve(), int(facts["pid"]), str(facts["born"]), Path(facts["log"])
-        )
+        what, pid, born = str(facts["what"]), int(facts["pid"]), str(facts["born"])
+        process = Process(what, folder.resolve(), pid, born, Path(facts["log"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return process if process.alive() else None
@@ -199,14 +193,8 @@ def answers(server: Server) -> bool:
 
 def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Flower's own command line, speaking to this server's SuperLink."""
-    return subprocess.run(
-        [str(COMMANDS / "flwr"), *words],
-        env=environment(server),
-        cwd=server.folder,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    command, env = [str(COMMANDS / "flwr"), *words], environment(server)
+    return subprocess.run(command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=seconds)
 
 
 def superlink_command(server: Server) -> list[str]:
@@ -269,15 +257,8 @@ def launch(place: Server | Node, command: list[str], env: dict[str, str]) -> Pro
     log = place.logs / f"{place.process}.log"
     rotate(log)
     with log.open("wb") as out:
-        child = subprocess.Popen(
-            command,
-            env=env,
-            cwd=place.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        says: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(command, env=env, cwd=place.folder, start_new_session=True, **says)
     process = record(place, child.pid, log)
     # A dead child that nobody waits for still has its number, and what it started would take it for alive.
     threading.Thread(target=child.wait, name=f"wait-{child.pid}", daemon=True).start()
@@ -294,8 +275,8 @@ def refuse_second(folder: Path) -> None:
 def record(place: Server | Node, pid: int, log: Path) -> Process:
     """Write down which process belongs to the folder."""
     process = Process(place.process, place.folder, pid, birth(pid), log)
-    facts: dict[str, Any] = {"what": place.process, "pid": pid, "born": process.born, "log": str(log)}
-    facts["since"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    facts = {"what": place.process, "pid": pid, "born": process.born, "log": str(log), "since": since}
     write_whole(place.folder / RECORD, json.dumps(facts, indent=2) + "\n")
     return process
 
@@ -338,12 +319,11 @@ def members(folder: Path) -> list[tuple[int, str]]:
 def sweep(folder: Path, seconds: float = 3.0) -> None:
     """End what carries this folder's mark: ask, wait, insist."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = members(folder)
-        for pid, born in left:
+        for pid, born in members(folder):
             with contextlib.suppress(OSError):
                 if birth(pid) == born:
                     os.kill(pid, number)
-        if not left or until(lambda: not members(folder), seconds):
+        if until(lambda: not members(folder), seconds):
             return
 
 
@@ -355,8 +335,3 @@ def until(happened: Callable[[], bool], seconds: float, pause: float = 0.1) -> b
             return False
         time.sleep(pause)
     return True
-
-
-def one_line(text: str) -> str:
-    """What another program said, on one line."""
-    return " ".join(text.split())[:300]

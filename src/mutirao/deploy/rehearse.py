@@ -1,5 +1,6 @@
 """The whole federation on one machine: real processes, TLS, keys and policies, a few rounds, and what was proven."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -7,7 +8,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Rehearsal:
     def __init__(self, say: Say) -> None:
         self.say, self.steps, self.findings, self.begun = say, list[tuple[str, float]](), dict[str, bool](), time.time()
 
-    @contextmanager
+    @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
         """Time a step and say it when it is done."""
         began = time.time()
@@ -88,7 +88,7 @@ def rehearse(
             server = found_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
             with ThreadPoolExecutor(1) as pool:  # it starts while torch is imported
                 starting = pool.submit(lambda: running.append(start_superlink(server.folder)))
-                nodes = found_sites(folder, server, names_of(recipe, settings), recipe)
+                nodes = found_sites(folder, server, client_names(recipe, settings), recipe)
                 starting.result()
         with made.step("the sites' keys are admitted"):
             for node in nodes:
@@ -111,9 +111,11 @@ def rehearse(
         stop_all(reversed(running))
     with made.step("the same run in process"):
         there = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        here = run_alone(recipe, settings, folder / "alone")
-        made.note("the model is the same, bit for bit", there["digest"] == here)
-    made.note("both sides' audit trails agree", trails_agree(out, nodes))
+        config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])  # one by one, as at the sites
+        here = execute(recipe, config, folder / "alone")
+        made.note("the model is the same, bit for bit", there["digest"] == here["digest"])
+    problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])[1]
+    made.note("both sides' audit trails agree", not problems)
     left = [pid for place in (server, *nodes) for pid, _ in members(place.folder)]
     made.note("no process is left over", not left)
     made.note("nobody listens on the port any more", not listens(server))
@@ -122,24 +124,24 @@ def rehearse(
     return report
 
 
-def names_of(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[str]:
+def client_names(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[str]:
     """The clients of the recipe's task: each becomes a site of that name."""
     found = find(recipe)
     return sorted(found.prepare(resolve(found.config, {}, settings)).population)
 
 
-def found_sites(folder: Path, server: Server, names: Sequence[str], recipe: str) -> list[Node]:
+def found_sites(folder: Path, server: Server, names: Sequence[str], recipe: str, host: str = "localhost") -> list[Node]:
     """A site for each name, with a policy that lets this recipe train, and a compose file for all."""
     nodes = []
     for name in names:
-        node = found_site(folder / name, name, f"localhost:{server.port}", server.ca, recipes=[recipe])
-        write_whole(node.policy_file, permissive(node.policy_file.read_text(encoding="utf-8")))
+        node = found_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe])
+        write_whole(node.policy_file, permit_training(node.policy_file.read_text(encoding="utf-8")))
         nodes.append(node)
     write_whole(folder / "compose.yaml", compose_text([server, *nodes]))
     return nodes
 
 
-def permissive(policy: str) -> str:
+def permit_training(policy: str) -> str:
     """A template of a policy, filled so that training works; for a rehearsal, where there is nothing to protect."""
     allowed = {
         "requests = []": 'requests = ["train", "evaluate", "probe"]',
@@ -183,14 +185,12 @@ def trusts(server: Server, ca: Path) -> bool:
 def speaks_plain(server: Server) -> bool:
     """Whether the server answers a request that is not encrypted."""
     host, _, port = server.here.rpartition(":")
-    line = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
-    try:
-        line.request("GET", "/health")
-        line.getresponse()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        line.close()
+    with contextlib.closing(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)) as line:
+        try:
+            line.request("GET", "/health")
+            line.getresponse()
+        except (OSError, http.client.HTTPException):
+            return False
     return True
 
 
@@ -200,15 +200,3 @@ def listens(server: Server) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(2)
         return s.connect_ex((host.strip("[]"), int(port))) == 0
-
-
-def run_alone(recipe: str, settings: Sequence[tuple[str, Scalar]], out: Path) -> str:
-    """The digest of the same run on the local fleet, one client after another as at the sites."""
-    config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])
-    return str(execute(recipe, config, out)["digest"])
-
-
-def trails_agree(out: Path, nodes: Sequence[Node]) -> bool:
-    """Whether `mutirao verify` finds nothing wrong with the run and the trails of all sites."""
-    _, problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])
-    return not problems

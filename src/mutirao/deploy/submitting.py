@@ -12,7 +12,7 @@ from mutirao.config import lines, written
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
-from mutirao.deploy.processes import answers, flwr, one_line
+from mutirao.deploy.processes import answers, flwr
 from mutirao.errors import MutiraoError
 from mutirao.runs.tables import Table
 
@@ -75,14 +75,9 @@ def submit(
         if not (file := server.folder / "app" / name).exists() or file.read_text(encoding="utf-8") != text:
             write_whole(file, text)
     words = shlex.join(f"{key}={value if isinstance(value, str) else written(value)}" for key, value in sets)
-    where = run_folder(folder, recipe, out)
-    config: dict[str, Scalar | None] = {
-        "recipe": recipe,
-        "set": words,
-        "out": str(where),
-        "resume": resume,
-        "timeout": float(timeout),
-    }
+    where = str(run_folder(folder, recipe, out))
+    config: dict[str, Scalar | None] = {"recipe": recipe, "set": words, "out": where, "resume": resume}
+    config["timeout"] = float(timeout)
     with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
         file = Path(place) / "run.toml"
         write_whole(file, "\n".join(lines(config)) + "\n")
@@ -94,8 +89,8 @@ def submit(
             return str(content["run-id"])
     except ValueError:
         pass
-    said = content.get("error-message") or done.stdout + done.stderr
-    raise MutiraoError(f"the run was not taken: {one_line(str(said))}")
+    said = str(content.get("error-message") or done.stdout + done.stderr)
+    raise MutiraoError(f"the run was not taken: {' '.join(said.split())[:300]}")
 
 
 def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
@@ -117,7 +112,7 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
         told = max(told, len(rows))
         if ended:
             return
-        if reason := failure_in(out / "audit.jsonl", since):
+        if reason := why_failed(out / "audit.jsonl", since):
             raise MutiraoError(f"the run failed: {reason}")
         if time.monotonic() > ask:
             status = status_of(folder, run)
@@ -148,7 +143,7 @@ def newer(path: Path, since: float) -> bool:
         return False
 
 
-def failure_in(trail: Path, since: float) -> str:
+def why_failed(trail: Path, since: float) -> str:
     """Why the run failed, if the last event of its trail says so."""
     if not newer(trail, since):
         return ""

@@ -18,6 +18,8 @@ from typing import Any
 log = logging.getLogger("mutirao")
 
 NOT_YET = "not let in yet"
+SKEWED = "the clocks differ too much, or the key is damaged"
+UNKNOWN = "the server does not know this site's key, or takes the process before this one for alive"
 PAUSE = 3.0
 
 
@@ -34,12 +36,7 @@ def patient(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callab
                 if status is None or status in (502, 503, 504):
                     raise
                 if status != told:
-                    why = (
-                        "the clocks differ too much, or the key is damaged"
-                        if status == 401
-                        else "the server does not know this site's key, or takes the process before this one for alive"
-                    )
-                    log.warning("%s (%s): %s; trying again", NOT_YET, status, why)
+                    log.warning("%s (%s): %s; trying again", NOT_YET, status, SKEWED if status == 401 else UNKNOWN)
                     told = status
                 time.sleep(pause)
 

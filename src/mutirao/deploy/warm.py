@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Reply, Request, Scalar, Site
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
+from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.recipes.task import Task
@@ -45,7 +46,8 @@ class Warm:
             return cold()
 
         def handler(request: Request, site: Site) -> Any:
-            facts = {"ask": "do", "do": request.do, "config": plain_config(request.config)}
+            config = {k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()}
+            facts = {"ask": "do", "do": request.do, "config": config}
             arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
                 told, groups = self.ask(order, wanted, facts, arrays)
@@ -86,7 +88,7 @@ class Warm:
     def connected(self, wanted: str) -> Iterator[socket.socket]:
         """A line to a worker that has the code, the environment and the data of now."""
         folder = folder_of(self.parent)
-        with only_one(folder / "lock"):
+        with locked(folder / "lock"):  # two client processes at once start one worker, not two
             link = greet(folder, wanted) or self.start(folder, wanted)
         with link:
             yield link
@@ -123,11 +125,6 @@ def greet(folder: Path, wanted: str) -> socket.socket | None:
     return None
 
 
-def plain_config(config: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Settings of a request as JSON has them."""
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
-
-
 def error_from(told: Mapping[str, Any]) -> Exception:
     """The error that was raised in the worker, as far as anybody asks: its kind, its text, the rule."""
     if "rule" in told:
@@ -143,14 +140,12 @@ def start_resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 
-@contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Two client processes at once start one worker, not two."""
-    import fcntl
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def listen_at(path: Path, most: int) -> socket.socket:
+    """A socket at this path, in the place of one that is there; whoever accepts at it looks up twice a second."""
+    listener = socket.socket(socket.AF_UNIX)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    listener.bind(str(fresh))
+    listener.listen(most)
+    fresh.replace(path)
+    listener.settimeout(0.5)
+    return listener

@@ -25,6 +25,7 @@ from mutirao.deploy.caller import birth, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
 from mutirao.deploy.guard import samples_in
 from mutirao.deploy.orders import Order
+from mutirao.deploy.warm import listen_at
 from mutirao.errors import Refused
 
 log = logging.getLogger("mutirao")
@@ -45,13 +46,8 @@ class Worker:
 
     def run(self) -> None:
         """Serve until nobody needs this worker: its SuperNode ended, it is idle, or its code is no longer the code."""
-        listener = socket.socket(socket.AF_UNIX)
-        fresh = self.folder / f"socket.{os.getpid()}"
-        listener.bind(str(fresh))
-        listener.listen(MOST_LINES)
-        fresh.replace(self.folder / "socket")
-        listener.settimeout(0.5)
-        sweep(self.folder.parent)
+        listener = listen_at(self.folder / "socket", MOST_LINES)
+        remove_leftovers(self.folder.parent)
         while self.needed():
             try:
                 link = listener.accept()[0]
@@ -140,19 +136,14 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
             return {"samples": samples_in(data)}, {}
-        config = facts.get("config")
-        config = config if isinstance(config, dict) else {}
+        config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))
         reply = task.handler(request, site)
         if not isinstance(reply, Reply):
             return {"answered": type(reply).__name__}, {}
-        metrics = {k: float(v) for k, v in reply.metrics.items()}
-        return {"metrics": metrics, "n": int(reply.n)}, {
-            "arrays": reply.arrays,
-            "extras": reply.extras,
-            "state": site.state,
-        }
+        told = {"metrics": {k: float(v) for k, v in reply.metrics.items()}, "n": int(reply.n)}
+        return told, {"arrays": reply.arrays, "extras": reply.extras, "state": site.state}
     except (Exception, SystemExit) as error:
         return facts_of_error(error), {}
 
@@ -184,7 +175,7 @@ def task_of(key: str) -> Any:
     return load_name(order.task)(context) if order.task else recipe_task(context, order.instead)
 
 
-def sweep(top: Path) -> None:
+def remove_leftovers(top: Path) -> None:
     """Remove what killed workers of SuperNodes that are gone left behind."""
     for folder in top.iterdir():
         pid, _, began = folder.name.partition("-")

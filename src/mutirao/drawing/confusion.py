@@ -4,19 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.drawing.looks import save
+from mutirao.drawing.looks import blank, save
 from mutirao.images.diagnosis import Confusion
 
 
 def draw_confusion(found: Confusion, path: Path) -> None:
     """Draw what was taken for what: a row a true class, its shares as shades, its counts as numbers."""
-    from matplotlib.figure import Figure
-
     counts, classes = found.counts, found.classes
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.6 + 0.62 * len(classes)
-    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = blank(side + 0.6, side)
     axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1)
     for i, row in enumerate(counts):
         for j, n in enumerate(row):
@@ -25,9 +22,7 @@ def draw_confusion(found: Confusion, path: Path) -> None:
     names = [c.replace("_", " ") for c in classes]
     axes.set_xticks(range(len(classes)), names, rotation=40, ha="right")
     axes.set_yticks(range(len(classes)), names)
-    axes.set_xlabel("found by the model")
-    axes.set_ylabel("true class")
+    axes.set(xlabel="found by the model", ylabel="true class")
     axes.set_title("global test set", fontsize=11)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     save(figure, path)

@@ -4,18 +4,18 @@ Each is a kind of `mutirao plot`: a function `(folder, out, ...) -> files`, wher
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mutirao.config import nearest
-from mutirao.drawing.looks import BRIGHT, INK, PALE, palette, save, tidy
+from mutirao.drawing.looks import BRIGHT, INK, PALE, add_legend, blank, count_on, palette, save, scatter_risks, tidy
 from mutirao.drawing.pictures import file_in
+from mutirao.drawing.plots import average
 from mutirao.errors import ConfigError
 from mutirao.runs.reader import Columns, Floats, Record, json_of
-from mutirao.stats import interval
 from mutirao.studies.participation import runs_of, sign_of
 
 if TYPE_CHECKING:
@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 
 COLUMN = 3.4  # inches: one column of two; 7.0 is the whole width
 STYLES = ("solid", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)))
-Cell = tuple[str, Record]  # the method and the run
+Methods = Mapping[str, Sequence[Record]]
+Targets = Sequence[float]
+Lead = Callable[[Floats], Floats]
 
 
-def canvas(width: float, tall: float = 0.68) -> tuple["Figure", "Axes"]:
+def canvas(width: float, tall: float = 0.68) -> tuple["Figure", Any]:
     """An empty figure of that many inches."""
-    from matplotlib.figure import Figure
-
     width = width or COLUMN
     if not 1 <= width <= 30:
         raise ConfigError(f"width: {width:g} inches is not between 1 and 30; one column of a paper is 3.4")
-    figure = Figure(figsize=(width, width * tall), layout="constrained", facecolor="white")
-    return figure, figure.subplots()
+    return blank(width, width * tall)
+
+
+def look_of(i: int) -> dict[str, Any]:
+    """The colour and style of a method's curve, by its number."""
+    return {"color": BRIGHT[i % len(BRIGHT)], "linestyle": STYLES[i % len(STYLES)], "linewidth": 1.1}
 
 
 def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "both", legend: bool = True) -> list[Path]:
@@ -47,91 +51,61 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(8)
     if legend and len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(frameon=False, fontsize=6.5, labelcolor=INK, handlelength=2.2)
+        add_legend(axes, 6.5, handlelength=2.2)
     path = file_in(out, f"{name}.pdf")
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
         save(figure, path)
     return [path]
 
 
-def cells_of(folder: Path) -> list[Cell]:
-    """The runs of a study by method, in its own order; a single run is its own method."""
-    return [(method, record) for method, records in runs_of(folder).items() for record in records]
+def read_methods(folder: Path, metric: str) -> tuple[Methods, str]:
+    """The runs of each method, and the metric asked for or else the one they are judged by."""
+    methods = runs_of(folder)
+    first = next(iter(methods.values()))[0]
+    if metric and metric not in first.metrics:
+        raise ConfigError(f"no round has a metric {metric!r}{nearest(metric, set(first.metrics))}")
+    return methods, metric or first.judge
 
 
-def metric_of(cells: Sequence[Cell], metric: str) -> str:
-    """The metric asked for, or the one the runs are judged by."""
-    names = set(cells[0][1].metrics)
-    if metric and metric not in names:
-        raise ConfigError(f"no round has a metric {metric!r}{nearest(metric, names)}")
-    return metric or cells[0][1].judge
+def mean_curves(methods: Methods, metric: str, lead: Lead = np.asarray) -> Iterator[tuple[str, Floats, Floats, Floats]]:
+    """Each method with its rounds, the mean of its runs as `lead` makes them, and half of its 95% interval."""
+    for method, records in methods.items():
+        known = [(r.history.numbers("round"), r.history.numbers(metric)) for r in records]
+        runs = [(x[~np.isnan(y)].tolist(), lead(y[~np.isnan(y)]).tolist()) for x, y in known]
+        yield method, *average(zip(x, y, strict=True) for x, y in runs)
 
 
-def by_method(cells: Sequence[Cell], metric: str) -> Iterator[tuple[str, list[tuple[Floats, Floats]]]]:
-    """Rounds and values of every run, method by method."""
-    for method in dict.fromkeys(name for name, _ in cells):
-        runs = []
-        for name, record in cells:
-            if name == method:
-                values, rounds = record.history.numbers(metric), record.history.numbers("round")
-                runs.append((rounds[~np.isnan(values)], values[~np.isnan(values)]))
-        yield method, runs
-
-
-def mean_of(runs: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
-    """Rounds, mean over runs and half the width of its 95% interval."""
-    found: dict[float, list[float]] = {}
-    for rounds, values in runs:
-        for r, v in zip(rounds.tolist(), values.tolist(), strict=True):
-            found.setdefault(r, []).append(v)
-    at = sorted(found)
-    bands = [interval(found[r]) for r in at]
-    return np.array(at), np.array([b.mean for b in bands]), np.nan_to_num(np.array([b.half for b in bands]))
-
-
-def bands(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
+def plot_bands(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
     """Mean curves of the methods of a study, with the 95% interval of the mean as a band."""
-    cells = cells_of(folder)
-    metric = metric_of(cells, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width)
-    for i, (method, runs) in enumerate(by_method(cells, metric)):
-        rounds, mean, half = mean_of(runs)
-        colour = BRIGHT[i % len(BRIGHT)]
-        axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(rounds, mean, color=colour, linestyle=STYLES[i % len(STYLES)], linewidth=1.1, label=method)
+    for i, (method, rounds, mean, half) in enumerate(mean_curves(methods, metric)):
+        axes.fill_between(rounds, mean - half, mean + half, color=look_of(i)["color"], alpha=0.15, linewidth=0)
+        axes.plot(rounds, mean, label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=metric)
     return finish(figure, axes, out, "bands")
 
 
-def ablation(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
+def plot_ablation(folder: Path, out: Path, metric: str = "", width: float = 0.0) -> list[Path]:
     """Mean curves of many methods, thin and without bands, named where they end."""
-    cells = cells_of(folder)
-    metric = metric_of(cells, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width, 0.8)
     ends = []
-    for i, (method, runs) in enumerate(by_method(cells, metric)):
-        rounds, mean, _ = mean_of(runs)
+    for i, (method, rounds, mean, _) in enumerate(mean_curves(methods, metric)):
         style = STYLES[i // len(BRIGHT) % len(STYLES)]
         axes.plot(rounds, mean, color=BRIGHT[i % len(BRIGHT)], linestyle=style, linewidth=0.9)
         ends.append((float(mean[-1]), method, BRIGHT[i % len(BRIGHT)], float(rounds[-1])))
     low, high = axes.get_ylim()
-    heights = spaced([y for y, *_ in sorted(ends)], (high - low) * 0.055)
+    heights = space_out([y for y, *_ in sorted(ends)], (high - low) * 0.055)
     for height, (value, method, colour, last) in zip(heights, sorted(ends), strict=True):
-        axes.annotate(
-            method,
-            (last, value),
-            (1.03, height),
-            textcoords=("axes fraction", "data"),
-            fontsize=6,
-            va="center",
-            color=INK,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6},
-        )
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
+        place = {"textcoords": ("axes fraction", "data"), "va": "center"}
+        axes.annotate(method, (last, value), (1.03, height), fontsize=6, color=INK, arrowprops=line, **place)
     axes.set(xlabel="round", ylabel=metric)
     return finish(figure, axes, out, "ablation", legend=False)
 
 
-def spaced(heights: Sequence[float], gap: float) -> list[float]:
+def space_out(heights: Sequence[float], gap: float) -> list[float]:
     """Sorted heights moved apart as little as is needed for a gap between any two."""
     out = list(heights)
     for _ in range(50):
@@ -143,45 +117,31 @@ def spaced(heights: Sequence[float], gap: float) -> list[float]:
     return out
 
 
-def best(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Sequence[float] = ()) -> list[Path]:
+def plot_best(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Targets = ()) -> list[Path]:
     """The best value so far by round, averaged over runs; targets as lines across."""
-    cells = cells_of(folder)
-    metric = metric_of(cells, metric)
+    methods, metric = read_methods(folder, metric)
     figure, axes = canvas(width)
     for value in targets:
         axes.axhline(value, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
-    lead = np.maximum.accumulate if sign_of(cells[0][1], metric) > 0 else np.minimum.accumulate
-    for i, (method, runs) in enumerate(by_method(cells, metric)):
-        rounds, mean, _ = mean_of([(r, lead(v)) for r, v in runs])
-        axes.step(
-            rounds,
-            mean,
-            where="post",
-            color=BRIGHT[i % len(BRIGHT)],
-            linestyle=STYLES[i % len(STYLES)],
-            linewidth=1.1,
-            label=method,
-        )
+    first = next(iter(methods.values()))[0]
+    lead = np.maximum.accumulate if sign_of(first, metric) > 0 else np.minimum.accumulate
+    for i, (method, rounds, mean, _) in enumerate(mean_curves(methods, metric, lead)):
+        axes.step(rounds, mean, where="post", label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=f"best {metric} so far")
     return finish(figure, axes, out, "best")
 
 
-def histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """How many clients were selected how often, the methods of a study as outlines."""
-    cells = cells_of(folder)
     figure, axes = canvas(width)
-    found = {
-        method: [times_of(r) for name, r in cells if name == method] for method in dict.fromkeys(n for n, _ in cells)
-    }
+    found = {method: [times_of(record) for record in records] for method, records in runs_of(folder).items()}
     most = max(int(times.max()) for runs in found.values() for times in runs)
     for i, (method, runs) in enumerate(found.items()):
         counts = np.mean([np.bincount(times, minlength=most + 1) for times in runs], axis=0)
-        colour = BRIGHT[i % len(BRIGHT)]
         if len(found) == 1:
-            axes.bar(np.arange(most + 1), counts, width=0.9, color=colour)
+            axes.bar(np.arange(most + 1), counts, width=0.9, color=BRIGHT[0])
         else:
-            edges = np.arange(most + 2) - 0.5
-            axes.stairs(counts, edges, color=colour, linewidth=1.1, linestyle=STYLES[i % len(STYLES)], label=method)
+            axes.stairs(counts, np.arange(most + 2) - 0.5, label=method, **look_of(i))
     axes.set(xlabel="times selected", ylabel="clients")
     return finish(figure, axes, out, "histogram")
 
@@ -192,7 +152,7 @@ def times_of(record: Record) -> Any:
     return np.concatenate([counts, np.zeros(max(0, record.population - len(names)), np.int64)]).astype(np.int64)
 
 
-def labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """Who has how much of what: one bar a client, stacked by class."""
     table = Columns(folder / "partition.csv")
     if not len(table):
@@ -202,27 +162,19 @@ def labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     figure, axes = canvas(width, 0.75)
     colours, under = palette(len(classes)), np.zeros(len(table))
     for i, name in enumerate(classes):
-        axes.bar(
-            np.arange(len(table)),
-            counts[i],
-            0.92,
-            bottom=under,
-            color=colours[i],
-            label=name if len(classes) <= 12 else None,
-        )
+        label = name if len(classes) <= 12 else None
+        axes.bar(np.arange(len(table)), counts[i], 0.92, bottom=under, color=colours[i], label=label)
         under += counts[i]
     axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(table) - 0.3))
     if len(classes) <= 12:
         close = {"handlelength": 0.8, "columnspacing": 0.8, "handletextpad": 0.3}
         wide = min(10, len(classes))
-        figure.legend(loc="outside upper center", ncols=wide, frameon=False, fontsize=6, labelcolor=INK, **close)
+        add_legend(figure, 6, loc="outside upper center", ncols=wide, **close)
     return finish(figure, axes, out, "labels", grid="y", legend=False)
 
 
-def eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """Groups found, and the share of clients in none, over all values of eps."""
-    from matplotlib.ticker import MaxNLocator
-
     table = Columns(folder / "eps_scan.csv")
     if not len(table) or "from" not in table:
         raise ConfigError(f"{folder} holds no eps_scan.csv; runs of the groups recipe write it")
@@ -237,28 +189,26 @@ def eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     right.set(ylim=(0, 1.02))
     right.set_ylabel("share of clients in none", fontsize=8, color=BRIGHT[1])
     right.tick_params(labelsize=7, colors=INK, length=0)
-    for side in right.spines.values():
-        side.set_visible(False)
-    axes.set_xscale("log")
-    axes.set(xlabel="eps", ylabel="groups", ylim=(0, float(found.max()) + 0.4))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    right.spines[:].set_visible(False)
+    axes.set(xscale="log", xlabel="eps", ylabel="groups", ylim=(0, float(found.max()) + 0.4))
+    count_on(axes.yaxis)
     return finish(figure, axes, out, "eps")
 
 
-def users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Sequence[float] = ()) -> list[Path]:
+def plot_users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Targets = ()) -> list[Path]:
     """Rounds to a target by the number of clients a round, one bar a method; what never got there is hatched."""
-    cells = cells_of(folder)
-    metric = metric_of(cells, metric)
+    methods, metric = read_methods(folder, metric)
     told = json_of(folder / "study.json").get("threshold")
     goal = targets[0] if targets else told.get(metric) if isinstance(told, Mapping) else None
     if not isinstance(goal, int | float):
         raise ConfigError(f"say which {metric} is to be reached, such as --target 0.9")
     rounds: dict[str, dict[float, list[float]]] = {}
-    for method, record in cells:
-        many = record.config.get("per_round", 0)
-        rounds.setdefault(method, {}).setdefault(float(many), []).append(reached(record, metric, float(goal)))
+    for method, records in methods.items():
+        for record in records:
+            many = float(record.config.get("per_round", 0))
+            rounds.setdefault(method, {}).setdefault(many, []).append(first_round_at(record, metric, float(goal)))
     sizes = sorted({s for of in rounds.values() for s in of}, reverse=True)
-    longest = max(record.rounds for _, record in cells)
+    longest = max(record.rounds for records in methods.values() for record in records)
     figure, axes = canvas(width)
     wide = 0.8 / len(rounds)
     for i, (method, of) in enumerate(rounds.items()):
@@ -277,14 +227,14 @@ def users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets
     return finish(figure, axes, out, "users", grid="y")
 
 
-def reached(record: Record, metric: str, goal: float) -> float:
+def first_round_at(record: Record, metric: str, goal: float) -> float:
     """The first round at which the metric is at the goal or beyond; infinity if none is."""
     values, rounds = record.history.numbers(metric), record.history.numbers("round")
     there = values >= goal if sign_of(record, metric) > 0 else values <= goal
     return float(rounds[there][0]) if there.any() else math.inf
 
 
-def weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
+def plot_weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """The weight of every client in every round, coloured by its risk."""
     table = Record.of(folder).clients
     if "risk" not in table:
@@ -292,19 +242,8 @@ def weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     figure, axes = canvas(width)
     risk = table.numbers("risk")
     keep = ~np.isnan(risk)
-    most = max(1e-9, float(np.abs(risk[keep]).max()))
-    dots = axes.scatter(
-        table.numbers("round")[keep],
-        table.numbers("weight")[keep],
-        c=risk[keep],
-        s=3,
-        cmap="PuOr_r",
-        vmin=-most,
-        vmax=most,
-        linewidths=0.1,
-        edgecolors=INK,
-    )
-    bar = figure.colorbar(dots, ax=axes, pad=0.02)
+    rounds, weight = table.numbers("round")[keep], table.numbers("weight")[keep]
+    bar = scatter_risks(figure, axes, rounds, weight, risk[keep], size=3, edge=0.1)
     bar.set_label("risk", color=INK, size=8)
     bar.ax.tick_params(labelsize=6.5, colors=INK, length=0)
     bar.outline.set_edgecolor(PALE)

@@ -4,20 +4,15 @@ import csv
 import io
 from pathlib import Path
 
-import numpy as np
-
 from mutirao.core.files import write_whole
-from mutirao.drawing.looks import BRIGHT, INK, palette, save, tidy
+from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, palette, save, tidy
 from mutirao.groups.record import Plane, Scan
 
 
 def draw_plane(found: Plane, path: Path) -> None:
     """Draw the clients in the plane, coloured by group; where they lie stands beside the picture in `plane.csv`."""
-    from matplotlib.figure import Figure
-
     groups, plane, share = found.groups, found.points, found.shares
-    figure = Figure(figsize=(6.6, 4.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
+    figure, axes = blank(6.6, 4.6)
     colours = palette(max(1, groups.count))
     for i, name in enumerate(groups.names):
         mine = groups.labels == i
@@ -27,15 +22,15 @@ def draw_plane(found: Plane, path: Path) -> None:
     if (waits := groups.labels < 0).any():
         x, y = plane[waits].T
         axes.scatter(x, y, s=46, color=INK, marker="x", label=f"waits: {int(waits.sum())}")
-    axes.set_xlabel(f"first component ({share[0]:.0%} of the variance)")
-    axes.set_ylabel(f"second component ({share[1]:.0%})")
     many = "group" if groups.count == 1 else "groups"
-    axes.set_title(f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}")
+    axes.set(
+        xlabel=f"first component ({share[0]:.0%} of the variance)",
+        ylabel=f"second component ({share[1]:.0%})",
+        title=f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}",
+    )
     tidy(axes, grid="both")
     if groups.count <= 12:
-        axes.legend(
-            frameon=False, fontsize=9, labelcolor=INK, title="clients", loc="center left", bbox_to_anchor=(1, 0.5)
-        )
+        add_legend(axes, title="clients", loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, path)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -46,30 +41,22 @@ def draw_plane(found: Plane, path: Path) -> None:
 
 def draw_scan(scan: Scan, path: Path) -> None:
     """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
-    from matplotlib.figure import Figure
-
-    tables, found = scan.tables, scan.chosen
-    figure = Figure(figsize=(8.6, 3.4), layout="constrained", facecolor="white")
-    panels = np.atleast_1d(figure.subplots(1, len(tables)))
-    for axes, (space, rows) in zip(panels, tables.items(), strict=True):
-        ends = [max(rows[0].low, rows[-1].low * 1e-3), *(max(r.low, rows[-1].low * 1e-3) for r in rows[1:])]
-        last = rows[-1].low * 1.6
-        axes.stairs(
-            [r.groups for r in rows], [*ends, last], color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups"
-        )
-        axes.set_xscale("log")
-        axes.set_ylim(0, max(r.groups for r in rows) + 0.6)
+    tables, chosen = scan.tables, scan.chosen
+    figure, panels = blank(8.6, 3.4, 1, len(tables), squeeze=False)
+    for axes, (space, rows) in zip(panels[0], tables.items(), strict=True):
+        found, last = [r.groups for r in rows], rows[-1].low
+        ends = [*(max(r.low, last * 1e-3) for r in rows), last * 1.6]
+        axes.stairs(found, ends, color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups")
+        axes.set(xscale="log", ylim=(0, max(found) + 0.6), xlabel="eps", title=space)
         axes.set_ylabel("groups", color=BRIGHT[0])
-        axes.set_xlabel("eps")
-        axes.set_title(space)
         right = axes.twinx()
-        right.stairs([r.noise for r in rows], [*ends, last], color=BRIGHT[1], linestyle="--", baseline=None)
+        right.stairs([r.noise for r in rows], ends, color=BRIGHT[1], linestyle="--", baseline=None)
         right.set_ylim(0, 1.02)
         right.set_ylabel("share of clients in none", color=BRIGHT[1])
         tidy(axes, grid="both")
         tidy(right, grid="y")
         right.grid(False)
-    if found.holds:
-        panels[-1].axvspan(found.low, found.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
-        panels[-1].annotate("chosen", (found.eps, 0.25), ha="center", color=INK, fontsize=9)
+    if chosen.holds:
+        axes.axvspan(chosen.low, chosen.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
+        axes.annotate("chosen", (chosen.eps, 0.25), ha="center", color=INK, fontsize=9)
     save(figure, path)

@@ -5,20 +5,25 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.drawing.plots import draw_loglog
-from mutirao.recsys.expansion import Floats, Laws
+from mutirao.drawing.looks import BRIGHT, add_legend, blank, save, tidy
+from mutirao.drawing.plots import STYLES
+from mutirao.recsys.expansion import Laws
 
 
 def draw_laws(sets: Mapping[str, Laws], path: Path) -> None:
     """Draw the laws of several sets over each other, ranks as shares and values in means: sizes do not matter."""
-    panels: dict[str, dict[str, tuple[Floats, Floats]]] = {"activity of users": {}, "popularity of items": {}}
-    for name, laws in sets.items():
-        for title, values in zip(panels, (laws.activity, laws.popularity), strict=True):
-            panels[title][name] = (np.arange(1, len(values) + 1) / len(values), values / values.mean())
-    spectra = {name: (np.arange(1.0, len(w.spectrum) + 1), w.spectrum / w.spectrum[0]) for name, w in sets.items()}
-    axes = {
-        "activity of users": ("rank of the user, as a share", "ratings / mean"),
-        "popularity of items": ("rank of the item, as a share", "ratings / mean"),
-        "singular values": ("number", "value / largest"),
-    }
-    draw_loglog(panels | {"singular values": spectra}, axes, path)
+    figure, (users, items, spectrum) = blank(3.9 * 3, 3.5, 1, 3)
+    users.set(title="activity of users", xlabel="rank of the user, as a share", ylabel="ratings / mean")
+    items.set(title="popularity of items", xlabel="rank of the item, as a share", ylabel="ratings / mean")
+    spectrum.set(title="singular values", xlabel="number", ylabel="value / largest")
+    for i, (name, laws) in enumerate(sets.items()):
+        for axes, y in ((users, laws.activity), (items, laws.popularity), (spectrum, laws.spectrum)):
+            some = np.unique(np.geomspace(1, len(y), 300).round().astype(np.intp))  # evenly spaced on the axis
+            x, unit = (some, y[0]) if axes is spectrum else (some / len(y), y.mean())
+            look = {"color": BRIGHT[i % len(BRIGHT)], "linestyle": STYLES[i % 3], "linewidth": 1.8}
+            axes.plot(x, y[some - 1] / unit, label=name, **look)
+    for axes in (users, items, spectrum):
+        axes.set(xscale="log", yscale="log")
+        tidy(axes, grid="both")
+        add_legend(axes, loc="lower left")
+    save(figure, path)

@@ -11,13 +11,24 @@ from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 FORMATS = ("png", "svg", "pdf")
 # Paul Tol's "bright" and "muted" schemes: distinct for the colour-blind, too.
 BRIGHT = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
 MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
 INK, PALE = "#333333", "#E4E4E4"
+
+
+def blank(wide: float, tall: float, *grid: int, **options: Any) -> tuple["Figure", Any]:
+    """An empty figure of so many inches and its axes: one, or as many as the grid of rows and columns has."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide, tall), layout="constrained", facecolor="white")
+    return figure, figure.subplots(*grid, **options)
 
 
 def palette(classes: int) -> list[Any]:
@@ -37,6 +48,29 @@ def every(count: int, most: int) -> int:
     while count > most * step:
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2
     return step
+
+
+def add_legend(place: "Axes | Figure", size: float = 9, **options: Any) -> "Legend":
+    """Name the curves, without a box around the names."""
+    return place.legend(frameon=False, fontsize=size, labelcolor=INK, **options)
+
+
+def count_on(*sides: "Axis") -> None:
+    """Put ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in sides:
+        side.set_major_locator(MaxNLocator(integer=True))
+
+
+def scatter_risks(
+    figure: "Figure", axes: "Axes", rounds: Any, weights: Any, risks: Any, size: float, edge: float
+) -> "Colorbar":
+    """Draw the weights of clients by round, coloured by risk, and the scale of the colours."""
+    most = max(1e-9, float(np.abs(risks).max()))
+    colours = {"c": risks, "cmap": "PuOr_r", "vmin": -most, "vmax": most}
+    dots = axes.scatter(rounds, weights, s=size, linewidths=edge, edgecolors=INK, **colours)
+    return figure.colorbar(dots, ax=axes, pad=0.02)
 
 
 def tidy(axes: "Axes", grid: str) -> None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mutirao.drawing.looks import BRIGHT, INK, MUTED, PALE, every, save, tidy
+from mutirao.drawing.looks import BRIGHT, INK, MUTED, PALE, add_legend, blank, count_on, every, save, tidy
 from mutirao.drawing.plots import MOST_BANDS
 from mutirao.runs.participation import Participation, lorenz, participation_in
 from mutirao.runs.reader import Record
@@ -37,7 +36,7 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     values, counts = np.unique(found.times, return_counts=True)
     bars.bar(values, counts, width=0.9, color=BRIGHT[0])
     bars.set(title="how often", xlabel="times selected", ylabel="clients")
-    whole_numbers(bars.xaxis, bars.yaxis)
+    count_on(bars.xaxis, bars.yaxis)
     x, y = lorenz(found.times)
     curve.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     curve.fill_between(x, y, x, color=BRIGHT[0], alpha=0.15, linewidth=0)
@@ -51,15 +50,11 @@ def draw_participation(found: Participation, path: Path | str) -> None:
 
 def draw_best(methods: Mapping[str, Sequence[Record]], metric: str, targets: Sequence[float], path: Path | str) -> None:
     """Draw the best value so far by round, averaged over runs; of few methods also the span of the runs, as a band."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained", facecolor="white")
-    axes = figure.subplots()
+    figure, axes = blank(7.6, 4.2)
     for target in targets:
         axes.axhline(target, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"{target:g}", (1, target), xycoords=("axes fraction", "data"), va="bottom", ha="right", color=INK
-        )
+        place = {"xycoords": ("axes fraction", "data"), "va": "bottom", "ha": "right"}
+        axes.annotate(f"{target:g}", (1, target), color=INK, **place)
     for (name, runs), colour in zip(methods.items(), _colours(len(methods)), strict=True):
         mean = mean_best(runs, metric)
         each = np.array([best_so_far(run, metric)[: len(mean)] for run in runs])
@@ -69,16 +64,13 @@ def draw_best(methods: Mapping[str, Sequence[Record]], metric: str, targets: Seq
         axes.plot(rounds, mean, color=colour, linewidth=1.8, label=f"{name}")
     axes.set(xlabel="round", ylabel=f"best {metric} so far")
     tidy(axes, grid="both")
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower right")
+    add_legend(axes, loc="lower right")
     save(figure, path)
 
 
 def draw_shares(methods: Mapping[str, Sequence[Record]], path: Path | str) -> None:
     """Draw how often clients were selected by each policy, all runs together, and the Lorenz curves."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 4.0), layout="constrained", facecolor="white")
-    many, curves = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    figure, (many, curves) = blank(9.6, 4.0, 1, 2, width_ratios=(1.5, 1))
     curves.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     for i, ((name, runs), colour) in enumerate(zip(methods.items(), _colours(len(methods)), strict=True)):
         found = [participation_in(run) for run in runs]
@@ -91,20 +83,12 @@ def draw_shares(methods: Mapping[str, Sequence[Record]], path: Path | str) -> No
         curves.plot(x, y, color=colour, linewidth=1.8, label=f"{name}, Gini {gini:.3f}")
     many.set_xticks(range(len(methods)), list(methods), rotation=20 if len(methods) > 4 else 0)
     many.set(title="how often clients were selected", ylabel="times selected")
-    whole_numbers(many.yaxis)
+    count_on(many.yaxis)
     curves.set(title="Lorenz curves", xlabel="share of clients", ylabel="share of selections")
     for axes in (many, curves):
         tidy(axes, grid="both")
-    curves.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left")
+    add_legend(curves, 8, loc="upper left")
     save(figure, path)
-
-
-def whole_numbers(*sides: Any) -> None:
-    """Put ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    for side in sides:
-        side.set_major_locator(MaxNLocator(integer=True))
 
 
 def _colours(count: int) -> list[str]:

@@ -13,20 +13,20 @@ from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
 from mutirao.studies.policies import comparable, targets_of, write_comparison
 
-# What a kind shows, and the function `(folder, out) -> files` behind a dotted path: listing them imports nothing.
+# What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
 KINDS = {
-    "curves": ("the metrics of a run by round", "mutirao.drawing.pictures:curves"),
-    "participation": ("who was selected when and how evenly, in a run", "mutirao.drawing.pictures:participation"),
-    "selection": ("selection policies side by side, with tables, in a study", "mutirao.drawing.pictures:selection"),
+    "curves": ("the metrics of a run by round", "pictures"),
+    "participation": ("who was selected when and how evenly, in a run", "pictures"),
+    "selection": ("selection policies side by side, with tables, in a study", "pictures"),
     # For papers: one vector figure each, of the size of a column.
-    "labels": ("label skew: a bar a client, stacked by class, of a run", "mutirao.drawing.figures:labels"),
-    "bands": ("mean curves with 95% bands, of a study or run", "mutirao.drawing.figures:bands"),
-    "ablation": ("mean curves of many methods, named where they end, of a study", "mutirao.drawing.figures:ablation"),
-    "best": ("the best value so far by round, of a study or run", "mutirao.drawing.figures:best"),
-    "histogram": ("how often clients were selected, of a study or run", "mutirao.drawing.figures:histogram"),
-    "weights": ("weights of the clients, coloured by risk, of a run", "mutirao.drawing.figures:weights"),
-    "eps": ("groups found over the range of eps, of a run of the groups recipe", "mutirao.drawing.figures:eps"),
-    "users": ("rounds to a target by clients a round, of a study over per_round", "mutirao.drawing.figures:users"),
+    "labels": ("label skew: a bar a client, stacked by class, of a run", "figures"),
+    "bands": ("mean curves with 95% bands, of a study or run", "figures"),
+    "ablation": ("mean curves of many methods, named where they end, of a study", "figures"),
+    "best": ("the best value so far by round, of a study or run", "figures"),
+    "histogram": ("how often clients were selected, of a study or run", "figures"),
+    "weights": ("weights of the clients, coloured by risk, of a run", "figures"),
+    "eps": ("groups found over the range of eps, of a run of the groups recipe", "figures"),
+    "users": ("rounds to a target by clients a round, of a study over per_round", "figures"),
 }
 Draw = Callable[..., list[Path]]
 
@@ -37,7 +37,7 @@ def draw(folder: Path, kind: str, out: Path | None = None, **options: str | floa
         raise ConfigError(f"no kind of picture is called {kind!r}{nearest(kind, KINDS)}")
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder with a run or a study")
-    make: Draw = load_name(KINDS[kind][1])
+    make: Draw = load_name(f"mutirao.drawing.{KINDS[kind][1]}:plot_{kind}")
     given = {k: v for k, v in options.items() if v}
     takes = inspect.signature(make).parameters
     for name in given:
@@ -46,7 +46,7 @@ def draw(folder: Path, kind: str, out: Path | None = None, **options: str | floa
     return make(folder, out or folder, **given)
 
 
-def curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
+def plot_curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
     """The metrics of a run by round, or one of them."""
     rows = Record.begun(folder).rows
     names = list(dict.fromkeys(k for row in rows for k in metrics_of(row)))
@@ -55,14 +55,14 @@ def curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
     return [path]
 
 
-def participation(folder: Path, out: Path) -> list[Path]:
+def plot_participation(folder: Path, out: Path) -> list[Path]:
     """Who was selected when, in one run."""
     path = file_in(out, "participation.png")
     draw_participation(participation_in(Record.begun(folder)), path)
     return [path]
 
 
-def selection(folder: Path, out: Path, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[Path]:
+def plot_selection(folder: Path, out: Path, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[Path]:
     """The policies of a study side by side: `selection.md`, `selection.json` and two pictures."""
     methods = comparable(folder, metric)
     targets = list(targets) or targets_of(methods, metric)

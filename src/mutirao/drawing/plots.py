@@ -5,19 +5,19 @@ Figures are made as objects of their own, never through pyplot, so nothing globa
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.config import nearest
 from mutirao.core.files import write_whole
-from mutirao.drawing.looks import BRIGHT, INK, every, palette, save, tidy
+from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, every, palette, save, scatter_risks, tidy
 from mutirao.errors import ConfigError
 from mutirao.partition import PartitionSummary
+from mutirao.runs.reader import Floats
 from mutirao.stats import interval
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_BARS = 120  # more clients than this are shown by a sample: thinner bars could not be told apart
 MOST_BANDS = 6  # more methods than this are drawn without bands, which would cover each other
+STYLES = ("solid", (0, (5, 2)), (0, (1, 1.5)))  # with more curves than colours the style tells them apart
 MOST_NAMED = 24  # more classes than this get a scale of colours instead of a name each
 
 
@@ -34,15 +35,13 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
 
     The counts stand beside the picture as a table, `partition.csv` for `partition.png`.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     total, classes = summary.counts.shape
     shown = np.arange(0, total, every(total, MOST_BARS))
     counts, colours = summary.counts[shown], palette(classes)
     each = float(np.clip(8.0 / len(shown), 0.06, 0.34))  # inches a bar
-    figure = Figure(figsize=(8.2, 1.5 + max(0.8, each * len(shown))), layout="constrained", facecolor="white")
-    axes = figure.subplots()
+    figure, axes = blank(8.2, 1.5 + max(0.8, each * len(shown)))
     gap = 0.2 if len(shown) <= 40 else 0.0  # thin bars with gaps would flicker
     for place, row in enumerate(counts):
         has = np.flatnonzero(row)
@@ -53,24 +52,15 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     step = every(len(shown), most=25 if each > 0.2 else 16)
     axes.set_yticks(np.arange(len(shown))[::step], [f"{k}" for k in shown[::step]])
     few = "" if len(shown) == total else f" ({len(shown)} of {total:,} shown)"
-    axes.set_ylabel("client" + few)
-    axes.set_xlabel("samples")
-    axes.set_title(
-        f"{total:,} client{'s' * (total != 1)}, {summary.sizes.sum():,} samples, label skew {summary.heterogeneity:.2f}"
-    )
+    clients = f"{total:,} client{'s' * (total != 1)}"
+    axes.set(xlabel="samples", ylabel="client" + few)
+    axes.set_title(f"{clients}, {summary.sizes.sum():,} samples, label skew {summary.heterogeneity:.2f}")
     tidy(axes, grid="x")
     axes.tick_params(axis="y", length=0)
     if classes <= MOST_NAMED:
-        legend = figure.legend(
-            handles=[Patch(color=colours[c], label=str(summary.classes[c])) for c in range(classes)],
-            loc="outside right upper",
-            title="class",
-            frameon=False,
-            fontsize=9,
-            handlelength=1.0,
-            handleheight=1.0,
-            labelcolor=INK,
-        )
+        marks = [Patch(color=colours[c], label=str(summary.classes[c])) for c in range(classes)]
+        square = {"handlelength": 1.0, "handleheight": 1.0}
+        legend = add_legend(figure, handles=marks, loc="outside right upper", title="class", **square)
         legend.get_title().set_color(INK)
     else:
         _scale(figure, axes, summary.classes)
@@ -83,8 +73,6 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path: Path | str, title: str = "") -> None:
     """Draw metrics by round, one panel a family: `loss` and `train_loss` share one."""
-    from matplotlib.figure import Figure
-
     families: dict[str, list[str]] = {}
     for name in metrics:
         families.setdefault(name.removeprefix("train_"), []).append(name)
@@ -97,33 +85,25 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path:
         raise ConfigError("no metrics are named, so there is no curve to draw")
     across = 2 if len(families) == 4 else min(len(families), 3)
     down = math.ceil(len(families) / across)
-    size = (max(5.2, 4.2 * across), 3.1 * down + (0.4 if title else 0))
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    panels = np.atleast_1d(figure.subplots(down, across)).ravel()
-    for axes, (family, names) in zip(panels, families.items(), strict=False):
+    wide, tall = max(5.2, 4.2 * across), 3.1 * down + (0.4 if title else 0)
+    figure, panels = blank(wide, tall, down, across, squeeze=False)
+    for axes, (family, names) in zip(panels.flat, families.items(), strict=False):
         for name in sorted(names):  # evaluation before training, with the stronger colour
             trained = name.startswith("train_")
             rounds, values = curves[name]
-            axes.plot(
-                rounds,
-                values,
-                color=BRIGHT[1] if trained else BRIGHT[0],
-                linestyle=(0, (4, 2)) if trained else "solid",
-                linewidth=1.8,
-                marker="o" if len(rounds) <= 25 else None,
-                markersize=3.5,
-                label="training, on the clients" if trained else "evaluation, global model",
-            )
-        axes.set_title(family)
-        axes.set_xlabel("round")
+            style = {"color": BRIGHT[1], "linestyle": (0, (4, 2))} if trained else {"color": BRIGHT[0]}
+            label = "training, on the clients" if trained else "evaluation, global model"
+            marker = "o" if len(rounds) <= 25 else None
+            axes.plot(rounds, values, linewidth=1.8, marker=marker, markersize=3.5, label=label, **style)
+        axes.set(title=family, xlabel="round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.margins(x=0.02)
         if not any(len(curves[name][0]) for name in names):
             axes.text(0.5, 0.5, "never finite", transform=axes.transAxes, ha="center", color=INK)
         tidy(axes, grid="both")
         if len(names) > 1:
-            axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    for axes in panels[len(families) :]:
+            add_legend(axes)
+    for axes in panels.flat[len(families) :]:
         axes.remove()
     if title:
         figure.suptitle(title, fontsize=13, color=INK)
@@ -134,88 +114,49 @@ def draw_bands(
     methods: Mapping[str, Sequence[Sequence[tuple[int, float]]]], metric: str, path: Path | str, title: str = ""
 ) -> None:
     """Draw the mean curve of each method over its runs; of few methods also the 95% interval of the mean, as a band."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    styles = ("solid", (0, (5, 2)), (0, (1, 1.5)))  # with more methods than colours the style tells them apart
+    figure, axes = blank(7.6, 4.2)
     for i, (method, runs) in enumerate(methods.items()):
-        by_round: dict[int, list[float]] = {}
-        for run in runs:
-            for round, value in run:
-                by_round.setdefault(round, []).append(value)
-        rounds = sorted(by_round)
-        bands = [interval(by_round[r]) for r in rounds]
-        mean = np.array([b.mean for b in bands])
-        half = np.nan_to_num(np.array([b.half for b in bands]))
-        colour, style = BRIGHT[i % len(BRIGHT)], styles[i // len(BRIGHT) % len(styles)]
+        rounds, mean, half = average(runs)
+        colour, style = BRIGHT[i % len(BRIGHT)], STYLES[i // len(BRIGHT) % len(STYLES)]
         if len(methods) <= MOST_BANDS:
             axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=method)
-    axes.set_xlabel("round")
-    axes.set_ylabel(metric)
-    if title:
-        axes.set_title(title)
+    axes.set(xlabel="round", ylabel=metric, title=title)
     tidy(axes, grid="both")
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    add_legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path)
+
+
+def average(runs: Iterable[Iterable[tuple[float, float]]]) -> tuple[Floats, Floats, Floats]:
+    """Rounds, the mean over runs at each of them, and half the width of its 95% interval."""
+    by_round: dict[float, list[float]] = {}
+    for run in runs:
+        for round, value in run:
+            by_round.setdefault(round, []).append(value)
+    found = [interval(by_round[r]) for r in sorted(by_round)]
+    means, halves = (np.array([getattr(one, part) for one in found]) for part in ("mean", "half"))
+    return np.array(sorted(by_round)), means, np.nan_to_num(halves)
 
 
 def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """Draw the weight of every client in every round, coloured by its risk."""
-    from matplotlib.figure import Figure
-
     known = [(float(r["round"]), float(r["weight"]), float(r["risk"])) for r in rows if "risk" in r and "weight" in r]
     if not known:
         raise ConfigError("no client has a risk, so there are no weights to draw")
+    figure, axes = blank(8.2, 3.6)
     rounds, weights, risks = np.array(known).T
-    figure = Figure(figsize=(8.2, 3.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    most = max(1e-9, float(np.abs(risks).max()))
-    dots = axes.scatter(
-        rounds, weights, c=risks, s=9, cmap="PuOr_r", vmin=-most, vmax=most, linewidths=0.2, edgecolors=INK
-    )
-    bar = figure.colorbar(dots, ax=axes, pad=0.02)
+    bar = scatter_risks(figure, axes, rounds, weights, risks, size=9, edge=0.2)
     bar.set_label("risk", color=INK)
     bar.outline.set_visible(False)
-    axes.set_xlabel("round")
-    axes.set_ylabel("weight of a client")
+    axes.set(xlabel="round", ylabel="weight of a client")
     tidy(axes, grid="both")
     save(figure, path)
 
 
-def draw_loglog(
-    panels: Mapping[str, Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]],
-    labels: Mapping[str, tuple[str, str]],
-    path: Path | str,
-) -> None:
-    """Draw named curves on logarithmic axes, one panel a title; long ones by points evenly spaced on the axis."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.9 * len(panels), 3.5), layout="constrained", facecolor="white")
-    for axes, (title, curves) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
-        for i, (name, (x, y)) in enumerate(curves.items()):
-            some = np.unique(np.geomspace(1, len(x), 300).round().astype(np.intp)) - 1
-            style = ("solid", (0, (5, 2)), (0, (1, 1.5)))[i % 3]
-            axes.plot(x[some], y[some], color=BRIGHT[i % len(BRIGHT)], linestyle=style, linewidth=1.8, label=name)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_title(title)
-        axes.set_xlabel(labels[title][0])
-        axes.set_ylabel(labels[title][1])
-        tidy(axes, grid="both")
-        axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower left")
-    save(figure, path)
-
-
-def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[Floats, Floats]:
     """Rounds and values of a metric, where a round has a finite one."""
-    points = []
-    for row in rows:
-        value = row.get(name)
-        if isinstance(value, int | float | np.number) and math.isfinite(value):
-            points.append((float(row["round"]), float(value)))
-    table = np.array(points, np.float64).reshape(-1, 2)
+    points = [(row["round"], row[name]) for row in rows if isinstance(row.get(name), int | float | np.number)]
+    table = np.array([p for p in points if math.isfinite(p[1])], np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 

@@ -7,8 +7,8 @@ from mutirao.core.files import write_whole
 from mutirao.core.fleet import Fleet
 from mutirao.drawing.exhibits import draw_run
 from mutirao.recipes.task import Recipe
-from mutirao.report.run import page_of as run_page
-from mutirao.report.study import page_of as study_page
+from mutirao.report.run import run_page
+from mutirao.report.study import study_page
 from mutirao.runs.execute import Watch
 from mutirao.runs.execute import execute as make_run
 from mutirao.runs.reader import Record
@@ -31,15 +31,7 @@ def execute(
     """
     draw, report = (draw_run, write_report) if pictures else (None, None)
     return make_run(
-        recipe,
-        config,
-        out,
-        fleet=fleet,
-        resume=resume,
-        watch=watch,
-        keep_bytes=keep_bytes,
-        draw=draw,
-        report=report,
+        recipe, config, out, fleet=fleet, resume=resume, watch=watch, keep_bytes=keep_bytes, draw=draw, report=report
     )
 
 

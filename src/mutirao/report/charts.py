@@ -36,12 +36,11 @@ def family(metric: str) -> str:
     """Curves of one family share a chart: `loss` and `train_loss`, `ndcg@1` and `ndcg@5`."""
     name = metric.removeprefix("train_").partition("@")[0]
     stem, _, last = name.rpartition("_")
-    return (
-        f"{stem} at the clients" if stem and last in ("worst", "p10", "p50", "p90", "mean", "own", "decile") else name
-    )
+    at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own", "decile")
+    return f"{stem} at the clients" if at_clients else name
 
 
-def curves(record: Record) -> list[Spec]:
+def chart_curves(record: Record) -> list[Spec]:
     """Metrics by round, one chart a family, the judged one first."""
     trained = [n for n in record.history.names if n.startswith("train_")]
     chosen = [m for m in record.metrics if not m.endswith("_clients") and not m.startswith("epsilon")]
@@ -72,7 +71,7 @@ def trend(name: str, values: Sequence[float], way: Direction | None) -> str:
     return f"{name} from {figure(values[0])} to {figure(values[-1])}{best}"
 
 
-def partition(record: Record) -> list[Spec]:
+def chart_partition(record: Record) -> list[Spec]:
     """Who has how much of what: one bar a client, stacked by class."""
     table = Columns(record.path / "partition.csv")
     if not len(table) or len(table.names) < 2:
@@ -93,48 +92,35 @@ def partition(record: Record) -> list[Spec]:
     return [spec("bars", "Who has what", about, categories=[names[r] for r in rows], **bars)]
 
 
-def participation(record: Record) -> Iterator[Spec]:
+def chart_participation(record: Record) -> Iterator[Spec]:
     """Who was selected: when, how often, how evenly."""
-    counts = Counter(record.clients.texts("client"))
-    if not counts:
-        return
-    yield heat(record, counts)
-    total = record.population
-    values = np.sort([*counts.values(), *[0] * (total - len(counts))])
-    yield histogram(values)
-    yield lorenz(values)
+    if counts := Counter(record.clients.texts("client")):
+        values = np.sort([*counts.values(), *[0] * (record.population - len(counts))])
+        yield from (chart_heat(record, counts), chart_times(values), chart_lorenz(values))
 
 
-def heat(record: Record, counts: Counter[str]) -> Spec:
+def chart_heat(record: Record, counts: Counter[str]) -> Spec:
     """Clients by rounds: who was selected when."""
     names = sorted(counts, key=lambda c: (-counts[c], c))
     rounds = record.clients.numbers("round")
-    last = int(max([1.0, *rounds[rounds >= 1]]))
+    keep = rounds >= 1
+    last = int(max([1.0, *rounds[keep]]))
     tall, wide = -(-len(names) // MOST_ROWS), -(-last // MOST_COLUMNS)
     place = {name: i // tall for i, name in enumerate(names)}
     values = np.zeros((-(-len(names) // tall), -(-last // wide)), np.intp)
-    keep = rounds >= 1
     row = np.array([place[c] for c in record.clients.texts("client")], np.intp)[keep]
     np.add.at(values, (row, (rounds[keep].astype(np.intp) - 1) // wide), 1)
     rows = [f"{i * tall + 1}–{min(len(names), (i + 1) * tall)}" for i in range(len(values))] if tall > 1 else names
     cols = [i * wide + 1 for i in range(values.shape[1])]
     grouped = f" A row stands for {tall} clients." if tall > 1 else ""
     grouped += f" A column stands for {wide} rounds." if wide > 1 else ""
-    return spec(
-        "heat",
-        "Selected when",
-        f"{len(names):,} clients, the busiest on top, over {last} rounds.{grouped}",
-        rows=rows,
-        cols=cols,
-        values=values.tolist(),
-        most=int(max(1, values.max())),
-        unit="times",
-        x={"label": "round"},
-        y={"label": "client" if tall == 1 else "clients, busiest first"},
-    )
+    about = f"{len(names):,} clients, the busiest on top, over {last} rounds.{grouped}"
+    cells = {"rows": rows, "cols": cols, "values": values.tolist(), "most": int(max(1, values.max())), "unit": "times"}
+    axes = {"x": {"label": "round"}, "y": {"label": "client" if tall == 1 else "clients, busiest first"}}
+    return spec("heat", "Selected when", about, **cells, **axes)
 
 
-def histogram(values: Any) -> Spec:
+def chart_times(values: Any) -> Spec:
     """How many clients were selected how often."""
     most = int(values[-1])
     wide = -(-(most + 1) // 40)
@@ -146,28 +132,27 @@ def histogram(values: Any) -> Spec:
     return spec("bars", "How often clients were selected", about, categories=names, series=series, **axes)
 
 
-def lorenz(values: Any) -> Spec:
+def chart_lorenz(values: Any) -> Spec:
     """The share of all selections that the least selected share of clients has."""
     people, share = lorenz_of(values)
     keep = np.unique(np.linspace(0, len(share) - 1, min(len(share), 200)).astype(int))
     half = float(np.interp(0.5, people, share))
-    series = [line("selections", people[keep], share[keep], plain=True)]
-    series.append(
-        {"name": "if all were selected alike", "x": [0, 1], "y": [0, 1], "tint": 6, "dash": "2 3", "plain": True}
-    )
+    even = {"name": "if all were selected alike", "x": [0, 1], "y": [0, 1], "tint": 6, "dash": "2 3", "plain": True}
+    series = [line("selections", people[keep], share[keep], plain=True), even]
     about = f"The half of the clients selected least has {half:.0%} of the selections; Gini {gini(values):.3f}."
     axes = {"x": {"label": "share of clients"}, "y": {"label": "share of selections", "zero": True}}
     return spec("lines", "Lorenz curve of selection", about, series=series, **axes)
 
 
-def weights(record: Record) -> Iterator[Spec]:
+def chart_weights(record: Record) -> Iterator[Spec]:
     """Weights of clients by round, coloured by risk where there is one, and the method's own figures."""
     table = record.clients
     rounds, weight = table.numbers("round"), table.numbers("weight")
     used = weight > 0
     if used.any() and "risk" in table:
         risk = table.numbers("risk")
-        rows = thinned(np.flatnonzero(~np.isnan(risk) & ~np.isnan(weight)))
+        rows = np.flatnonzero(~np.isnan(risk) & ~np.isnan(weight))
+        rows = rows[:: max(1, -(-len(rows) // MOST_DOTS))]
         if len(rows):
             most = float(max(1e-9, np.abs(risk[rows]).max()))
             names = table.texts("client")
@@ -177,23 +162,18 @@ def weights(record: Record) -> Iterator[Spec]:
             axes = {"x": ROUND, "y": {"label": "weight", "zero": True}, "shade": {"label": "risk", "most": most}}
             yield spec("scatter", "Weight of each client, coloured by its risk", about, series=[series], **axes)
     if used.any():
-        yield spread("weight", rounds[used], weight[used], "Weights of the clients in a round")
+        yield chart_spread("weight", rounds[used], weight[used], "Weights of the clients in a round")
     for name in table.names:
         values = table.numbers(name)
         if name in CLIENTS - SIMULATED or np.isnan(values).all():
             continue
         keep = ~np.isnan(values)
-        yield spread(name, rounds[keep], values[keep], f"{name}, over the clients of a round")
+        yield chart_spread(name, rounds[keep], values[keep], f"{name}, over the clients of a round")
     if used.any() and "age" in table:
-        yield spread("age", rounds[used], table.numbers("age")[used], "Rounds since a client was last selected")
+        yield chart_spread("age", rounds[used], table.numbers("age")[used], "Rounds since a client was last selected")
 
 
-def thinned(rows: Any) -> Any:
-    """At most so many rows, evenly taken."""
-    return rows[:: -(-len(rows) // MOST_DOTS)] if len(rows) else rows
-
-
-def spread(name: str, rounds: Floats, values: Floats, title: str) -> Spec:
+def chart_spread(name: str, rounds: Floats, values: Floats, title: str) -> Spec:
     """The middle and the outer tenths of a client figure, by round."""
     order = np.lexsort((values, rounds))
     at, starts, counts = np.unique(rounds[order], return_index=True, return_counts=True)
@@ -211,7 +191,7 @@ def quantile(ordered: Floats, starts: Any, counts: Any, q: float) -> Floats:
     return np.asarray(ordered[starts + below] + (place - below) * (ordered[starts + above] - ordered[starts + below]))
 
 
-def groups(record: Record) -> Iterator[Spec]:
+def chart_groups(record: Record) -> Iterator[Spec]:
     """Groups of clients in the plane, and how each fares."""
     found = record.groups()
     if not found:
@@ -232,11 +212,11 @@ def groups(record: Record) -> Iterator[Spec]:
     axes = {"x": {"label": "group"}, "y": {"label": "clients", "whole": True}}
     about = "; ".join(f"group {g}: {len(v)}" for g, v in list(found.items())[:12])
     yield spec("bars", "Clients of each group", about, categories=list(found), series=sizes, **axes)
-    yield from judged(record)
-    yield from by_group(record.clients)
+    yield from chart_scores(record)
+    yield from chart_training(record.clients)
 
 
-def judged(record: Record) -> Iterator[Spec]:
+def chart_scores(record: Record) -> Iterator[Spec]:
     """How each group's model does, by round, as the groups recipe writes it."""
     scores = json_of(record.path / "groups.json").get("scores")
     series = []
@@ -250,7 +230,7 @@ def judged(record: Record) -> Iterator[Spec]:
         yield spec("lines", "accuracy of each group", about, x=ROUND, y={"label": "accuracy"}, series=series)
 
 
-def by_group(table: Columns) -> Iterator[Spec]:
+def chart_training(table: Columns) -> Iterator[Spec]:
     """What clients reported in training, as the mean of their group."""
     if "group" not in table:
         return
@@ -271,7 +251,7 @@ def by_group(table: Columns) -> Iterator[Spec]:
             yield spec("lines", f"{name} in training, by group", about, x=ROUND, y={"label": name}, series=series)
 
 
-def cost(record: Record) -> Iterator[Spec]:
+def chart_cost(record: Record) -> Iterator[Spec]:
     """Bytes and seconds of the rounds."""
     history = record.history
     rounds = history.numbers("round")
@@ -286,8 +266,7 @@ def cost(record: Record) -> Iterator[Spec]:
     axes = {"x": ROUND, "y": {"label": "so far", "unit": "bytes", "zero": True}}
     yield spec("lines", "Bytes so far", about, series=series, **axes)
     names = {"seconds": "seconds", "probe_seconds": "of these, probing"}
-    found = {k: v for k, v in names.items() if k in history}
-    series = [line(v, rounds, history.numbers(k), plain=True) for k, v in found.items()]
+    series = [line(v, rounds, history.numbers(k), plain=True) for k, v in names.items() if k in history]
     seconds = history.numbers("seconds")
     known = seconds[~np.isnan(seconds)]
     if len(known):
@@ -299,12 +278,11 @@ def cost(record: Record) -> Iterator[Spec]:
         said = trend(record.judge, line("", rounds, judge)["y"], record.direction(record.judge))
         about = f"{said} after {figure(float(passed[-1]))} simulated seconds."
         axes = {"x": {"label": "simulated seconds"}, "y": {"label": record.judge}}
-        yield spec(
-            "lines", f"{record.judge} by simulated time", about, series=[line(record.judge, passed, judge)], **axes
-        )
+        series = [line(record.judge, passed, judge)]
+        yield spec("lines", f"{record.judge} by simulated time", about, series=series, **axes)
 
 
-def losses(record: Record) -> list[Spec]:
+def chart_losses(record: Record) -> list[Spec]:
     """Failures and rejections by round and kind."""
     lost = list(record.lost())
     if not lost:
@@ -324,7 +302,7 @@ def losses(record: Record) -> list[Spec]:
     return [spec("bars", "Requests that brought nothing usable", about, categories=names, series=series, **axes)]
 
 
-def privacy(record: Record) -> list[Spec]:
+def chart_privacy(record: Record) -> list[Spec]:
     """The privacy budget by round."""
     rounds = record.history.numbers("round")
     names = [n for n in record.history.names if n.startswith("epsilon")]

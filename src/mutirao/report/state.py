@@ -1,15 +1,18 @@
 """Whether a run is running, waiting, finished, failed or stopped, told from its folder without touching its lock."""
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutirao.runs.reader import Record
+
 
 @dataclass(frozen=True)
-class State:
-    """The state of a run: `running`, `waiting`, `finished`, `failed`, `stopped` or `new`, why, and whose it is."""
+class RunState:
+    """How a run stands: `running`, `waiting`, `finished`, `failed`, `stopped` or `new`, why, and whose it is."""
 
     name: str
     why: str = ""
@@ -17,18 +20,24 @@ class State:
     pid: int = 0  # of the process at work, if it is on this machine and can be proven to be it
 
 
-def state_of(path: Path, last: dict[str, Any], resumed: bool = False) -> State:
+def state_in(record: Record) -> RunState:
+    """The state of a run that was read."""
+    resumed = any(e.get("event") == "resumed" for e in record.events)
+    return state_of(record.path, record.events[-1] if record.events else {}, resumed)
+
+
+def state_of(path: Path, last: dict[str, Any], resumed: bool = False) -> RunState:
     """The state of the run in `path`, whose last audited event is `last`."""
     event = str(last.get("event", ""))
     if event == "finished":
-        return State("finished", resumed=resumed)
+        return RunState("finished", resumed=resumed)
     pid, alive = holder(path)
     if alive:
         waits = waiting(path)
-        return State("waiting" if waits else "running", waits, resumed, pid)
+        return RunState("waiting" if waits else "running", waits, resumed, pid)
     if event == "failed":
-        return State("failed", str(last.get("reason", "")), resumed)
-    return State("stopped" if event else "new", resumed=resumed)
+        return RunState("failed", str(last.get("reason", "")), resumed)
+    return RunState("stopped" if event else "new", resumed=resumed)
 
 
 def holder(path: Path) -> tuple[int, bool]:
@@ -51,21 +60,22 @@ def holder(path: Path) -> tuple[int, bool]:
         return 0, False
     except OSError:
         return 0, True  # it is there, but not ours
-    handles = Path("/proc") / str(number) / "fd"
-    if not handles.is_dir():
-        return 0, True
     try:
         wanted = file.stat()
-        for handle in handles.iterdir():
-            try:
-                found = handle.stat()
-            except OSError:
-                continue
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return number, True
+        for handle in Path(f"/proc/{number}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(handle.stat(), wanted):
+                    return number, True
     except OSError:
         return 0, True
     return 0, False
+
+
+def last_lines(path: Path, many: int) -> list[str]:
+    """The last lines of a file, however long it is."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 200 * many))
+        return file.read().decode("utf-8", errors="replace").splitlines()[-many:]
 
 
 def waiting(path: Path) -> str:
@@ -74,11 +84,7 @@ def waiting(path: Path) -> str:
     try:
         if log.stat().st_mtime < trail.stat().st_mtime:
             return ""
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 2000))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        lines = last_lines(log, 10)
     except OSError:
         return ""
-    last = lines[-1] if lines else ""
-    start = last.find("waiting up to ")
-    return last[start:] if start >= 0 else ""
+    return "".join((lines or [""])[-1].partition("waiting up to ")[1:])

@@ -5,38 +5,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from mutirao.drawing.plots import average
 from mutirao.metrics import direction_of
 from mutirao.report.charts import ROUND, Spec, spec
 from mutirao.report.page import Page
-from mutirao.report.state import state_of
+from mutirao.report.state import state_in
 from mutirao.report.words import count, figure
 from mutirao.runs.reader import Columns, Record, clean, json_of
-from mutirao.stats import interval
 
 HEAD = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference", "p", "p Holm", "r", "delta", "verdict")
 
 
-def page_of(folder: Path) -> Page:
+def study_page(folder: Path) -> Page:
     """The page of a study, finished or not."""
     table, plan = json_of(folder / "table.json"), json_of(folder / "study.json")
     lines = [x for x in table.get("lines", []) if isinstance(x, dict)]
-    cells = cells_of(folder, plan)
+    cells = cell_states(folder, plan)
     recipe = str(table.get("recipe") or plan.get("recipe") or "")
     page = Page(f"{folder.name}: a Mutirão study")
     done = sum(state == "finished" for state in cells.values())
     page.heading(folder.name, "finished" if done == len(cells) else "stopped", f"a study of {recipe}" if recipe else "")
-    page.words(sentences(table, lines, cells))
+    page.words(tell_study(table, lines, cells))
     metrics = list(dict.fromkeys(str(x["metric"]) for x in lines))
-    page.figures(headline(table, lines, metrics, cells))
+    page.figures(study_headline(table, lines, metrics, cells))
     for metric in metrics:
         of_metric = [x for x in lines if x["metric"] == metric]
         page.section(metric)
-        page.table(f"Methods by {metric}", HEAD, [row_of(x) for x in of_metric], numbers=range(1, 11))
-        page.charts(
-            [*bands(folder, metric, list(dict.fromkeys(str(x["method"]) for x in of_metric))), dots(of_metric, plan)]
-        )
+        page.table(f"Methods by {metric}", HEAD, [table_row(x) for x in of_metric], numbers=range(1, 11))
+        methods = list(dict.fromkeys(str(x["method"]) for x in of_metric))
+        page.charts([*chart_bands(folder, metric, methods), chart_dots(of_metric, plan)])
     page.section("How to read it")
     page.words(
         [
@@ -47,8 +44,7 @@ def page_of(folder: Path) -> Page:
             "wobble: standard deviation over the last rounds; r and delta: effect sizes.",
         ]
     )
-    open_cells = {k: v for k, v in cells.items() if v != "finished"}
-    if open_cells:
+    if open_cells := {k: v for k, v in cells.items() if v != "finished"}:
         page.section("Not finished")
         page.table("Runs that are not finished", ("run", "state"), list(open_cells.items())[:300])
     page.section("What differs between the methods")
@@ -56,26 +52,20 @@ def page_of(folder: Path) -> Page:
     return page
 
 
-def cells_of(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
+def cell_states(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
     """The runs of the study, planned or found, with their states."""
     named = plan.get("cells")
     found = [f.parent.relative_to(folder / "cells").as_posix() for f in (folder / "cells").glob("*/*/config.toml")]
-    names = dict.fromkeys(
-        [*(str(c) for c in named if isinstance(c, str)), *sorted(found)] if isinstance(named, list) else sorted(found)
-    )
-    states = {}
-    for name in names:
+    planned = [c for c in named if isinstance(c, str)] if isinstance(named, list) else []
+    states = dict.fromkeys([*planned, *sorted(found)], "not begun")
+    for name in found:
         place = folder / "cells" / name
-        if name not in found:
-            states[name] = "not begun"
-            continue
-        record = Record.of(place)
-        state = state_of(place, record.events[-1] if record.events else {})
+        state = state_in(Record.of(place))
         states[name] = f"failed: {state.why}" if state.name == "failed" else state.name
     return states
 
 
-def sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[str, str]) -> Iterator[str]:
+def tell_study(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[str, str]) -> Iterator[str]:
     """What the study allows to say."""
     done = sum(s == "finished" for s in cells.values())
     yield f"{done} of {count(len(cells), 'run')} finished."
@@ -90,15 +80,13 @@ def sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[st
         yield f"{metric}: {best['method']} has the best mean, {figure(best['mean'])}."
         rivals = [x for x in of_metric if x["method"] != baseline]
         for verdict in ("better", "worse"):
-            shown = [x for x in rivals if x.get("verdict") == verdict]
-            if shown:
+            if shown := [x for x in rivals if x.get("verdict") == verdict]:
                 said = ", ".join(
                     f"{x['method']} (by {abs(x['difference']):.4f} ± {x['difference_half'] or math.nan:.4f})"
                     for x in shown
                 )
                 yield f"{metric}: {verdict} than {baseline} beyond its 95% interval: {said}."
-        unshown = [str(x["method"]) for x in rivals if x.get("verdict") == "not shown"]
-        if unshown:
+        if unshown := [str(x["method"]) for x in rivals if x.get("verdict") == "not shown"]:
             yield f"{metric}: no difference from {baseline} is shown for {', '.join(unshown)}."
 
 
@@ -109,7 +97,7 @@ def best_of(lines: list[dict[str, Any]], metric: str, table: dict[str, Any]) -> 
     return (min if way == "lower" else max)(lines, key=lambda x: x["mean"]) if lines and way else None
 
 
-def headline(
+def study_headline(
     table: dict[str, Any], lines: list[dict[str, Any]], metrics: list[str], cells: dict[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Best method by metric, and how large the study is."""
@@ -123,7 +111,7 @@ def headline(
     return out
 
 
-def row_of(x: dict[str, Any]) -> tuple[str, ...]:
+def table_row(x: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table as texts."""
 
     def text(key: str, form: str = ".4f") -> str:
@@ -137,42 +125,27 @@ def row_of(x: dict[str, Any]) -> tuple[str, ...]:
     return (*head, difference, *numbers, str(x.get("verdict", "")))
 
 
-def bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:
+def chart_bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:
     """The mean curve of each method over its runs, with the 95% interval of the mean."""
     series = []
     for i, method in enumerate(methods):
-        by_round: dict[float, list[float]] = {}
-        for file in sorted((folder / "cells" / method).glob("*/history.csv")):
-            history = Columns(file)
-            for round, value in zip(history.numbers("round").tolist(), history.numbers(metric).tolist(), strict=True):
-                if value == value:
-                    by_round.setdefault(round, []).append(value)
-        if not by_round:
+        runs = [Columns(file) for file in sorted((folder / "cells" / method).glob("*/history.csv"))]
+        points = [zip(run.numbers("round").tolist(), run.numbers(metric).tolist(), strict=True) for run in runs]
+        rounds, mean, half = average([p for p in run if p[1] == p[1]] for run in points)
+        if not len(rounds):
             continue
-        rounds = sorted(by_round)
-        found = [interval(by_round[r]) for r in rounds]
-        mean = np.array([b.mean for b in found])
-        half = np.nan_to_num(np.array([b.half for b in found]))
-        one: dict[str, Any] = {"name": method, "x": rounds, "y": clean(mean), "tint": i}
+        one: dict[str, Any] = {"name": method, "x": rounds.tolist(), "y": clean(mean), "tint": i}
         if len(methods) <= 6 and half.any():
             one |= {"lo": clean(mean - half), "hi": clean(mean + half)}
         series.append(one)
     if not series:
         return []
     about = "; ".join(f"{s['name']} ends at {figure(s['y'][-1])}" for s in series[:6]) + "."
-    return [
-        spec(
-            "lines",
-            f"{metric} by round",
-            f"Mean over runs, with its 95% interval. {about}",
-            x=ROUND,
-            y={"label": metric},
-            series=series,
-        )
-    ]
+    about = f"Mean over runs, with its 95% interval. {about}"
+    return [spec("lines", f"{metric} by round", about, x=ROUND, y={"label": metric}, series=series)]
 
 
-def dots(lines: list[dict[str, Any]], plan: dict[str, Any]) -> Spec:
+def chart_dots(lines: list[dict[str, Any]], plan: dict[str, Any]) -> Spec:
     """Every run as a point, the mean and its interval as a line."""
     metric = str(lines[0]["metric"])
     places: dict[str, list[str]] = {}
@@ -187,9 +160,8 @@ def dots(lines: list[dict[str, Any]], plan: dict[str, Any]) -> Spec:
         for m, p in zip(methods, points, strict=True)
     ]
     rest = {"mean": [x.get("mean") for x in lines], "half": [x.get("half_t") for x in lines], "y": {"label": metric}}
-    about = (
-        f"{sum(map(len, points))} runs of {count(len(methods), 'method')}; the line is the mean with its 95% interval."
-    )
+    many = f"{sum(map(len, points))} runs of {count(len(methods), 'method')}"
+    about = f"{many}; the line is the mean with its 95% interval."
     return spec("dots", f"{metric} of every run", about, categories=methods, points=points, names=names, **rest)
 
 
@@ -199,13 +171,13 @@ def settings_of(folder: Path, cells: dict[str, str]) -> list[tuple[str, str]]:
     for name, state in cells.items():
         method = name.rpartition("/")[0]
         if state != "not begun" and method not in configs:
-            configs[method] = flat(Record.of(folder / "cells" / name).config)
+            configs[method] = flatten(Record.of(folder / "cells" / name).config)
     keys = sorted({k for c in configs.values() for k in c})
     differ = [k for k in keys if len({c.get(k) for c in configs.values()}) > 1]
     return [(m, ", ".join(f"{k} = {c[k]}" for k in differ if k in c) or "the same") for m, c in configs.items()]
 
 
-def flat(config: dict[str, Any]) -> dict[str, str]:
+def flatten(config: dict[str, Any]) -> dict[str, str]:
     """A configuration as dotted keys."""
     out: dict[str, str] = {}
     for key, value in config.items():

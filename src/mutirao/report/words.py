@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mutirao.metrics import gini
-from mutirao.report.state import State
+from mutirao.report.state import RunState
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
 
@@ -28,13 +28,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def sentences(record: Record, state: State) -> list[str]:
+def sentences(record: Record, state: RunState) -> list[str]:
     """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
-    parts = (progress(record, state), quality(record), participation(record), losses(record), cost(record))
-    return [s for part in parts for s in part] + [*groups(record), *privacy(record)]
+    tellers = (tell_quality, tell_participation, tell_losses, tell_cost, tell_groups, tell_privacy)
+    return [*tell_progress(record, state), *(said for tell in tellers for said in tell(record))]
 
 
-def progress(record: Record, state: State) -> Iterator[str]:
+def tell_progress(record: Record, state: RunState) -> Iterator[str]:
     """How far the run came."""
     wanted = record.config.get("rounds")
     if state.name == "finished":
@@ -46,18 +46,15 @@ def progress(record: Record, state: State) -> Iterator[str]:
         yield f"{state.name.capitalize()} after {record.rounds}{of} rounds{why}."
     if record.summary.get("stopped"):
         yield f"It ended before its time: {record.summary['stopped']}."
-    resumed = [e.get("round") for e in record.events if e.get("event") == "resumed"]
-    if resumed:
+    if resumed := [e.get("round") for e in record.events if e.get("event") == "resumed"]:
         times = f"{len(resumed)} times, last" if len(resumed) > 1 else "once,"
         yield f"It was interrupted and went on {times} after round {resumed[-1]}."
 
 
-def quality(record: Record) -> Iterator[str]:
+def tell_quality(record: Record) -> Iterator[str]:
     """How the metric that counts went."""
-    judge = record.judge
-    values = record.history.numbers(judge) if judge in record.history else np.zeros(0)
-    rounds = record.history.numbers("round")[~np.isnan(values)] if len(values) else values
-    values = values[~np.isnan(values)]
+    judge, values = record.judge, record.history.numbers(record.judge)
+    rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
     if len(values) < 2:
         return
     went, way = f"{judge} went from {figure(values[0])} to {figure(values[-1])}", record.direction(judge)
@@ -71,7 +68,7 @@ def quality(record: Record) -> Iterator[str]:
         yield f"The last {since:.0f} rounds brought nothing better."
 
 
-def participation(record: Record) -> Iterator[str]:
+def tell_participation(record: Record) -> Iterator[str]:
     """Who took part, and how evenly."""
     counts, total = record.participation(), record.population
     took = sum(c > 0 for c in counts.values())
@@ -79,19 +76,18 @@ def participation(record: Record) -> Iterator[str]:
         return
     never = total - took
     who = f"{never:,} of {count(total, 'client')} never" if never else f"All {count(total, 'client')}"
-    everybody = f"{who} took part"
     if took < 2:
-        yield everybody + "."
+        yield f"{who} took part."
         return
     all_counts = [*counts.values(), *[0] * (total - len(counts))]
     busiest = max(counts, key=lambda c: counts[c])
     yield (
-        f"{everybody}; {busiest} did most often, {count(counts[busiest], 'time')}, "
+        f"{who} took part; {busiest} did most often, {count(counts[busiest], 'time')}, "
         f"the middle one {np.median(all_counts):g} (Gini {gini(all_counts):.2f}; 0 is even)."
     )
 
 
-def losses(record: Record) -> Iterator[str]:
+def tell_losses(record: Record) -> Iterator[str]:
     """What failed or was rejected."""
     asked = len(record.clients)
     kinds = Counter(kind for _, _, kind, _ in record.lost())
@@ -102,28 +98,25 @@ def losses(record: Record) -> Iterator[str]:
         return
     most = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common(3))
     yield f"{kinds.total():,} of {asked:,} requests brought nothing usable ({most})."
-    again = sum(1 for t in record.clients.texts("try") if t not in ("", "1"))
-    if again:
+    if again := sum(t not in ("", "1") for t in record.clients.texts("try")):
         yield f"Rounds had to be tried again for lack of replies ({count(again, 'request')})."
 
 
-def cost(record: Record) -> Iterator[str]:
+def tell_cost(record: Record) -> Iterator[str]:
     """Bytes."""
     down, up = (float(np.nansum(record.history.numbers(n))) for n in ("bytes_down", "bytes_up"))
     if down or up:
         yield f"{size(down)} went to the clients and {size(up)} came back."
 
 
-def groups(record: Record) -> Iterator[str]:
+def tell_groups(record: Record) -> Iterator[str]:
     """Groups that were formed."""
-    found = record.groups()
-    if found:
+    if found := record.groups():
         sizes = sorted(len(v) for v in found.values())
         yield f"{count(len(found), 'group')} of {sizes[0]} to {sizes[-1]} clients."
 
 
-def privacy(record: Record) -> Iterator[str]:
+def tell_privacy(record: Record) -> Iterator[str]:
     """The privacy budget."""
-    spent = record.privacy()
-    if spent:
+    if spent := record.privacy():
         yield "Privacy budget spent: " + ", ".join(f"{k} {figure(v)}" for k, v in spent.items()) + "."

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import random
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,8 @@ from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
 from mutirao.deploy.drill.trials import Impossible, Trial
-from mutirao.deploy.founding import found_server, found_site, take_key
-from mutirao.deploy.keeping import command_of, holder, keep_going
+from mutirao.deploy.founding import found_server, take_key
+from mutirao.deploy.keeping import command_of, keep_going, process_holding
 from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import (
@@ -28,6 +27,7 @@ from mutirao.deploy.processes import (
     stop,
     until,
 )
+from mutirao.deploy.rehearse import found_sites, listens
 from mutirao.errors import MutiraoError
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
@@ -53,18 +53,8 @@ class Federation:
     def __init__(self, folder: Path, hosts: Sequence[str] = ("127.0.0.1",), host: str = "127.0.0.1") -> None:
         self.folder = folder
         self.server: Server = found_server(folder / "server", list(hosts), port=free_port(), host=host)
-        self.nodes: dict[str, Node] = {}
-        for name in NAMES:
-            node = found_site(
-                folder / name, name, f"{hosts[-1]}:{self.server.port}", self.server.ca, "", ["quickstart"]
-            )
-            text = node.policy_file.read_text(encoding="utf-8")
-            for key, allowed in (("requests", '["train"]'), ("arrays", '["*"]'), ("metrics", '["*"]')):
-                text = text.replace(f"{key} = []", f"{key} = {allowed}")
-            node.policy_file.write_text(
-                text.replace("decimals = 3", "decimals = 17").replace("_step = 10", "_step = 1")
-            )
-            self.nodes[name] = node
+        made = found_sites(folder, self.server, NAMES, "quickstart", hosts[-1])
+        self.nodes: dict[str, Node] = {node.name: node for node in made}
         self.env: dict[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
         self.away: set[str] = set()  # sites that are not to be started again
         self.extra: dict[str, dict[str, str]] = {}  # what a site's environment has besides
@@ -103,17 +93,15 @@ class Federation:
     def pid(self, kind: str, out: Path, draw: random.Random) -> tuple[int, str]:
         """A process of that kind that lives now, and whose it is; 0 if there is none."""
         if kind == "server":
-            return holder(out), "server"
+            return process_holding(out), "server"
         if kind == "superlink":
-            process = running(self.server.folder)
-            return (process.pid if process else 0), "server"
+            return pid_of(self.server.folder), "server"
         name = draw.choice(NAMES)
         folder = self.nodes[name].folder
         if kind == "supernode":
-            process = running(folder)
-            return (process.pid if process else 0), name
-        workers = [pid for pid, _ in members(folder) if "mutirao.deploy.worker" in command_of(pid)]
-        return (workers[0] if workers else 0), name
+            return pid_of(folder), name
+        workers = (pid for pid, _ in members(folder) if "mutirao.deploy.worker" in command_of(pid))
+        return next(workers, 0), name
 
     def mend(self) -> None:
         """Start again what is not there, as a service manager does."""
@@ -138,30 +126,29 @@ class Federation:
     def judge(self, trial: Trial, summary: dict[str, Any], digest: str, out: Path, liar: str = "") -> None:
         """Whether a run ended as it should; ends all processes. Of a liar's trail nothing is expected."""
         trial.good = summary["digest"] == digest
-        said = [f"{summary['rounds']} rounds in {summary['flower_runs']} Flower runs"]
-        said.append(f"digest {'equal' if trial.good else 'DIFFERS'}")
-        problems = self.audits(out, liar)
-        said.append(f"TRAILS: {problems[0]}" if problems else "trails agree")
-        over = self.left_over()
-        said.append(f"LEFT OVER: {'; '.join(over)}" if over else "nothing left over")
-        trial.good = trial.good and not problems and not over
-        trial.happened = "; ".join([trial.happened, ", ".join(said)] if trial.happened else [", ".join(said)])
-        trial.facts["flower_runs"] = summary["flower_runs"]
-
-    def audits(self, out: Path, liar: str = "") -> list[str]:
-        """What is wrong between the server's trail and those of the sites."""
+        said = f"{summary['rounds']} rounds in {summary['flower_runs']} Flower runs"
+        said += f", digest {'equal' if trial.good else 'DIFFERS'}"
         trails = [load_policy(node.policy_file).audit for node in self.nodes.values() if node.name != liar]
-        return verify_all(out, [trail for trail in trails if trail.exists()])[1]
+        problems = verify_all(out, [trail for trail in trails if trail.exists()])[1]
+        said += f", TRAILS: {problems[0]}" if problems else ", trails agree"
+        over = self.left_over()
+        said += f", LEFT OVER: {'; '.join(over)}" if over else ", nothing left over"
+        trial.good = trial.good and not problems and not over
+        trial.happened = f"{trial.happened}; {said}" if trial.happened else said
+        trial.facts["flower_runs"] = summary["flower_runs"]
 
     def left_over(self) -> list[str]:
         """End everything; the processes and ports that are still there afterwards."""
         for folder in self.folders:
             stop(folder)
         left = [f"process {pid}: {command_of(pid)[:80]}" for folder in self.folders for pid, _ in members(folder)]
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", self.server.port)) == 0:
-                left.append(f"port {self.server.port}")
-        return left
+        return [*left, f"port {self.server.port}"] if listens(self.server) else left
+
+
+def pid_of(folder: Path) -> int:
+    """The process of a folder; 0 if none runs."""
+    process = running(folder)
+    return process.pid if process else 0
 
 
 def expected_digest(rounds: int, **sets: Scalar) -> str:

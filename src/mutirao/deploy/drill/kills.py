@@ -40,11 +40,9 @@ class Killer:
         self.federation.mend()
         if self.open is not None and made > self.open["round"]:
             self.open["back after"] = round(now - self.open.pop("at"), 1)
-            log.warning(
-                "%s of %s killed: next round after %s s", *(self.open[k] for k in ("kind", "whose", "back after"))
-            )
-            self.open = None
-            self.due = 0.0
+            told = (self.open[k] for k in ("kind", "whose", "back after"))
+            log.warning("%s of %s killed: next round after %s s", *told)
+            self.open, self.due = None, 0.0
         if not self.kinds or self.open is not None:
             return
         if not self.due:
@@ -108,18 +106,14 @@ def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterat
         out = folder / f"in-process-{runs}"
         while True:
             goal = rounds_made(out) + draw.randrange(8)  # some kills fall before the first round that would be made
-            told = run_forked(
-                partial(run_locally, out, rounds),
-                partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if trial.kills < count else None,
-            )
-            if told:
+            fate = partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if trial.kills < count else None
+            if told := run_forked(partial(run_locally, out, rounds), fate):
                 break
             trial.kills += 1
         same = told == digest
     trial.good = same and trial.kills >= count
-    trial.happened = (
-        f"{trial.kills} kills in {runs} runs of {rounds} rounds, digest {'equal each time' if same else 'DIFFERS'}"
-    )
+    digests = "equal each time" if same else "DIFFERS"
+    trial.happened = f"{trial.kills} kills in {runs} runs of {rounds} rounds, digest {digests}"
     yield trial
 
 

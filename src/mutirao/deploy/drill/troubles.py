@@ -1,7 +1,6 @@
 """What goes wrong besides death: networks, disks, certificates, clocks, and sites that do not tell the truth."""
 
 import contextlib
-import csv
 import os
 import shlex
 import shutil
@@ -13,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import write_whole
+from mutirao.deploy.clientapp import write_command
 from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made
 from mutirao.deploy.drill.trials import Impossible, Trial
 from mutirao.deploy.founding import renew
-from mutirao.deploy.keeping import holder
+from mutirao.deploy.keeping import process_holding
 from mutirao.deploy.processes import environment, launch, running, stop, superlink_command, until
+from mutirao.runs.reader import Columns, text_of
 
 ROUNDS = 4
 HELD_BACK = "OSError"  # what the server is told: the site could not write down what it does
@@ -65,11 +66,10 @@ def do(action: Callable[[], Any]) -> Callable[[Path], bool]:
     return step
 
 
-def finish(federation: Federation, trial: Trial, script: Script, **sets: Any) -> None:
+def finish(federation: Federation, trial: Trial, script: Script, out: Path | None = None, rounds: int = ROUNDS) -> None:
     """Run to the end with the script, and judge; all its steps must have been taken."""
-    out = federation.folder / "run"
-    summary = federation.run(out, ROUNDS, script, **sets)
-    federation.judge(trial, summary, expected_digest(ROUNDS, **sets), out)
+    out = out or federation.folder / "run"
+    federation.judge(trial, federation.run(out, rounds, script), expected_digest(rounds), out)
     if script.steps:
         trial.good, trial.happened = False, f"the run ended before the trouble was over; {trial.happened}"
 
@@ -120,13 +120,11 @@ def disturb_network(
 
 def cut(folder: Path, trial: Trial) -> None:
     """No packet passes for longer than it takes Flower to give a site up."""
-    disturb_network(
-        folder,
-        trial,
-        lambda name: command("ip", "link", "set", f"{name}a", "down"),
-        lambda name: command("ip", "link", "set", f"{name}a", "up"),
-        60.0,
-    )
+
+    def turn(state: str) -> Callable[[str], None]:
+        return lambda name: command("ip", "link", "set", f"{name}a", state)
+
+    disturb_network(folder, trial, turn("down"), turn("up"), 60.0)
 
 
 def slow(folder: Path, trial: Trial) -> None:
@@ -176,14 +174,12 @@ def disk(folder: Path, trial: Trial) -> None:
             federation,
             after_round(1),
             do(lambda: fill(small)),
-            lambda _: holder(out) == 0,  # the server process has ended by it
+            lambda _: process_holding(out) == 0,  # the server process has ended by it
             Pause(10.0),
             do(lambda: (small / "filler").unlink()),
         )
-        summary = federation.run(out, ROUNDS, script)
-        trial.happened = "the server process ended, and went on when there was room"
-        federation.judge(trial, summary, expected_digest(ROUNDS), out)
-        trial.good = trial.good and not script.steps
+        finish(federation, trial, script, out)
+        trial.happened = f"the server process ended, and went on when there was room; {trial.happened}"
 
 
 def site_disk(folder: Path, trial: Trial) -> None:
@@ -201,16 +197,10 @@ def site_disk(folder: Path, trial: Trial) -> None:
             lambda _: HELD_BACK in text_of(out / "run.log"),  # what is left of the trail's last block is soon used up
             do(lambda: (small / "filler").unlink()),
         )
-        summary = federation.run(out, 3 * ROUNDS, script)
+        finish(federation, trial, script, out, 3 * ROUNDS)
         failures = text_of(out / "clients.csv").count(HELD_BACK)
-        trial.happened = f"{failures} replies were held back"
-        federation.judge(trial, summary, expected_digest(3 * ROUNDS), out)
-        trial.good = trial.good and not script.steps and failures > 0
-
-
-def text_of(path: Path) -> str:
-    """What is in a file; nothing if it is not there."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        trial.happened = f"{failures} replies were held back; {trial.happened}"
+        trial.good = trial.good and failures > 0
 
 
 # ---- certificates and clocks
@@ -226,10 +216,8 @@ def certificate(folder: Path, trial: Trial) -> None:
             stop(server.folder)
             renew(server.folder, days=0)
             launch(server, superlink_command(server), environment(server) | federation.env)
-            until(lambda: any("expired" in text() for text in logs), 40)
-            words.append(
-                "sites refused it as expired" if any("expired" in text() for text in logs) else "NO SITE MINDED"
-            )
+            minded = until(lambda: any("expired" in text() for text in logs), 40)
+            words.append("sites refused it as expired" if minded else "NO SITE MINDED")
 
         def mend() -> None:
             stop(server.folder)
@@ -298,9 +286,8 @@ def clock(folder: Path, trial: Trial) -> None:
             stop(federation.nodes[VICTIM].folder)
             process = federation.start_node(VICTIM, wrong)
             until(lambda: "401" in process.text() or not process.alive(), 60)
-            words.append(
-                "it was not let in (401)" if "401" in process.text() else f"IT SAID: {process.last_words()[:80]}"
-            )
+            refused = "401" in process.text()
+            words.append("it was not let in (401)" if refused else f"IT SAID: {process.last_words()[:80]}")
 
         def set_right() -> None:
             stop(federation.nodes[VICTIM].folder)
@@ -320,19 +307,15 @@ def make_liar_trial(mode: str, **sets: Any) -> Callable[[Path, Trial], None]:
     def trouble(folder: Path, trial: Trial) -> None:
         with Federation(folder) as federation:
             words = [sys.executable, "-m", "mutirao.deploy.drill.liar", mode, str(folder / "lies.txt")]
-            write_whole(folder / "bin" / "flwr-clientapp", f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-            (folder / "bin" / "flwr-clientapp").chmod(0o755)
+            write_command(folder / "bin", words)
             path = f"{folder / 'bin'}{os.pathsep}{environment(federation.nodes[VICTIM])['PATH']}"
             federation.extra[VICTIM] = {"PATH": path}
             federation.start()
             out = folder / "run"
             settings = {k: v for k, v in sets.items() if k != "exclude"}
             summary = federation.run(out, ROUNDS, Script(federation), **settings)
-            lies = (
-                (folder / "lies.txt").read_text(encoding="utf-8").splitlines() if (folder / "lies.txt").exists() else []
-            )
-            with (out / "clients.csv").open(newline="", encoding="utf-8") as table:
-                kinds = [row["failure"].partition(":")[0] for row in csv.DictReader(table) if row["failure"]]
+            lies = text_of(folder / "lies.txt").splitlines()
+            kinds = [text.partition(":")[0] for text in Columns(out / "clients.csv").texts("failure") if text]
             trial.happened = f"{len(lies)} times ({'; '.join(dict.fromkeys(lies))[:160]})"
             trial.happened += f", failures: {', '.join(dict.fromkeys(kinds)) or 'none'}"
             liar = VICTIM if mode == "garbage" else ""

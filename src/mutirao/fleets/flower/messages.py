@@ -23,8 +23,8 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 CLOCKS = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
 LONGEST_NAME = 100
 GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
-QUESTIONS = dict.fromkeys(("probe", "rows"), MessageType.QUERY)
-KINDS = {"evaluate": MessageType.EVALUATE, **QUESTIONS}  # whatever else is done counts as training
+# What is no training: whatever else is done counts as that.
+KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
@@ -116,7 +116,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
             n,
         )
     except MalformedError as error:
-        return Failure("malformed", one_line(str(error)))
+        return Failure("malformed", to_line(str(error)))
     except Exception as error:
         return Failure("malformed", failure_of(error).reason)
 
@@ -150,7 +150,7 @@ def failure_in(message: Message, node: int) -> Failure | None:
     if message.has_error():  # first: what became of a lost node is told by the SuperLink, in its own name
         code = message.error.code
         kind = "gone" if code in GONE else "refused" if code == REFUSED else "raised"
-        return Failure(kind, one_line(message.error.reason or f"Flower's error {message.error.code}"))
+        return Failure(kind, to_line(message.error.reason or f"Flower's error {message.error.code}"))
     if message.metadata.src_node_id != node:
         return Failure("malformed", "the answer comes from another node")
     if not message.has_content() or not message.content:
@@ -166,6 +166,6 @@ def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
     return record
 
 
-def one_line(text: str) -> str:
+def to_line(text: str) -> str:
     """Text of a stranger, fit for a log."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:200]
