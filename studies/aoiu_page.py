@@ -11,7 +11,7 @@ from mutirao.drawing.participation import draw_best, draw_shares
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.studies import participation
-from mutirao.studies.participation import dominance, mean_best, reached, values
+from mutirao.studies.participation import count_rounds, dominance, mean_best, values
 from mutirao.studies.policies import last_known, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +64,7 @@ def table_2(methods: Mapping[str, Sequence[Record]]) -> str:
     ]
     for name, runs in methods.items():
         published = ROUNDS.get(name, ("", ""))
-        ours = [", ".join(str(r or "> 100") for r in reached(runs, "accuracy", t).rounds) for t in (0.6, 0.65)]
+        ours = [", ".join(str(r or "> 100") for r in count_rounds(runs, "accuracy", t).rounds) for t in (0.6, 0.65)]
         ends = [np.mean(values(run, "accuracy")[-10:]) for run in runs]
         worst = [last_known(values(run, "accuracy_worst_decile")) for run in runs]
         each = (f"{np.mean(ends):.4f}", f"{mean_best(runs, 'accuracy')[-1]:.4f}", f"{np.mean(worst):.4f}")

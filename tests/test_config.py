@@ -16,9 +16,10 @@ from mutirao.config import (
     Common,
     Part,
     build,
+    coerce,
     complete,
     dump,
-    flattened,
+    flatten,
     load_name,
     nearest,
     parse_assignment,
@@ -26,7 +27,6 @@ from mutirao.config import (
     read,
     resolve,
     setting,
-    typed,
 )
 from mutirao.errors import ConfigError
 
@@ -410,9 +410,13 @@ def test_assignments_are_taken_apart_at_the_first_equals_sign() -> None:
 
 
 def test_whole_numbers_become_floats_only_where_a_float_is_asked_for() -> None:
-    assert (type(typed("k", 1, float)), type(typed("k", 1, int | float)), type(typed("k", 1, int))) == (float, int, int)
-    assert typed("k", None, int | None) is None
-    assert typed("k", "x", str | None) == "x"
+    assert (type(coerce("k", 1, float)), type(coerce("k", 1, int | float)), type(coerce("k", 1, int))) == (
+        float,
+        int,
+        int,
+    )
+    assert coerce("k", None, int | None) is None
+    assert coerce("k", "x", str | None) == "x"
 
 
 def test_nearest_lists_the_valid_names_if_they_are_few_or_none_is_close() -> None:
@@ -423,9 +427,9 @@ def test_nearest_lists_the_valid_names_if_they_are_few_or_none_is_close() -> Non
     assert "valid: name0, " in nearest("qqq", many)
 
 
-def test_load_name_finds_nested_names_and_flattened_keeps_every_key() -> None:
+def test_load_name_finds_nested_names_and_flattening_keeps_every_key() -> None:
     assert load_name("mutirao.config:Part.__init__") is Part.__init__
-    assert flattened({"a": 1, "b": {"c": 2, "name": "x"}, "d": {}}) == [
+    assert flatten({"a": 1, "b": {"c": 2, "name": "x"}, "d": {}}) == [
         ("a", 1),
         ("b.c", 2),
         ("b.name", "x"),

@@ -144,7 +144,7 @@ def complete(kind: str, part: Part) -> Part:
     for key, value in part.settings.items():
         if key not in takes:
             raise ConfigError(f"{kind}={part.name} has no setting {key!r}{nearest(key, takes)}")
-        full[key] = typed(f"{kind}.{key}", value, hints.get(key, object))
+        full[key] = coerce(f"{kind}.{key}", value, hints.get(key, object))
     for key, p in takes.items():
         if key not in full and isinstance(p.default, bool | int | float | str):
             full[key] = p.default
@@ -169,7 +169,7 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
         raise ConfigError(f"{kind}={part.name}: {one_line(error)}") from error
 
 
-def typed(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
+def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
     """`value` as the type `hint` asks for, within its range, or a clear refusal."""
     wanted = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     for kind in wanted:
@@ -226,7 +226,7 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     hints = typing.get_type_hints(recipe_config)
     chosen: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
-    for layer in (flattened(table), sets):
+    for layer in (flatten(table), sets):
         for key, value in sorted(layer, key=lambda pair: is_below(pair[0])):  # names first: the order must not matter
             name, dot, sub = key.partition(".")
             if name not in fields:
@@ -247,12 +247,12 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
         if hints[name] is Part:
             part: Part = f.default  # type: ignore[assignment]  # a part setting always has a default
             if name in chosen:
-                wanted = typed(name, chosen[name], str)
+                wanted = coerce(name, chosen[name], str)
                 part = part if wanted == part.name else Part(wanted, home=part.home)
             values[name] = complete(name, Part(part.name, {**part.settings, **below.get(name, {})}, part.home))
         else:
             value = chosen.get(name, f.default)
-            values[name] = typed(name, value, hints[name], meta.get("low"), meta.get("high"))
+            values[name] = coerce(name, value, hints[name], meta.get("low"), meta.get("high"))
             if meta.get("choices") and values[name] not in meta["choices"]:
                 raise ConfigError(f"{name}: {value!r} is not a choice{nearest(str(value), meta['choices'])}")
     return recipe_config(**values)
@@ -271,7 +271,7 @@ def is_below(key: str) -> bool:
     return bool(dot) and sub != "name"
 
 
-def flattened(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def flatten(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """A TOML table as `key` and `key.sub` pairs."""
     pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
@@ -284,11 +284,11 @@ def flattened(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def dump(recipe: str, config: Any) -> str:
     """The configuration as TOML; reading it back gives the same one."""
-    plain, tables = [f"recipe = {quoted(recipe)}"], []
+    plain, tables = [f"recipe = {quote(recipe)}"], []
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if isinstance(value, Part):
-            tables.append("\n".join([f"\n[{f.name}]", f"name = {quoted(value.name)}", *lines(value.settings)]))
+            tables.append("\n".join([f"\n[{f.name}]", f"name = {quote(value.name)}", *lines(value.settings)]))
         else:
             plain += lines({f.name: value})
     return "\n".join(plain + tables) + "\n"
@@ -296,17 +296,17 @@ def dump(recipe: str, config: Any) -> str:
 
 def lines(values: Mapping[str, Scalar | None]) -> list[str]:
     """`key = value` lines of TOML; what is None is left out, as TOML has no word for it."""
-    return [f"{k if k.isascii() else quoted(k)} = {written(v)}" for k, v in values.items() if v is not None]
+    return [f"{k if k.isascii() else quote(k)} = {write_value(v)}" for k, v in values.items() if v is not None]
 
 
-def written(value: Scalar) -> str:
+def write_value(value: Scalar) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return quoted(value) if isinstance(value, str) else repr(value)
+    return quote(value) if isinstance(value, str) else repr(value)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a TOML string: JSON's, but characters stand for themselves and DEL is escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -17,7 +17,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import TAKEN
-from mutirao.groups.state import State
+from mutirao.groups.state import Grouping
 from mutirao.privacy import tables_in
 from mutirao.recipes.task import Task, find
 from mutirao.report import execute
@@ -64,8 +64,8 @@ def go(absent: Mapping[int, set[str]] | None = None, **settings: Any) -> tuple[l
     return list(RECIPE.flow(fleet, replace(config, wait=0.0), task, run)), run, fleet, task
 
 
-def state_of(run: Run) -> State:
-    state = State.from_memory(run.memory)
+def state_of(run: Run) -> Grouping:
+    state = Grouping.from_memory(run.memory)
     assert state is not None
     return state
 

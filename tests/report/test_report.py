@@ -263,11 +263,11 @@ aggregate = { name = "fedavgm", momentum = 0.5 }
 
 def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.study import load, plan_of, run_cell
+    from mutirao.studies.study import plan_of, read_study, run_cell
 
     monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
     (tmp_path / "study.toml").write_text(STUDY)
-    study, out = load(tmp_path / "study.toml"), tmp_path / "out"
+    study, out = read_study(tmp_path / "study.toml"), tmp_path / "out"
     for cell in study.cells:
         assert run_cell("iris", cell, out / "cells" / cell.name) == ""
     (out / "study.json").write_text(json.dumps(plan_of(study)))

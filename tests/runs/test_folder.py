@@ -24,8 +24,8 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.report import write_report
-from mutirao.runs.execute import continued
 from mutirao.runs.execute import execute as make_run
+from mutirao.runs.execute import reopen
 from mutirao.runs.folder import Folder, load_run, save_run
 from mutirao.runs.tables import Table
 from mutirao.runs.verify import verify
@@ -81,7 +81,7 @@ def test_the_contract_of_the_folder(whole: Path) -> None:
 
 
 def test_config_toml_repeats_the_run_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    name, config = continued(None, whole, [])
+    name, config = reopen(None, whole, [])
     execute(name, config, tmp_path / "again")
     same_run(tmp_path / "again", whole)
 
@@ -265,7 +265,7 @@ def test_resume_on_an_empty_folder_starts_fresh(whole: Path, tmp_path: Path) -> 
 def test_a_finished_run_can_be_given_more_rounds(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     execute(NAME, resolve(IrisConfig, {"rounds": 2}), out)
-    name, config = continued(NAME, out, [("rounds", 4)])
+    name, config = reopen(NAME, out, [("rounds", 4)])
     execute(name, config, out, resume=True)
     assert summary(out)["digest"] == summary(whole)["digest"]
     assert verify(out)[1] == []
@@ -273,9 +273,9 @@ def test_a_finished_run_can_be_given_more_rounds(whole: Path, tmp_path: Path) ->
 
 def test_a_begun_run_keeps_its_settings(whole: Path) -> None:
     with pytest.raises(ConfigError, match="seed cannot change"):
-        continued(NAME, whole, [("seed", 1)])
+        reopen(NAME, whole, [("seed", 1)])
     with pytest.raises(ConfigError, match="holds a run of 'conftest:iris', not of 'quickstart'"):
-        continued("quickstart", whole, [])
+        reopen("quickstart", whole, [])
 
 
 def alter(out: Path, file: str, old: str, new: str) -> None:
@@ -388,5 +388,5 @@ def test_parts_keep_their_memory_over_a_resume(tmp_path: Path) -> None:
     execute(NAME, config, tmp_path / "straight")
     half = resolve(IrisConfig, {"rounds": 3}, [("aggregate", "fedavgm")])
     execute(NAME, half, tmp_path / "halves")
-    execute(*continued(NAME, tmp_path / "halves", [("rounds", 6)]), tmp_path / "halves", resume=True)
+    execute(*reopen(NAME, tmp_path / "halves", [("rounds", 6)]), tmp_path / "halves", resume=True)
     assert summary(tmp_path / "halves")["digest"] == summary(tmp_path / "straight")["digest"]

@@ -12,9 +12,9 @@ from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.recipes import task as recipes
 from mutirao.report import execute
-from mutirao.runs.execute import continued
+from mutirao.runs.execute import reopen
 from mutirao.runs.tables import Table
-from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, needed, numbers, spelt
+from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, numbers, require, spell
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_tensorboard_reads_back_every_round_also_after_a_resume(tmp_path: Path) 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run(tmp_path, rounds=3, track="tensorboard")
-    name, config = continued(None, tmp_path, [("rounds", 5)])
+    name, config = reopen(None, tmp_path, [("rounds", 5)])
     execute(name, config, tmp_path, pictures=False, resume=True)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -54,7 +54,7 @@ def test_mlflow_holds_settings_metrics_and_files_and_a_resumed_run_stays_one(tmp
     client.create_experiment("trial", artifact_location=(tmp_path / "artifacts").as_uri())
     settings = {"track": "mlflow", "track.uri": uri, "track.experiment": "trial"}
     summary = run(out, rounds=3, **settings)
-    name, config = continued(None, out, [("rounds", 4)])
+    name, config = reopen(None, out, [("rounds", 4)])
     summary = execute(name, config, out, pictures=False, resume=True)
 
     experiment = client.get_experiment_by_name("trial")
@@ -96,11 +96,11 @@ def test_a_tracker_that_breaks_ends_the_tracking_and_not_the_run(caplog: pytest.
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pip install 'mutirao\[mlflow\]'"):
-        needed("mlflow_that_is_not_there", "mlflow")
+        require("mlflow_that_is_not_there", "mlflow")
 
 
 def test_names_and_numbers() -> None:
-    assert spelt("ndcg@5") == "ndcg_at_5"
+    assert spell("ndcg@5") == "ndcg_at_5"
     assert numbers({"round": 1, "a": 2, "b": float("nan"), "c": "x"}) == {"a": 2.0}
     assert repr(MLflow()) == "MLflow(uri='', experiment='mutirao')"
     assert TensorBoard() == TensorBoard()

@@ -21,8 +21,8 @@ from mutirao.studies.participation import (
     best_so_far,
     by_client,
     cost_to,
+    count_rounds,
     dominance,
-    reached,
     runs_of,
     values,
     worst_decile,
@@ -135,12 +135,12 @@ def test_where_lower_is_better_the_best_is_the_lowest(study: Path) -> None:
 def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
     methods = runs_of(study)
     assert list(methods) == ["dull", "fair"]
-    found = reached(methods["fair"], "accuracy", 0.6)
+    found = count_rounds(methods["fair"], "accuracy", 0.6)
     assert found.rounds == (4, 3)
     assert found.interval.mean == 3.5
     assert found.interval.half == pytest.approx(12.706 * 0.5, rel=1e-3)  # Student's t with one degree of freedom
     assert str(found) == "3.5 ± 6.4 (4, 3)"
-    assert str(reached(methods["dull"], "accuracy", 0.6)) == "> 4, 2"
+    assert str(count_rounds(methods["dull"], "accuracy", 0.6)) == "> 4, 2"
     assert math.isnan(Reached(0.6, (None, 2), 4).interval.mean)
     assert str(Reached(0.6, (3, 4, 4, 5, 4, 4), 9)) == "4.0 ± 0.7 (3 to 5)"
     assert str(Reached(0.6, (3, None, 4, 5, 4, 4), 9)) == "3 to 5; 1 of 6 not"

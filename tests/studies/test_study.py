@@ -17,7 +17,7 @@ from mutirao.config import parse_assignment
 from mutirao.errors import ConfigError
 from mutirao.report import render
 from mutirao.studies.comparison import compare, latex, markdown, reached_in, write_tables
-from mutirao.studies.study import carry_out, load
+from mutirao.studies.study import carry_out, read_study
 
 STUDY = """
 recipe = "quickstart"
@@ -44,14 +44,14 @@ aggregate = { name = "fedadam", lr = 0.05 }
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     (folder / "small.toml").write_text(STUDY)
-    study = load(folder / "small.toml")
+    study = read_study(folder / "small.toml")
     assert len(study.cells) == 9
     assert carry_out(study, folder / "out", workers=1) == []
     return folder
 
 
 def test_the_table_says_what_the_runs_show(finished: Path) -> None:
-    study = load(finished / "small.toml")
+    study = read_study(finished / "small.toml")
     lines = {(x.method, x.metric): x for x in compare(study, finished / "out")}
     ends = [
         json.loads((finished / "out/cells" / cell.name / "summary.json").read_text())["final"]["accuracy"]
@@ -70,7 +70,7 @@ def test_the_table_says_what_the_runs_show(finished: Path) -> None:
 
 
 def test_finished_cells_are_kept_and_lost_ones_made_again(finished: Path) -> None:
-    study, out = load(finished / "small.toml"), finished / "out"
+    study, out = read_study(finished / "small.toml"), finished / "out"
     kept = out / "cells/fedavg/seed0/summary.json"
     lost = out / "cells/fedavg/seed1/summary.json"
     before, digest = kept.stat().st_mtime_ns, json.loads(lost.read_text())["digest"]
@@ -83,7 +83,7 @@ def test_finished_cells_are_kept_and_lost_ones_made_again(finished: Path) -> Non
 
 
 def test_a_cell_made_with_other_settings_is_not_taken_for_this_one(finished: Path) -> None:
-    study = load(finished / "small.toml", [parse_assignment("lr=0.2"), parse_assignment("seeds=1")])
+    study = read_study(finished / "small.toml", [parse_assignment("lr=0.2"), parse_assignment("seeds=1")])
     problems = carry_out(study, finished / "out", workers=1)
     assert len(problems) == 3
     assert all("other settings" in p for p in problems)
@@ -99,7 +99,7 @@ def test_the_command_writes_tables_and_curves(finished: Path, monkeypatch: pytes
     table = json.loads((finished / "out/table.json").read_text())
     assert table["baseline"] == "fedavg"
     assert {line["verdict"] for line in table["lines"]} <= {"baseline", "better", "worse", "not shown"}
-    lines = compare(load(finished / "small.toml"), finished / "out")
+    lines = compare(read_study(finished / "small.toml"), finished / "out")
     assert markdown(lines).count("\n") == 2 + len(lines)
     assert r"\textbf{" in latex(lines)
 
@@ -119,7 +119,7 @@ def test_the_command_writes_tables_and_curves(finished: Path, monkeypatch: pytes
 def test_a_wrong_study_is_refused_before_anything_runs(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "wrong.toml")
+        read_study(tmp_path / "wrong.toml")
     assert said in str(caught.value)
 
 
@@ -127,13 +127,13 @@ def test_a_wrong_study_is_refused_before_anything_runs(tmp_path: Path, text: str
 def test_a_methods_name_never_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "wrong.toml").write_text(f'recipe = "quickstart"\n[methods."{name}"]\nlr = 0.1\n')
     with pytest.raises(ConfigError, match="must be a plain name"):
-        load(tmp_path / "wrong.toml")
+        read_study(tmp_path / "wrong.toml")
 
 
 @pytest.mark.parametrize("value", ["../x", "/abs", "a/b", "..", "a%2Fb"])
 def test_nor_does_a_value_of_an_axis(tmp_path: Path, value: str) -> None:
     (tmp_path / "s.toml").write_text(f'recipe = "quickstart"\n[over]\ndata = ["{value}", "digits"]\n[methods.a]\n')
-    names = {cell.name for cell in load(tmp_path / "s.toml").cells}
+    names = {cell.name for cell in read_study(tmp_path / "s.toml").cells}
     assert len(names) == 2
     assert all(len(Path(name).parts) == 2 and Path(name).parts[0] == "a" for name in names)
 
@@ -141,7 +141,7 @@ def test_nor_does_a_value_of_an_axis(tmp_path: Path, value: str) -> None:
 def test_a_metric_that_no_cell_has_is_refused_before_the_grid_starts(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(STUDY.replace('"loss"', '"acuracy"'))
     with pytest.raises(ConfigError, match=r"no cell has a metric 'acuracy'; did you mean 'accuracy'\?"):
-        carry_out(load(tmp_path / "s.toml"), tmp_path / "out", workers=1)
+        carry_out(read_study(tmp_path / "s.toml"), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -182,12 +182,12 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_not_declared_is_refused_by_name_once_a_cell_of_each_method_is_there(odd: Path) -> None:
     (odd / "odd.toml").write_text(ODD_STUDY.replace('"val_loss"', '"ece"'))
     with pytest.raises(ConfigError, match="no cell has a metric 'ece'"):
-        carry_out(load(odd / "odd.toml"), odd / "out", workers=1)
+        carry_out(read_study(odd / "odd.toml"), odd / "out", workers=1)
     assert len(list((odd / "out").glob("cells/*/*/summary.json"))) < 10
 
 
 def test_a_larger_loss_is_worse_and_of_a_metric_nobody_knows_there_is_no_verdict(odd: Path) -> None:
-    study = load(odd / "odd.toml")
+    study = read_study(odd / "odd.toml")
     assert carry_out(study, odd / "out", workers=1) == []
     lines = compare(study, odd / "out")
     verdicts = {(x.method, x.metric): x.verdict for x in lines}
@@ -244,7 +244,7 @@ def test_rounds_to_a_threshold_with_runs_that_never_get_there() -> None:
 
 
 def test_a_cell_made_before_a_setting_existed_is_still_that_cell(finished: Path) -> None:
-    study = load(finished / "small.toml")
+    study = read_study(finished / "small.toml")
     file = finished / "out/cells" / study.cells[0].name / "config.toml"
     whole = file.read_text()
     file.write_text(whole.replace('\n[devices]\nname = "none"\n', "\n").replace("clients_every = 0\n", ""))

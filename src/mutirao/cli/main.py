@@ -93,7 +93,7 @@ def run(
     """
     from mutirao.config import read, resolve
     from mutirao.recipes.task import find
-    from mutirao.runs.execute import continued
+    from mutirao.runs.execute import reopen
 
     table: dict[str, Any] = {}
     name = recipe
@@ -104,7 +104,7 @@ def run(
             raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
     folder = out or default_out(name, resume)
     if resume and (folder / "config.toml").exists():
-        name, config = continued(name, folder, sets)
+        name, config = reopen(name, folder, sets)
     else:
         config = resolve(find(name).config, table, sets)
 
@@ -152,9 +152,9 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
     from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.study import carry_out, load
+    from mutirao.studies.study import carry_out, read_study
 
-    grid = load(file, sets)
+    grid = read_study(file, sets)
     folder = out or Path("runs") / f"study-{file.stem}"
     with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mutirao.config import quoted
+from mutirao.config import quote
 from mutirao.core.files import write_whole
 from mutirao.deploy import keys
 from mutirao.deploy.compose import compose_text
@@ -47,7 +47,7 @@ def found_site(
     node = Node(folder.resolve(), name, superlink, client, task=task)
     policy = policy_template(recipes)
     if data:
-        policy = policy.replace(DATA_LINE, f"data = {quoted(str(Path(data).expanduser().resolve()))}", 1)
+        policy = policy.replace(DATA_LINE, f"data = {quote(str(Path(data).expanduser().resolve()))}", 1)
     with making(node.folder):
         keys.write_node_key(node.key, node.public_key, client or name)
         if ca is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import lines, nearest, quoted, read, typed
+from mutirao.config import coerce, lines, nearest, quote, read
 from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
 
@@ -113,9 +113,9 @@ def load_place(folder: Path) -> Server | Node:
                 raise ConfigError(f"{path}: hosts: {value!r} is not a list of texts")
             values[key] = tuple(value)
         elif key == "port":
-            values[key] = typed(f"{path}: port", value, int, low=1 if role == "server" else 0, high=65535)
+            values[key] = coerce(f"{path}: port", value, int, low=1 if role == "server" else 0, high=65535)
         else:
-            values[key] = typed(f"{path}: {key}", value, str)
+            values[key] = coerce(f"{path}: {key}", value, str)
     if "name" not in values:
         raise ConfigError(f"{path}: name is missing")
     try:
@@ -129,7 +129,7 @@ def save_place(place: Server | Node) -> None:
     values = {f.name: getattr(place, f.name) for f in fields(place) if f.name not in ("folder", "hosts")}
     text = [f'role = "{place.role}"', *lines(values)]
     if isinstance(place, Server):
-        text.append(f"hosts = [{', '.join(map(quoted, place.hosts))}]")
+        text.append(f"hosts = [{', '.join(map(quote, place.hosts))}]")
     write_whole(place.folder / FILE, "\n".join(text) + "\n")
 
 

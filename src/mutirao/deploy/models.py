@@ -10,7 +10,7 @@ from mutirao.errors import ConfigError
 from mutirao.recipes import recsys
 from mutirao.recsys.embeddings import Embeddings
 from mutirao.recsys.fedrecon import ITEMS
-from mutirao.runs.execute import continued
+from mutirao.runs.execute import reopen
 from mutirao.runs.folder import load_run
 
 
@@ -18,7 +18,7 @@ def config_of_run(folder: Path, recipe: str) -> Any:
     """The configuration of the run in a folder; ConfigError unless it is one of this recipe."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")
-    name, config = continued(None, folder, [])
+    name, config = reopen(None, folder, [])
     if name != recipe:
         raise ConfigError(f"{folder} holds a run of {name!r}, not of {recipe!r}")
     return config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.accounting import Accountant
-from mutirao.config import nearest, parse_assignment, read, typed
+from mutirao.config import coerce, nearest, parse_assignment, read
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.content import content_hash
 from mutirao.errors import ConfigError, Refused
@@ -122,7 +122,7 @@ def load_policy(path: Path) -> Policy:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, known)}")
         if not isinstance(table[key], dict):
             raise ConfigError(f"{path}: {key!r} is a table: write [{key}]")
-    recipes = {k: typed(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
+    recipes = {k: coerce(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
     settings = flat_settings(path, table.get("settings", {}))
     parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
     parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
@@ -154,9 +154,9 @@ def section(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) ->
                 raise ConfigError(f"{where}: {value!r} is not a list of texts")
             values[key] = tuple(value)
         elif key == "accountant":
-            values[key] = typed(where, value, Accountant)
+            values[key] = coerce(where, value, Accountant)
         else:
-            values[key] = typed(where, value, type(default), low=0 if isinstance(default, int | float) else None)
+            values[key] = coerce(where, value, type(default), low=0 if isinstance(default, int | float) else None)
             if isinstance(values[key], float) and not math.isfinite(values[key]):
                 raise ConfigError(f"{where}: {value!r} is not a finite number")
     if not 0 < values.get("delta", 0.5) < 1:
@@ -172,7 +172,7 @@ def flat_settings(path: Path, table: Mapping[str, Any]) -> dict[str, Scalar]:
     for key, value in table.items():
         pairs = {f"{key}.{sub}": v for sub, v in value.items()} if isinstance(value, dict) else {key: value}
         for name, v in pairs.items():
-            out[name] = typed(f"{path}: settings.{name}", v, Any)
+            out[name] = coerce(f"{path}: settings.{name}", v, Any)
     return out
 
 

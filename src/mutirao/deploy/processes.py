@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import lines, quoted
+from mutirao.config import lines, quote
 from mutirao.core.files import write_whole
 from mutirao.deploy.clientapp import own_command
 from mutirao.deploy.layout import FILE, Node, Server, free_port, load_place, node_in, server_in
@@ -247,7 +247,7 @@ def environment(place: Server | Node) -> dict[str, str]:
 
 def write_connection(server: Server) -> None:
     """Tell `flwr` where this SuperLink is: `FLWR_HOME=FOLDER/flwr flwr run APP here`."""
-    here = f"address = {quoted(server.here)}\nroot-certificates = {quoted(str(server.ca))}\n"
+    here = f"address = {quote(server.here)}\nroot-certificates = {quote(str(server.ca))}\n"
     write_whole(server.flower_home / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{here}')
 
 

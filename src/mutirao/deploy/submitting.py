@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import lines, written
+from mutirao.config import lines, write_value
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
@@ -74,7 +74,7 @@ def submit(
     for name, text in APP.items():
         if not (file := server.folder / "app" / name).exists() or file.read_text(encoding="utf-8") != text:
             write_whole(file, text)
-    words = shlex.join(f"{key}={value if isinstance(value, str) else written(value)}" for key, value in sets)
+    words = shlex.join(f"{key}={value if isinstance(value, str) else write_value(value)}" for key, value in sets)
     where = str(run_folder(folder, recipe, out))
     config: dict[str, Scalar | None] = {"recipe": recipe, "set": words, "out": where, "resume": resume}
     config["timeout"] = float(timeout)

@@ -24,7 +24,7 @@ from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.groups.admit import Admission, admit, one_a_key
 from mutirao.groups.form import NoiseRule, form, quality
 from mutirao.groups.membership import WAITS
-from mutirao.groups.state import State
+from mutirao.groups.state import Grouping
 
 log = logging.getLogger("mutirao")
 
@@ -62,7 +62,7 @@ def federate_groups(
     run: Run, fleet: Fleet, plan: Plan, rounds: int, evaluate_every: int = 1, expect: int = 1
 ) -> Iterator[Round]:
     """Form groups unless the run has some, then make rounds until all are done or all groups have settled."""
-    state, news = State.from_memory(run.memory), News()
+    state, news = Grouping.from_memory(run.memory), News()
     begin(run, fleet, 1 if state else expect, plan.patience)
     state = state or found_groups(run, fleet, plan, news)
     while run.round < rounds:
@@ -86,7 +86,7 @@ def federate_groups(
 
 
 def make_round(
-    run: Run, fleet: Fleet, plan: Plan, state: State, awake: Mapping[str, list[ClientId]], news: "News"
+    run: Run, fleet: Fleet, plan: Plan, state: Grouping, awake: Mapping[str, list[ClientId]], news: "News"
 ) -> Round:
     """One round of the groups that are awake, with what happened before it in its record."""
     members = state.groups.members()
@@ -101,7 +101,7 @@ def make_round(
     return Round(done.row, news.rows + done.clients)
 
 
-def cohort_of(plan: Plan, state: State, group: str, members: list[ClientId]) -> Cohort:
+def cohort_of(plan: Plan, state: Grouping, group: str, members: list[ClientId]) -> Cohort:
     """A group as one round sees it."""
     tell = class_map_of(state, group)
     return Cohort(*plan.parts(len(members)), filters=plan.filters, tell=tell, name=group, members=members)
@@ -121,7 +121,7 @@ class News:
         self.down, self.up = self.down + down, self.up + up
 
 
-def found_groups(run: Run, fleet: Fleet, plan: Plan, news: News, before: Sequence[Arrays] = ()) -> State:
+def found_groups(run: Run, fleet: Fleet, plan: Plan, news: News, before: Sequence[Arrays] = ()) -> Grouping:
     """The groups of those who are here, each with a model of its own in the run's arrays.
 
     `before` is what the groups there were have remembered, if these are formed anew.
@@ -136,7 +136,7 @@ def found_groups(run: Run, fleet: Fleet, plan: Plan, news: News, before: Sequenc
         raise ConfigError(f"{plan.cluster!r} leaves all {len(signatures)} clients out; use noise=nearest or another")
     for client in groups.waiting():
         news.rows.append(row_of(run, client, rejected="waits: fits no group", n=replies[client].n))
-    state = State(groups, {})
+    state = Grouping(groups, {})
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
     run.arrays = {  # instead of the test model
@@ -148,7 +148,7 @@ def found_groups(run: Run, fleet: Fleet, plan: Plan, news: News, before: Sequenc
     return state
 
 
-def regroup(run: Run, fleet: Fleet, plan: Plan, before: State, news: News) -> State:
+def regroup(run: Run, fleet: Fleet, plan: Plan, before: Grouping, news: News) -> Grouping:
     """Groups formed anew by those who are here, in case their data have changed; what was learnt is carried over.
 
     A new group starts from the model of the old one most of its clients come from; a head for other classes is new.
@@ -217,7 +217,7 @@ def refuse_swarms(run: Run, fleet: Fleet, news: News) -> dict[ClientId, str]:
     return refused
 
 
-def welcome(run: Run, fleet: Fleet, plan: Plan, state: State, news: News) -> None:
+def welcome(run: Run, fleet: Fleet, plan: Plan, state: Grouping, news: News) -> None:
     """Admit the clients that no group knows yet; a group that has settled hands its model over at once."""
     known = state.groups.labelled
     new = [c for c in fleet.clients() if c not in known and state.silent.get(c, 0) < TRIES]
@@ -238,7 +238,7 @@ def welcome(run: Run, fleet: Fleet, plan: Plan, state: State, news: News) -> Non
 
 
 def hand_over(
-    run: Run, fleet: Fleet, state: State, clients: Mapping[ClientId, str], news: News
+    run: Run, fleet: Fleet, state: Grouping, clients: Mapping[ClientId, str], news: News
 ) -> dict[ClientId, dict[str, float]]:
     """Give clients the model of their group to keep; they say how it does on their own data."""
     common = {g: request_of(run, state, g, "take") for g in set(clients.values())}
@@ -248,26 +248,26 @@ def hand_over(
     return {c: dict(r.metrics) for c, r in answers.replies.items()}
 
 
-def request_of(run: Run, state: State, group: str, do: str) -> Request:
+def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
     """What a client is asked of its group's model as it is now."""
     config = {"seed": run.seed, "round": run.round, **class_map_of(state, group)}
     return Request(do, part_of(run.arrays, group), config)
 
 
-def class_map_of(state: State, group: str) -> dict[str, Scalar]:
+def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
     """Which class each output of a group's head stands for, where that is not plain."""
     names = state.classes[group]
     return {} if names == list(range(len(names))) else {"classes": ",".join(map(str, names))}
 
 
-def live(roster: Roster, state: State) -> dict[str, list[ClientId]]:
+def live(roster: Roster, state: Grouping) -> dict[str, list[ClientId]]:
     """The groups that still learn and have clients here, with these clients."""
     present = {roster.ids[i] for i in roster.here()}
     members = {g: [c for c in who if c in present] for g, who in state.groups.members().items()}
     return {g: who for g, who in members.items() if who and g not in state.settled}
 
 
-def judge(run: Run, fleet: Fleet, plan: Plan, state: State, row: Row, due: bool) -> None:
+def judge(run: Run, fleet: Fleet, plan: Plan, state: Grouping, row: Row, due: bool) -> None:
     """Enter how the models do on their clients' own test data: means over clients, each counting the same."""
     every = bool(plan.clients_every) and run.round % plan.clients_every == 0
     replies, members = ask_to_judge(run, fleet, plan, state) if plan.judged and (due or every) else ({}, {})
@@ -289,7 +289,7 @@ def judge(run: Run, fleet: Fleet, plan: Plan, state: State, row: Row, due: bool)
 
 
 def ask_to_judge(
-    run: Run, fleet: Fleet, plan: Plan, state: State
+    run: Run, fleet: Fleet, plan: Plan, state: Grouping
 ) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
     """What the clients that are here say of their group's model, and who they are by group."""
     here = set(fleet.clients())
@@ -299,7 +299,7 @@ def ask_to_judge(
     return sift(fleet.ask(requests), fault_of_extras).replies if requests else {}, members
 
 
-def settle(state: State, group: str, plan: Plan) -> None:
+def settle(state: Grouping, group: str, plan: Plan) -> None:
     """A group has settled if its last `stable` judgements brought no gain over the best before them."""
     values = [v for _, v in state.scores[group]]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:

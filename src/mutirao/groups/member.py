@@ -21,7 +21,7 @@ from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_o
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
-from mutirao.groups.state import State
+from mutirao.groups.state import Grouping
 from mutirao.privacy import EPSILON, RELEASES, AtClient, Central, Open
 from mutirao.training.descent import one_thread
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
@@ -167,7 +167,7 @@ class Member:
 
     def opinions(self, run: Run, samples: Samples) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[int]]]:
         """What the model of each group says of samples, as probabilities, and its class map: what `combine` takes."""
-        state = State.from_memory(run.memory)
+        state = Grouping.from_memory(run.memory)
         if state is None:
             raise ValueError("the run has formed no groups yet")
         out = {}

@@ -17,7 +17,7 @@ from mutirao.groups.auto import Division, Points, Range, divide, knee, min_sampl
 from mutirao.groups.clusterers import NAMES
 from mutirao.groups.form import quality
 from mutirao.groups.membership import MOST, Groups
-from mutirao.groups.state import State
+from mutirao.groups.state import Grouping
 from mutirao.randomness import rng
 
 COMPARED = 200  # clients among whom other clusterers are tried
@@ -25,7 +25,7 @@ COMPARED = 200  # clients among whom other clusterers are tried
 
 def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
     """What summary.json says of the groups."""
-    state = State.from_memory(run.memory)
+    state = Grouping.from_memory(run.memory)
     if state is None:
         return {}
     return {
@@ -97,7 +97,7 @@ def scans(groups: Groups) -> dict[str, list[Range]]:
 
 def write_evidence(run: Run, path: Path) -> None:
     """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
-    if (state := State.from_memory(run.memory)) is not None:
+    if (state := Grouping.from_memory(run.memory)) is not None:
         scores = {g: [{"round": r, "accuracy": v} for r, v in rows] for g, rows in state.scores.items()}
         table = summarise_groups(run) | {"scores": scores, "evidence": evidence(state.groups)}
         write_whole(path, json.dumps(table, indent=1) + "\n")
@@ -105,7 +105,7 @@ def write_evidence(run: Run, path: Path) -> None:
 
 def write_scan(run: Run, path: Path) -> None:
     """Write `eps_scan.csv`: from which eps to which DBSCAN finds how many groups."""
-    if (state := State.from_memory(run.memory)) is not None:
+    if (state := Grouping.from_memory(run.memory)) is not None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["space", "from", "to", "groups", "noise"])
@@ -125,7 +125,7 @@ class Plane:
 
 def plane_of(run: Run) -> Plane | None:
     """Where the clients of a run lie; None if no groups were formed."""
-    if (state := State.from_memory(run.memory)) is None:
+    if (state := Grouping.from_memory(run.memory)) is None:
         return None
     groups = state.groups
     points = normalise(groups.signatures, groups.directions)
@@ -147,7 +147,7 @@ class Scan:
 
 def scan_of(run: Run) -> Scan | None:
     """The scan of a run; None if no groups were formed, or of too few."""
-    state = State.from_memory(run.memory)
+    state = Grouping.from_memory(run.memory)
     if state is None or not (tables := scans(state.groups)):
         return None
     return Scan(tables, divide(thin(state.groups), min_samples=neighbours(state.groups))[0])

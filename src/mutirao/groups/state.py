@@ -19,7 +19,7 @@ HOME = "groups."  # of the keys in the run's memory
 
 
 @dataclass
-class State:
+class Grouping:
     """The groups, the classes each one's head has, their scores by round, and when they settled."""
 
     groups: Groups
@@ -45,7 +45,7 @@ class State:
         }
 
     @classmethod
-    def from_memory(cls, memory: Arrays) -> "State | None":
+    def from_memory(cls, memory: Arrays) -> "Grouping | None":
         """What `to_memory` gave, or None if no groups were formed yet."""
         if HOME + "facts" not in memory:
             return None

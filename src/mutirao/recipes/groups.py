@@ -19,7 +19,7 @@ from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.signature import noise_of
-from mutirao.groups.state import State
+from mutirao.groups.state import Grouping
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.privacy import Central, Outlook, Privacy, within_budget
@@ -195,7 +195,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
 def look_ahead(run: Run, plan: Plan) -> Outlook:
     """What the next round adds to: the account of each group, or of those that the round is about to form."""
-    state = State.from_memory(run.memory)
+    state = Grouping.from_memory(run.memory)
     members = state.groups.members() if state else {}
     memories = {g: part_of(run.memory, g) for g in members}
     if state is None or (plan.regroup and run.round and run.round % plan.regroup == 0):

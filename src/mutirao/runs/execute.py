@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import build, dump, flattened, read, resolve, validate
+from mutirao.config import build, dump, flatten, read, resolve, validate
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Fleet
 from mutirao.core.record import Round, Row
@@ -49,7 +49,7 @@ def execute(
     `config` is the recipe's configuration, a table of settings, or None for its defaults. `draw` makes the pictures of
     the finished run and `report` its page; `mutirao.execute` hands in the usual ones.
     """
-    name, recipe = named(recipe)
+    name, recipe = name_recipe(recipe)
     config, out = validate(recipe.config, config), Path(out)
     tracker: Tracker = build("track", config.track)
     check_extras(config)
@@ -73,7 +73,7 @@ def execute(
         else:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
-        sink = Gentle(tracker.open(out, name, dict(flattened(tomllib.loads(text))), run.round))
+        sink = Gentle(tracker.open(out, name, dict(flatten(tomllib.loads(text))), run.round))
         stopped: BudgetSpent | None = None
         best = best_row(run.history, task.judge, better)
         try:
@@ -101,7 +101,7 @@ def execute(
         return full
 
 
-def named(recipe: Recipe | str) -> tuple[str, Recipe]:
+def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:
     """The recipe with the name it is recorded by."""
     if isinstance(recipe, str):
         return recipe, find(recipe)
@@ -159,7 +159,7 @@ def summarise(
     }
 
 
-def continued(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[str, Any]:
+def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[str, Any]:
     """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed."""
     table = read(out / "config.toml")
     recipe = str(table.pop("recipe", ""))

@@ -24,7 +24,7 @@ from mutirao.fleets.without import names_in
 from mutirao.privacy import RELEASES
 from mutirao.recipes.task import find
 from mutirao.runs.audit import check_chain
-from mutirao.runs.execute import Draw, Report, Watch, continued, execute
+from mutirao.runs.execute import Draw, Report, Watch, execute, reopen
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of, typed_row
 from mutirao.runs.tables import Table
@@ -48,7 +48,7 @@ def forget(
     redone, and the metrics before and after. `prepare_only` leaves the training to whoever resumes the new run, such
     as a server that reaches real sites.
     """
-    recipe, config = continued(None, folder, [])
+    recipe, config = reopen(None, folder, [])
     if client in names_in(config.exclude):
         raise ConfigError(f"{folder} is a run without {client!r} already")
     config = replace(config, exclude=",".join(sorted({*names_in(config.exclude), client})))
@@ -59,7 +59,7 @@ def forget(
     elif out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something else; choose another --out")
     else:
-        record = begin(folder, recipe, config, client, out)
+        record = begin_without(folder, recipe, config, client, out)
     if prepare_only:
         return record
     summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
@@ -78,10 +78,10 @@ def forget(
 
 def rounds_of(folder: Path) -> int:
     """How many rounds the run in a folder is to have."""
-    return int(continued(None, folder, [])[1].rounds)
+    return int(reopen(None, folder, [])[1].rounds)
 
 
-def begin(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
+def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
     """Write the run folder from which to go on: everything up to the last round without the client."""
     source = Folder(folder)
     rows = [row for row in Table(folder / "clients.csv").read() if row["client"] == client]

@@ -64,7 +64,7 @@ def replay(
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
     names = everybody(sorted({r["client"] for r in rows}), clients)
-    told = heard(rows)
+    told = collect_told(rows)
     roster, mask, time = Roster(), None, 0
     select = as_selector(policy)
     roster.meet(names)
@@ -105,7 +105,7 @@ def live(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[Clien
         roster.hear(t, c, figures_of(row))
 
 
-def heard(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
+def collect_told(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
     """What each client told, with the rounds in which it did."""
     found: dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]] = {}
     for row in rows:

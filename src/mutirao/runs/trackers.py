@@ -65,11 +65,11 @@ class TensorBoard:
     """Event files in `tensorboard/` of the run folder: `tensorboard --logdir runs`."""
 
     def __post_init__(self) -> None:
-        needed("tensorboard", "tensorboard")
+        require("tensorboard", "tensorboard")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """An event file; rounds after `round` that an interrupted run wrote are dropped when it goes on."""
-        writer = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(
+        writer = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(
             str(folder / "tensorboard"), purge_step=round + 1 if round else None
         )
         writer.add_text("config", "\n".join(f"    {k} = {v}" for k, v in config.items()), 0)
@@ -102,11 +102,11 @@ class MLflow:
     experiment: str = "mutirao"
 
     def __post_init__(self) -> None:
-        needed("mlflow", "mlflow")
+        require("mlflow", "mlflow")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """A new run, or the one that this folder began."""
-        flow = needed("mlflow", "mlflow")
+        flow = require("mlflow", "mlflow")
         client = flow.MlflowClient(tracking_uri=self.uri or None)
         known = folder / "mlflow.json"
         try:
@@ -116,7 +116,7 @@ class MLflow:
         found = client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else client.create_experiment(self.experiment)
         run = client.create_run(place, run_name=folder.name, tags={"recipe": recipe}).info.run_id
-        params = [flow.entities.Param(spelt(k), str(v)[:500]) for k, v in config.items()]
+        params = [flow.entities.Param(spell(k), str(v)[:500]) for k, v in config.items()]
         client.log_batch(run, params=params)
         write_whole(known, json.dumps({"uri": self.uri, "run": run}) + "\n")
         return Flow(client, flow.entities, run, folder)
@@ -134,7 +134,7 @@ class Flow:
     def round(self, row: Mapping[str, Any]) -> None:
         """One batch of metrics a round."""
         now, step = int(time.time() * 1000), int(row["round"])
-        told = [self.entities.Metric(spelt(k), v, now, step) for k, v in numbers(row).items()]
+        told = [self.entities.Metric(spell(k), v, now, step) for k, v in numbers(row).items()]
         self.client.log_batch(self.run, metrics=told)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Flow:
 NAMES = {"none": Nothing, "mlflow": MLflow, "tensorboard": TensorBoard}
 
 
-def needed(module: str, package: str) -> Any:
+def require(module: str, package: str) -> Any:
     """A module of an optional package, or how to get it."""
     try:
         return importlib.import_module(module)
@@ -165,7 +165,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in found.items() if math.isfinite(v)}
 
 
-def spelt(name: str) -> str:
+def spell(name: str) -> str:
     """A name as MLflow takes it: `ndcg@5` is `ndcg_at_5`."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name.replace("@", "_at_"))[:200]
 

@@ -113,7 +113,7 @@ class Reached:
         return f"{found.mean:.1f} ± {found.half:.1f} ({each})"
 
 
-def reached(runs: Sequence[Record], metric: str, target: float) -> Reached:
+def count_rounds(runs: Sequence[Record], metric: str, target: float) -> Reached:
     """Rounds to a target over the runs of a method."""
     rounds = tuple(first_at(run, metric, target) for run in runs)
     return Reached(target, rounds, min(run.rounds for run in runs))

@@ -16,8 +16,8 @@ from mutirao.studies.participation import (
     COSTS,
     best_so_far,
     cost_to,
+    count_rounds,
     dominance,
-    reached,
     runs_of,
     sign_of,
     values,
@@ -48,7 +48,7 @@ def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float]
         line["worst_decile"] = float(np.mean([worst_decile(run, metric) for run in runs]))
         line["leads"] = leads[name]
         for target in targets:
-            line[f"rounds to {target:g}"] = str(reached(runs, metric, target))
+            line[f"rounds to {target:g}"] = str(count_rounds(runs, metric, target))
             costs = [cost_to(run, metric, target) for run in runs]
             for kind in COSTS:
                 known = [c[kind] for c in costs if c is not None and kind in c]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mutirao.config import flattened, nearest, read, resolve, written
+from mutirao.config import flatten, nearest, read, resolve, write_value
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.metrics import stem
@@ -59,7 +59,7 @@ class Study:
     sets: tuple[str, ...] = ()
 
 
-def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
+def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
     """Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
 
     `seeds`, which counts the seeds or lists them, may be set too.
@@ -80,7 +80,7 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
     baseline = str(table.get("baseline", next(iter(methods))))
     if baseline not in methods:
         raise ConfigError(f"{path}: the baseline {baseline!r} is not one of the methods{nearest(baseline, methods)}")
-    common = flattened(table.get("settings", {}))
+    common = flatten(table.get("settings", {}))
     config = find(recipe).config
     cells = []
     for method, own in methods.items():
@@ -88,7 +88,7 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
             raise ConfigError(f"{path}: method {method!r}: a folder is called so, which must be a plain name")
         for values in itertools.product(*over.values()):
             place = tuple(zip(over, values, strict=True))
-            settings = (*common, *flattened(own), *(s for s in sets if s[0] != "seeds"), *place)
+            settings = (*common, *flatten(own), *(s for s in sets if s[0] != "seeds"), *place)
             try:
                 resolve(config, {}, settings)
             except ConfigError as error:
@@ -103,7 +103,7 @@ def load(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
         threshold=table.get("threshold", {}),
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
-        sets=tuple(f"{k}={written(v)}" for k, v in sets),
+        sets=tuple(f"{k}={write_value(v)}" for k, v in sets),
     )
 
 

@@ -14,7 +14,7 @@ from mutirao.deploy.admission import is_entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
 from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled
 from mutirao.report import execute
-from mutirao.runs.execute import continued
+from mutirao.runs.execute import reopen
 from mutirao.runs.progress import Progress
 
 
@@ -27,11 +27,11 @@ def server_app() -> ServerApp:
         asked = context.run_config
         recipe, config = recipe_from(toml := settings_in(asked))
         out = Path(str(asked.get("out", "")) or f"runs/{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}")
-        resume = configuration.typed("resume", asked.get("resume", False), bool)
-        timeout = configuration.typed("timeout", asked.get("timeout", 600.0), float, low=1e-9)
+        resume = configuration.coerce("resume", asked.get("resume", False), bool)
+        timeout = configuration.coerce("timeout", asked.get("timeout", 600.0), float, low=1e-9)
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
-            recipe, config = continued(recipe, out, configuration.flattened(table))  # refuses other settings
+            recipe, config = reopen(recipe, out, configuration.flatten(table))  # refuses other settings
         fleet = FlowerFleet(grid, timeout, is_entitled=entitlement_here())
         execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
