@@ -83,7 +83,7 @@ def test_the_examples_in_the_docs_are_true():
 
 
 def test_the_binary_version_is_read_as_it_was_written(binary):
-    found = cifar10.load(binary)
+    found = cifar10.read_cifar10(binary)
     written = some_data()
     assert found.x_train.dtype == found.x_test.dtype == np.uint8
     assert found.y_train.dtype == found.y_test.dtype == np.int64
@@ -116,10 +116,10 @@ def test_a_python_2_pickle_looks_like_the_published_ones(pickles):
 def test_both_versions_give_equal_arrays_from_the_folder_and_from_the_one_above(tmp_path, dump):
     write_binary(tmp_path / "a" / "cifar-10-batches-bin", some_data())
     write_pickles(tmp_path / "b" / "cifar-10-batches-py", some_data(), dump)
-    first = cifar10.load(tmp_path / "a")
+    first = cifar10.read_cifar10(tmp_path / "a")
     paths = [tmp_path / "a" / "cifar-10-batches-bin", tmp_path / "b", str(tmp_path / "b" / "cifar-10-batches-py")]
     for path in paths:
-        other = cifar10.load(path)
+        other = cifar10.read_cifar10(path)
         for one, two in zip(first[:4], other[:4], strict=True):
             assert one.dtype == two.dtype
             assert np.array_equal(one, two)
@@ -130,7 +130,7 @@ def test_columns_first_and_names_left_out(tmp_path):
     data = some_data()
     write_pickles(tmp_path / "p", {k: (np.asfortranarray(x), y) for k, (x, y) in data.items()})
     (tmp_path / "p" / "batches.meta").unlink()
-    found = cifar10.load(tmp_path / "p")
+    found = cifar10.read_cifar10(tmp_path / "p")
     assert np.array_equal(found.x_test.reshape(EACH, -1), data["test_batch"][0])
     assert found.names == cifar10.NAMES
 
@@ -148,7 +148,7 @@ def test_columns_first_and_names_left_out(tmp_path):
 def test_damage_to_the_binary_version_is_named(binary, spoil, says):
     spoil(binary)
     with pytest.raises(ConfigError, match=says) as caught:
-        cifar10.load(binary)
+        cifar10.read_cifar10(binary)
     assert "\n" not in str(caught.value)
 
 
@@ -177,7 +177,7 @@ def table(**changes):
 def test_damage_to_the_python_version_is_named(pickles, content, says):
     (pickles / "test_batch").write_bytes(content)
     with pytest.raises(ConfigError, match=says) as caught:
-        cifar10.load(pickles)
+        cifar10.read_cifar10(pickles)
     assert str(pickles / "test_batch") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -200,7 +200,7 @@ def test_a_pickle_cannot_run_code(pickles, tmp_path, protocol):
             blob = pickle.dumps(content, protocol)
             (pickles / "data_batch_1").write_bytes(blob)
             with pytest.raises(ConfigError, match="data_batch_1 is refused"):
-                cifar10.load(pickles)
+                cifar10.read_cifar10(pickles)
     pickle.loads(pickle.dumps(plain, protocol))
     assert mark.exists()  # an ordinary unpickler would have run it
 
@@ -221,7 +221,7 @@ def test_a_pickle_cannot_run_code(pickles, tmp_path, protocol):
 def test_crafted_opcodes_end_in_one_line(pickles, opcodes):
     (pickles / "test_batch").write_bytes(opcodes)
     with pytest.raises(ConfigError, match="test_batch"):
-        cifar10.load(pickles)
+        cifar10.read_cifar10(pickles)
 
 
 def test_a_pickle_cannot_change_the_functions_it_is_given(pickles):
@@ -230,7 +230,7 @@ def test_a_pickle_cannot_change_the_functions_it_is_given(pickles):
     blob = b"c_codecs\nencode\n(N}V__defaults__\n(Vx\nVlatin1\ntstb0cnumpy\ndtype\n}V__setstate__\nI1\nsb."
     (pickles / "test_batch").write_bytes(blob)
     with pytest.raises(ConfigError):
-        cifar10.load(pickles)
+        cifar10.read_cifar10(pickles)
     assert cifar10._encode.__defaults__ is None
     assert callable(cifar10._Bytes.__setstate__)
     assert before == {k: dict(vars(f)) for k, f in cifar10.ALLOWED.items() if not isinstance(f, type)}
@@ -245,18 +245,18 @@ def test_paths_that_are_not_the_data_set_say_what_would_be_right(tmp_path, binar
         ("empty", "does not hold CIFAR-10"),
     ]:
         with pytest.raises(ConfigError, match=f"{says}.*cifar-10-batches-bin"):
-            cifar10.load(tmp_path / name)
+            cifar10.read_cifar10(tmp_path / name)
 
 
 def test_a_smaller_set_in_the_same_format_is_read_with_a_warning(binary, caplog):
-    cifar10.load(binary)
+    cifar10.read_cifar10(binary)
     assert len(caplog.messages) == 6
     assert "holds 20 images, the published file 10000" in caplog.messages[0]
 
 
 def test_check_finds_counts_and_that_the_files_are_not_the_published_ones(binary, pickles):
     for folder, version in ((binary, "binary"), (pickles, "Python")):
-        findings = "\n".join(cifar10.check(folder))
+        findings = "\n".join(cifar10.check_cifar10(folder))
         assert f"the {version} version" in findings
         assert "100 training images of 3 x 32 x 32, 10 classes" in findings
         assert "20 test images" in findings
@@ -268,16 +268,16 @@ def test_check_knows_the_published_files(binary, monkeypatch):
 
     sums = {f: hashlib.md5((binary / f"{f}.bin").read_bytes()).hexdigest() for f in FILES}
     monkeypatch.setattr(cifar10, "MD5", sums)
-    assert cifar10.check(binary)[-1] == "MD5 of the records in all six files is as published"
+    assert cifar10.check_cifar10(binary)[-1] == "MD5 of the records in all six files is as published"
     monkeypatch.setitem(sums, "data_batch_4", "0" * 32)
-    assert cifar10.check(binary)[-1].endswith("one: data_batch_4.bin")
+    assert cifar10.check_cifar10(binary)[-1].endswith("one: data_batch_4.bin")
 
 
 def test_the_real_set_is_as_published(real_data):
     if not (real_data / "cifar-10-batches-bin").is_dir():
         pytest.skip("MUTIRAO_DATA holds no cifar-10-batches-bin")
-    assert cifar10.check(real_data)[-1] == "MD5 of the records in all six files is as published"
-    found = cifar10.load(real_data)
+    assert cifar10.check_cifar10(real_data)[-1] == "MD5 of the records in all six files is as published"
+    found = cifar10.read_cifar10(real_data)
     assert np.bincount(found.y_train).tolist() == [5000] * 10
     pixels = found.x_train[:, :, ::4, ::4].astype(np.float64) / 255
     assert pixels.mean((0, 2, 3)) == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.005)

@@ -8,7 +8,7 @@ from mutirao.metrics import ndcg
 from mutirao.ranking import generate
 from mutirao.ranking.generate import SHARES, mslr_like
 from mutirao.ranking.letor import read_letor, write_letor
-from mutirao.ranking.split import apply, combine, moments
+from mutirao.ranking.split import combine_moments, measure_moments, standardise
 
 
 def rng(seed=0):
@@ -22,7 +22,7 @@ def data():
 
 def quality(data, seed=0):
     """nDCG@10 of ridge regression on tamed features, and of a random order, on queries it has not seen."""
-    z = apply(data.x, *combine([moments(data.x, "log")]), "log").astype(np.float64)
+    z = standardise(data.x, *combine_moments([measure_moments(data.x, "log")]), "log").astype(np.float64)
     test = data.queries % 4 == 0
     a, b = z[~test], data.grades[~test]
     weights = np.linalg.solve(a.T @ a + 100 * np.eye(a.shape[1]), a.T @ (b - b.mean()))

@@ -12,7 +12,16 @@ from mutirao.errors import ConfigError
 from mutirao.partition import describe
 from mutirao.ranking import split
 from mutirao.ranking.generate import mslr_like
-from mutirao.ranking.split import apply, by_label_skew, by_query, by_query_groups, combine, deal, fold_rows, moments
+from mutirao.ranking.split import (
+    by_label_skew,
+    by_query,
+    by_query_groups,
+    combine_moments,
+    deal,
+    fold_rows,
+    measure_moments,
+    standardise,
+)
 
 SPLITS = ("by_query", "by_label_skew", "by_query_groups")
 
@@ -156,13 +165,13 @@ def test_statistics_of_clients_equal_those_of_the_pool(data):
     std = wide.std(0)
     for clients in (1, 7, 40):
         parts = by_query(data.grades, data.queries, clients, rng())
-        mean, spread = combine([moments(data.x[p]) for p in parts])
+        mean, spread = combine_moments([measure_moments(data.x[p]) for p in parts])
         assert close(mean, wide.mean(0))
         assert close(spread, np.where(std > 0, std, 1))
 
 
 def test_only_three_things_are_sent_and_they_are_enough(data):
-    sent = [moments(data.x[p]) for p in by_query(data.grades, data.queries, 10, rng())]
+    sent = [measure_moments(data.x[p]) for p in by_query(data.grades, data.queries, 10, rng())]
     for one in sent:
         assert {k: (v.shape, v.dtype.name) for k, v in one.items()} == {
             "count": ((), "int64"),
@@ -170,20 +179,20 @@ def test_only_three_things_are_sent_and_they_are_enough(data):
             "squares": ((136,), "float64"),
         }
     received = [{k: np.frombuffer(v.tobytes(), v.dtype).reshape(v.shape) for k, v in one.items()} for one in sent]
-    for a, b in zip(combine(received), combine(sent), strict=True):
+    for a, b in zip(combine_moments(received), combine_moments(sent), strict=True):
         assert np.array_equal(a, b)
 
 
 def test_the_order_of_clients_and_empty_ones_do_not_matter(data):
-    sent = [moments(data.x[p]) for p in by_query(data.grades, data.queries, 13, rng())]
-    there = combine(sent)
-    back = combine([*reversed(sent), moments(data.x[:0])])
+    sent = [measure_moments(data.x[p]) for p in by_query(data.grades, data.queries, 13, rng())]
+    there = combine_moments(sent)
+    back = combine_moments([*reversed(sent), measure_moments(data.x[:0])])
     assert all(np.array_equal(a, b) for a, b in zip(there, back, strict=True))
 
 
 def test_a_large_mean_does_not_cost_digits():
     x = 1e8 + rng().standard_normal((5000, 3))
-    mean, std = combine([moments(x[:17]), moments(x[17:2000]), moments(x[2000:])])
+    mean, std = combine_moments([measure_moments(x[:17]), measure_moments(x[17:2000]), measure_moments(x[2000:])])
     assert close(mean, x.mean(0))
     assert close(std, x.astype(np.longdouble).std(0).astype(np.float64))
     naive = np.sqrt(np.maximum(0, (x**2).mean(0) - x.mean(0) ** 2))
@@ -200,7 +209,7 @@ def test_a_large_mean_does_not_cost_digits():
 def test_any_cut_gives_the_pooled_statistics(sizes, shift, scale, seed):
     x = shift + scale * rng(seed).standard_normal((sum(sizes), 2))
     cuts = np.cumsum([0, *sizes])
-    mean, std = combine([moments(x[a:b]) for a, b in pairwise(cuts)])
+    mean, std = combine_moments([measure_moments(x[a:b]) for a, b in pairwise(cuts)])
     assert np.allclose(mean, x.mean(0), rtol=1e-9, atol=1e-9 * scale)
     if len(x) > 1:
         assert np.allclose(std, x.std(0), rtol=1e-8)  # numpy's own way loses some digits where the mean is large
@@ -209,21 +218,23 @@ def test_any_cut_gives_the_pooled_statistics(sizes, shift, scale, seed):
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.3e7, 1e-20])
 def test_a_constant_feature_has_deviation_one(value):
     x = np.full((1001, 1), value, np.float32)
-    mean, std = combine([moments(x[:3]), moments(x[3:400]), moments(x[400:])])
+    mean, std = combine_moments([measure_moments(x[:3]), measure_moments(x[3:400]), measure_moments(x[400:])])
     assert std == 1.0
-    assert np.abs(apply(x, mean, std)).max() <= 1e-8 * abs(value)
+    assert np.abs(standardise(x, mean, std)).max() <= 1e-8 * abs(value)
 
 
 def test_applied_features_have_mean_zero_and_deviation_one(data):
     for transform in ("none", "log"):
-        mean, std = combine([moments(p, transform) for p in np.array_split(data.x, 9)])
-        z = apply(data.x, mean, std, transform)
+        mean, std = combine_moments([measure_moments(p, transform) for p in np.array_split(data.x, 9)])
+        z = standardise(data.x, mean, std, transform)
         assert z.dtype == np.float32
         assert np.abs(z.mean(0, dtype=np.float64)).max() < 1e-5
         assert np.allclose(z.std(0, dtype=np.float64), 1, atol=1e-5)
-        assert np.array_equal(apply(data.x[77:78], mean, std, transform), z[77:78])  # a row is itself in any company
+        assert np.array_equal(
+            standardise(data.x[77:78], mean, std, transform), z[77:78]
+        )  # a row is itself in any company
         inplace = data.x.copy()
-        assert apply(inplace, mean, std, transform, out=inplace) is inplace
+        assert standardise(inplace, mean, std, transform, out=inplace) is inplace
         assert np.array_equal(inplace, z)
 
 
@@ -233,22 +244,22 @@ def test_the_log_tames_tails_and_keeps_order_and_sign(data):
     assert np.all(np.diff(logged) > 0)
     assert np.array_equal(np.sign(logged), np.sign(values))
     assert np.array_equal(logged, -logged[::-1])
-    plain = apply(data.x, *combine([moments(data.x)]))
-    tame = apply(data.x, *combine([moments(data.x, "log")]), "log")
+    plain = standardise(data.x, *combine_moments([measure_moments(data.x)]))
+    tame = standardise(data.x, *combine_moments([measure_moments(data.x, "log")]), "log")
     tails = [np.mean(z.astype(np.float64) ** 4, axis=0) for z in (plain, tame)]  # kurtosis: 3 if the feature is normal
     assert np.median(tails[1]) < np.median(tails[0]) / 3
 
 
 def test_moments_that_make_no_sense_are_refused():
-    good = moments(np.ones((2, 3)))
+    good = measure_moments(np.ones((2, 3)))
     with pytest.raises(ConfigError, match="no client has documents"):
-        combine([moments(np.ones((0, 3)))])
+        combine_moments([measure_moments(np.ones((0, 3)))])
     with pytest.raises(ConfigError, match="different numbers of features"):
-        combine([good, moments(np.ones((2, 4)))])
+        combine_moments([good, measure_moments(np.ones((2, 4)))])
     for key, value in (("sum", np.nan), ("squares", np.inf), ("squares", -1.0)):
         with pytest.raises(ConfigError, match="not finite, or negative"):
-            combine([good, good | {key: np.full(3, value)}])
+            combine_moments([good, good | {key: np.full(3, value)}])
     with pytest.raises(ConfigError, match="a row a document"):
-        moments(np.ones(3))
+        measure_moments(np.ones(3))
     with pytest.raises(ConfigError, match="'sqrt' is not one of none, log"):
-        moments(np.ones((2, 3)), "sqrt")
+        measure_moments(np.ones((2, 3)), "sqrt")

@@ -10,7 +10,7 @@ from mutirao.drawing.laws import draw_laws
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
-from mutirao.recsys.expansion import LEAST, MOST, Laws, expand, kept, leading, reduced, write
+from mutirao.recsys.expansion import LEAST, MOST, Laws, expand, find_rates, leading, reduce_matrix, write_ratings
 from mutirao.recsys.matching import match
 from mutirao.recsys.ratings import Ratings, gather
 from mutirao.recsys.reading import read_ratings
@@ -46,11 +46,11 @@ def test_leading_singular_values_are_those_of_the_dense_matrix():
 @pytest.mark.parametrize("shape", [(4, 4), (6, 3), (2, 7), (1, 5), (5, 1), (1, 1)])
 def test_the_small_matrix_has_the_leading_singular_values_of_the_large(shape):
     ratings = small()
-    made = reduced(ratings, *shape)
+    made = reduce_matrix(ratings, *shape)
     assert made.shape == shape
     values = np.linalg.svd(dense(ratings), compute_uv=False)[: min(shape)]
     assert np.linalg.svd(made, compute_uv=False) == pytest.approx(values)
-    rates = kept(ratings, *shape)
+    rates = find_rates(ratings, *shape)
     assert rates.min() >= LEAST
     assert rates.max() == MOST
 
@@ -75,7 +75,7 @@ def test_an_expansion_is_reproducible_and_no_user_takes_an_item_twice(shuffle):
 
 def test_each_block_keeps_its_share_of_every_item_where_items_are_kept():
     ratings = small(300, 30)
-    rates = kept(ratings, 6, 3)
+    rates = find_rates(ratings, 6, 3)
     made = expand(ratings, 6, 3, "users")
     popularity = np.bincount(ratings.items, minlength=30)
     for j in range(3):
@@ -151,7 +151,7 @@ def test_laws_are_sorted_and_drawn(tmp_path):
 
 
 def test_the_command_writes_a_folder_that_reads_back_and_says_how_the_laws_changed(tmp_path):
-    write(small(), tmp_path / "small")
+    write_ratings(small(), tmp_path / "small")
     command = ["catalogue", "expand", str(tmp_path / "small"), "--users", "3", "--items", "2"]
     out = tmp_path / "large"
     done = CliRunner().invoke(main, [*command, "--out", str(out), "--json"])

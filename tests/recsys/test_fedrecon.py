@@ -18,7 +18,7 @@ from mutirao.recsys import local
 from mutirao.recsys.bpr import rebuild_vector, train_pairs
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.kernel import find_kernel
-from mutirao.recsys.local import Local, Rules, batch_of, drawn, mix_bits
+from mutirao.recsys.local import Local, Rules, batch_of, draw_support, mix_bits
 from mutirao.recsys.ratings import Taste
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
@@ -115,7 +115,7 @@ def test_a_proximal_term_holds_items_back() -> None:
 def test_supports_are_drawn_alike_with_and_without_numba(seed: int, lengths: list[int]) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     seeds, counts = [(seed + k) % 2**63 for k in range(len(lengths))], [n // 2 for n in lengths]
-    fast, plain = drawn(seeds, counts, offsets, True), drawn(seeds, counts, offsets, False)
+    fast, plain = draw_support(seeds, counts, offsets, True), draw_support(seeds, counts, offsets, False)
     np.testing.assert_array_equal(fast, plain)
     assert np.add.reduceat(fast, offsets[:-1]).tolist() == counts
 
@@ -130,7 +130,7 @@ def test_splitmix_gives_the_published_numbers() -> None:
 
 def test_a_support_is_drawn_evenly() -> None:
     offsets = np.arange(0, 20_001, 10)
-    often = drawn(list(range(2000)), [4] * 2000, offsets, True).reshape(2000, 10).mean(0)
+    often = draw_support(list(range(2000)), [4] * 2000, offsets, True).reshape(2000, 10).mean(0)
     assert np.abs(often - 0.4).max() < 0.05
 
 

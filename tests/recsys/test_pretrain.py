@@ -15,13 +15,13 @@ from mutirao.recsys.generate import plant
 from mutirao.recsys.pretrain import (
     Factorisation,
     Pooled,
-    begin,
     factorise_plainly,
-    first_users,
     fold_errors,
     one_epoch,
     pretrain,
     principal,
+    start_items,
+    start_users,
 )
 from mutirao.recsys.ratings import gather
 
@@ -31,7 +31,7 @@ SMALL = Factorisation(dimension=8, epochs=15, lr=0.03, decay=0.05)
 
 def test_sgd_takes_one_step_a_rating() -> None:
     how = dataclasses.replace(SMALL, lr=0.1)
-    users, items = first_users(RATINGS, how, 0), begin(RATINGS, how, 0)
+    users, items = start_users(RATINGS, how, 0), start_items(RATINGS, how, 0)
     p, q = users.astype(np.float64), items.astype(np.float64)
     one_epoch(RATINGS, how, np.random.default_rng(5), users, items)
     owners = RATINGS.owners()
@@ -87,7 +87,7 @@ def test_word2vec_puts_items_taken_together_side_by_side() -> None:
     users = np.repeat(np.arange(200), 8)
     items = np.concatenate([draw.choice(10, 8, replace=False) + 10 * (u % 2) for u in range(200)])
     ratings = gather(users, items, np.ones(len(users)), np.arange(len(users), dtype=np.int64))
-    vectors = begin(ratings, Factorisation(8, "word2vec", biases=False, window=3), seed=0)
+    vectors = start_items(ratings, Factorisation(8, "word2vec", biases=False, window=3), seed=0)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     alike = unit @ unit.T - 2 * np.eye(20)
     groups = np.array([int(i) // 10 for i in ratings.catalogue.ids])
@@ -107,7 +107,7 @@ def test_a_seed_repeats_itself_and_another_does_not(where: Any) -> None:
 
 @pytest.mark.parametrize("where", ["random", "pca", "word2vec"])
 def test_every_beginning_has_the_same_spread_and_no_biases_yet(where: Any) -> None:
-    vectors = begin(RATINGS, dataclasses.replace(SMALL, begin=where), 0)
+    vectors = start_items(RATINGS, dataclasses.replace(SMALL, begin=where), 0)
     assert vectors[:, 1:].std() == pytest.approx(0.1, rel=0.1)
     assert not vectors[:, 0].any()
 
@@ -125,7 +125,7 @@ def test_implicit_feedback_is_not_factorised(caplog: pytest.LogCaptureFixture) -
     assert "not factorised" in caplog.text
     assert made.card["epochs"] == 0
     assert made.card["loss"] == "weighted"
-    np.testing.assert_array_equal(made.vectors, begin(implicit, dataclasses.replace(SMALL, begin="pca"), 0))
+    np.testing.assert_array_equal(made.vectors, start_items(implicit, dataclasses.replace(SMALL, begin="pca"), 0))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_too_many_folds_are_refused() -> None:
 
 
 def test_pooled_rounds_are_epochs_of_the_same_factorisation() -> None:
-    site, arrays = Site("pooled", RATINGS), {"items": begin(RATINGS, SMALL, 3)}
+    site, arrays = Site("pooled", RATINGS), {"items": start_items(RATINGS, SMALL, 3)}
     for t in (1, 2):
         reply = Pooled(SMALL)(Request("train", arrays, {"seed": 3, "round": t}), site)
         arrays = reply.arrays

@@ -169,7 +169,7 @@ def expand_command(data: Path, columns: str, out: Path, as_json: bool, **growth:
     Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
     """
     from mutirao.drawing.laws import draw_laws
-    from mutirao.recsys.expansion import Laws, expand, write
+    from mutirao.recsys.expansion import Laws, expand, write_ratings
     from mutirao.recsys.reading import read_ratings
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -181,7 +181,7 @@ def expand_command(data: Path, columns: str, out: Path, as_json: bool, **growth:
         name: {"users": len(r.users), "items": len(r.catalogue), "ratings": len(r)}
         for name, r in zip(laws, (small, large), strict=True)
     }
-    write(large, out)
+    write_ratings(large, out)
     draw_laws(laws, out / "laws.png")
     figures = {name: sizes[name] | laws[name].figures() for name in laws}
     lines = []

@@ -32,7 +32,7 @@ DATA_SETS = {
         about="60,000 colour pictures of 32 x 32 pixels in 10 classes; 'synthetic' is an embedded stand-in",
         source="University of Toronto, Alex Krizhevsky's page on CIFAR-10: the binary or the Python version",
         layout="a folder cifar-10-batches-bin or cifar-10-batches-py with data_batch_1 to 5 and test_batch in it",
-        check="mutirao.datasets.cifar10:check",
+        check="mutirao.datasets.cifar10:check_cifar10",
     ),
     "mslr": DataSet(
         about="web search: 136 features, grades 0 to 4; WEB10K has 10,000 queries and 1,200,192 documents, WEB30K "

@@ -50,7 +50,7 @@ class Cifar10(NamedTuple):
     names: tuple[str, ...]
 
 
-def load(path: Path | str) -> Cifar10:
+def read_cifar10(path: Path | str) -> Cifar10:
     """Read the binary or the Python version, from its folder or the folder above; both give the same arrays.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
@@ -79,7 +79,7 @@ def locate(path: Path) -> tuple[Path, str]:
     raise ConfigError(f"{path} does not hold CIFAR-10; right would be {LAYOUT}")
 
 
-def check(path: Path | str | None) -> list[str]:
+def check_cifar10(path: Path | str | None) -> list[str]:
     """What is found at `path`: how many images, of which classes, and whether the files are the published ones."""
     if path is None:
         raise ConfigError(f"cifar10 needs a path: {LAYOUT}")
@@ -99,11 +99,8 @@ def check(path: Path | str | None) -> list[str]:
         each = f"{per.min():,}" if per.min() == per.max() else f"{per.min():,} to {per.max():,}"
         findings.append(f"{per.sum():,} {what} images of 3 x 32 x 32, {len(names)} classes, {each} a class")
     findings.append(f"classes: {', '.join(names)}")
-    findings.append(
-        f"MD5 of the records differs from the published one: {', '.join(differ)}"
-        if differ
-        else "MD5 of the records in all six files is as published"
-    )
+    right = "MD5 of the records in all six files is as published"
+    findings.append(f"MD5 of the records differs from the published one: {', '.join(differ)}" if differ else right)
     return findings
 
 

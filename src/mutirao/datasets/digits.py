@@ -8,7 +8,7 @@ from mutirao.randomness import rng
 TEST = 360  # a fifth of the 1,797
 
 
-def load(
+def read_digits(
     seed: int,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Pixels from 0 to 1 and digits: what clients train on, then a fifth, drawn by `seed`, kept as a test set."""

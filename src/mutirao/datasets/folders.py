@@ -83,8 +83,7 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
     names = tuple(classes) or tuple(p.name for p in folders)
     agree({"the class list": names, str(root): [p.name for p in folders]})
     files: list[Path] = []
-    labels: list[int] = []
-    hashes: list[str] = []
+    labels, hashes = [], []
     unreadable: list[tuple[Path, str]] = []
     for label, folder in enumerate(folders):
         before = len(files)

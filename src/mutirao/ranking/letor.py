@@ -114,10 +114,11 @@ def check_letor(path: Path | str | None) -> list[str]:
         raise ConfigError(f"ranking data need a path: a file, or {LAYOUT}")
     place = Path(path)
     if place.is_file():
-        return [_describe(place)]
-    numbers: list[int | None] = [*_fold_folders(place)] if place.is_dir() else []
-    files = [file for n in numbers or [None] for file in locate(place, n).values()]
-    return [_describe(file) for file in files]
+        files = [place]
+    else:
+        numbers: list[int | None] = [*_fold_folders(place)] if place.is_dir() else []
+        files = [file for n in numbers or [None] for file in locate(place, n).values()]
+    return [f"{file}: {_facts(blocks.read_file(file))}" for file in files]
 
 
 def check_mslr(path: Path | str | None) -> list[str]:
@@ -126,11 +127,6 @@ def check_mslr(path: Path | str | None) -> list[str]:
         return check_letor(path)
     made = mslr_like(50, np.random.default_rng(0))
     return [f"embedded stand-in, for example: {_facts(made)}"]
-
-
-def _describe(file: Path) -> str:
-    blocks.stat_of(file)
-    return f"{file}: {_facts(blocks.read_file(file))}"
 
 
 def _facts(data: RankingData) -> str:

@@ -71,9 +71,9 @@ def read_line(line: bytes) -> Line:
     for word in words[2:]:
         index, colon, value = word.partition(b":")
         if not colon:
-            raise ValueError(f"{shown(word)} is not of the form INDEX:VALUE; right would be {FORM!r}")
+            raise ValueError(f"{quote(word)} is not of the form INDEX:VALUE; right would be {FORM!r}")
         if not INDEX.fullmatch(index) or not 1 <= int(index) <= MOST_FEATURES:
-            raise ValueError(f"feature {shown(index)} is not a whole number from 1 to {MOST_FEATURES:,}")
+            raise ValueError(f"feature {quote(index)} is not a whole number from 1 to {MOST_FEATURES:,}")
         indices.append(int(index))
         values.append(_value(value, indices[-1]))
     if len(set(indices)) < len(indices):
@@ -82,7 +82,7 @@ def read_line(line: bytes) -> Line:
     return Line(grade, query, indices, values)
 
 
-def shown(word: bytes) -> str:
+def quote(word: bytes) -> str:
     """A word of the file as a message can show it, short and on one line."""
     return repr(word[:40].decode("utf-8", "replace")) + ("..." if len(word) > 40 else "")
 
@@ -90,12 +90,12 @@ def shown(word: bytes) -> str:
 def _grade(word: bytes) -> int:
     right = f"right would be a whole number from 0 to {MOST_GRADE}"
     if not NUMBER.fullmatch(word):
-        raise ValueError(f"the line starts with {shown(word)}, which is not a grade; right would be {FORM!r}")
+        raise ValueError(f"the line starts with {quote(word)}, which is not a grade; right would be {FORM!r}")
     value = float(word)
     if value < 0:
-        raise ValueError(f"grade {shown(word)} is negative; {right}")
+        raise ValueError(f"grade {quote(word)} is negative; {right}")
     if value > MOST_GRADE or value != int(value):
-        raise ValueError(f"grade {shown(word)} cannot be used; {right}")
+        raise ValueError(f"grade {quote(word)} cannot be used; {right}")
     return int(value)
 
 
@@ -103,13 +103,13 @@ def _query(name: bytes) -> bytes:
     if not name:
         raise ValueError(f"'qid:' has no name after it; right would be {FORM!r}")
     if len(name) > MOST_ID:
-        raise ValueError(f"the query's name {shown(name)} has {len(name):,} bytes; right would be at most {MOST_ID}")
+        raise ValueError(f"the query's name {quote(name)} has {len(name):,} bytes; right would be at most {MOST_ID}")
     try:
         fine = name.decode("utf-8").isprintable()
     except UnicodeDecodeError:
         fine = False
     if not fine:
-        raise ValueError(f"the query's name {shown(name)} is not printable text in UTF-8")
+        raise ValueError(f"the query's name {quote(name)} is not printable text in UTF-8")
     return name
 
 
@@ -117,12 +117,12 @@ def _value(word: bytes, index: int) -> float:
     if not NUMBER.fullmatch(word):
         bare = word.lstrip(b"+-").lower()
         if bare.startswith((b"nan", b"inf")):
-            raise ValueError(f"feature {index} is {shown(word)}; right would be a finite number, or to leave it out")
-        raise ValueError(f"feature {index} has {shown(word)} for a value; right would be a number such as 0.25")
+            raise ValueError(f"feature {index} is {quote(word)}; right would be a finite number, or to leave it out")
+        raise ValueError(f"feature {index} has {quote(word)} for a value; right would be a number such as 0.25")
     value = nearest_float32(word)
     if not np.isfinite(value):
         raise ValueError(
-            f"feature {index} is {shown(word)}; right would be a number below 3.4e38, which float32 can hold"
+            f"feature {index} is {quote(word)}; right would be a number below 3.4e38, which float32 can hold"
         )
     return float(value)
 

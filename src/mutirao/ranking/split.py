@@ -167,7 +167,7 @@ def _rows(owner: Indices, clients: int) -> list[Indices]:
 
 def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
     """Where each query lies along the direction in which the mean features of queries differ most."""
-    mean, std = combine([moments(x, "log")])
+    mean, std = combine_moments([measure_moments(x, "log")])
     profile = np.zeros((many, x.shape[1]))
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
@@ -196,7 +196,7 @@ def transform_features(x: npt.ArrayLike, transform: Transform = "none") -> Float
     return np.copysign(np.log1p(np.abs(values)), values)
 
 
-def moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
+def measure_moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
     """What a client sends once so that all can standardise alike: nothing but `count`, `sum` and `squares`.
 
     `squares` is the sum of (x - mean of the client)^2 by feature. It says the same as the sum of x^2 =
@@ -218,14 +218,14 @@ def moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
     return {"count": np.array(len(rows), np.int64), "sum": total, "squares": squares}
 
 
-def combine(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
-    """Mean and standard deviation by feature over all clients, from their `moments` alone; constant features get 1.
+def combine_moments(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
+    """Mean and standard deviation by feature over all clients, from their moments alone; constant features get 1.
 
     mean = sum_k s_k / n and n var = sum_k q_k + sum_k n_k (s_k / n_k - mean)^2 (Chan, Golub and LeVeque,
     "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979), each sum rounded only once,
     so that the order of the clients does not matter.
 
-    >>> mean, std = combine([moments([[1.0, 5.0]]), moments([[3.0, 5.0], [5.0, 5.0]])])
+    >>> mean, std = combine_moments([measure_moments([[1.0, 5.0]]), measure_moments([[3.0, 5.0], [5.0, 5.0]])])
     >>> mean, std.round(3)
     (array([3., 5.]), array([1.633, 1.   ]))
     """
@@ -248,7 +248,7 @@ def _sum(values: Floats) -> Floats:
     return np.array([math.fsum(column) for column in values.T.tolist()])
 
 
-def apply(
+def standardise(
     x: npt.ArrayLike,
     mean: Floats,
     std: Floats,

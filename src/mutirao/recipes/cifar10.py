@@ -33,7 +33,7 @@ class Config(Common):
 def load(config: Config) -> cifar10.Cifar10:
     """The set that `data` names."""
     if config.data != "synthetic":
-        return cifar10.load(Path(config.data).expanduser())
+        return cifar10.read_cifar10(Path(config.data).expanduser())
     train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(config.seed, 0, "synthetic train"))
     test = cifar10.synthetic(SYNTHETIC_TEST, rng(config.seed, 0, "synthetic test"))
     return cifar10.Cifar10(*train, *test, tuple(f"texture {c}" for c in range(10)))

@@ -63,11 +63,11 @@ class Config(Common):
 def load(config: Config) -> tuple[Any, Any, Any, Any]:
     """Training and test samples of the set that `data` names."""
     if config.data == "digits":
-        return digits.load(config.seed)
+        return digits.read_digits(config.seed)
     if config.data == "synthetic":
         train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(config.seed, 0, "synthetic train"))
         return *train, *cifar10.synthetic(SYNTHETIC_TEST, rng(config.seed, 0, "synthetic test"))
-    return cifar10.load(Path(config.data).expanduser())[:4]
+    return cifar10.read_cifar10(Path(config.data).expanduser())[:4]
 
 
 def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:

@@ -32,7 +32,7 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
-    x, y, x_test, y_test = digits.load(config.seed)
+    x, y, x_test, y_test = digits.read_digits(config.seed)
     test = Samples(x_test, y_test)
 
     parts = build("partition", config.partition)(y, clients=config.clients, rng=rng(config.seed, 0, "partition"))

@@ -13,7 +13,7 @@ from mutirao.randomness import number, rng
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.letor import folds
-from mutirao.ranking.split import Transform, apply, combine, deal, fold_rows, moments
+from mutirao.ranking.split import Transform, combine_moments, deal, fold_rows, measure_moments, standardise
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
@@ -59,8 +59,8 @@ def task(config: Config) -> Task:
     train, judged = load(config)
     split = build("partition", config.partition)
     parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
-    mean, std = combine([moments(train.x[part], config.transform) for part in parts])
-    x, test = (apply(data.x, mean, std, config.transform) for data in (train, judged))
+    mean, std = combine_moments([measure_moments(train.x[part], config.transform) for part in parts])
+    x, test = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
     grades, highest = train.grades, int(max(train.grades.max(), judged.grades.max(), 1))
 
     if config.loss == "grades":

@@ -42,8 +42,8 @@ class Config(Common):
 def load(config: Config) -> tuple[Any, Any, Any, Any]:
     """Training and test samples of the set that `data` names."""
     if config.data == "digits":
-        return digits.load(config.partition_seed)
-    return cifar10.load(Path(config.data).expanduser())[:4]
+        return digits.read_digits(config.partition_seed)
+    return cifar10.read_cifar10(Path(config.data).expanduser())[:4]
 
 
 def task(config: Config) -> Task:

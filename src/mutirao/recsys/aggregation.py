@@ -45,7 +45,7 @@ class ByItem:
     def _joined(
         self, name: str, x: Array, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]
     ) -> Array:
-        sent = [touched(x, replies[c].arrays, name) for c in weights]
+        sent = [find_touched(x, replies[c].arrays, name) for c in weights]
         rows = np.concatenate([r for r, _ in sent])
         if self.over == "touched":
             share = (self.lr / (np.bincount(rows)[rows] + self.shrinkage)).astype(np.float32)
@@ -70,7 +70,7 @@ def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
     return np.asarray(adder @ changes, x.dtype).reshape(x.shape)
 
 
-def touched(x: Array, arrays: Arrays, name: str) -> tuple[npt.NDArray[np.int32], Array]:
+def find_touched(x: Array, arrays: Arrays, name: str) -> tuple[npt.NDArray[np.int32], Array]:
     """The rows of `name` a reply changed, and what it changed them to; a reply that sent all of them tells by that."""
     if (rows := arrays.get(name + ROWS)) is not None:
         return rows, arrays[name]

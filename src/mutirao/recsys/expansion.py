@@ -34,24 +34,22 @@ def expand(ratings: Ratings, users: int = 4, items: int = 4, shuffle: Shuffle = 
     """Grow ratings to `users` times as many users and `items` times as many items, as implicit feedback.
 
     Block (i, j) of the result is F(a_ij, R): the ratings R, each kept with probability a_ij, with users and items
-    shuffled anew, where a = |A| / max |A| and A = `reduced(R)`. `shuffle` = "both" is the paper's and leaves no item
-    what it was; "users" keeps items: copy j of an item bears its title, so that vectors can be carried over; "none"
-    keeps users, too. Within a user, block comes after block, each in its own order. Users left with nothing go.
+    shuffled anew, where a = |A| / max |A| and A = `reduce_matrix(R)`. `shuffle` = "both" is the paper's and leaves no
+    item what it was; "users" keeps items: copy j of an item bears its title, so that vectors can be carried over;
+    "none" keeps users, too. Within a user, block comes after block, each in its own order. Users left with nothing go.
     """
     if users < 1 or items < 1:
         raise ConfigError(f"users and items are {users} and {items}, but must be 1 or more: how many times as many")
-    rates = kept(ratings, users, items)
+    rates = find_rates(ratings, users, items)
     height, width = len(ratings.users), len(ratings.catalogue)
     if width * items > np.iinfo(np.int32).max:
         raise ConfigError(
             f"{width:,} items cannot be made {items:,} times as many: that is more than 2 thousand million"
         )
     owners = ratings.owners()
-    counts: list[npt.NDArray[np.int64]] = []
-    taken: list[npt.NDArray[np.int32]] = []
+    counts, taken = [], []
     for i in range(users):
-        who: list[npt.NDArray[np.intp]] = []
-        what: list[npt.NDArray[np.int32]] = []
+        who, what = [], []
         for j in range(items):
             chance = rng(seed, i, "expand", str(j))
             keep = chance.random(len(ratings)) < rates[i, j]
@@ -86,13 +84,13 @@ def _copies(catalogue: Catalogue, copies: int, named: bool) -> Catalogue:
     return Catalogue(ids, titles, years, np.zeros(len(ids), np.int64))
 
 
-def kept(ratings: Ratings, rows: int, columns: int) -> Floats:
+def find_rates(ratings: Ratings, rows: int, columns: int) -> Floats:
     """The share of ratings that each block keeps: |A| / max |A|, within 1% and 95%."""
-    small = np.abs(reduced(ratings, rows, columns))
+    small = np.abs(reduce_matrix(ratings, rows, columns))
     return np.asarray(np.clip(small / small.max(), LEAST, MOST), np.float64)
 
 
-def reduced(ratings: Ratings, rows: int, columns: int) -> Floats:
+def reduce_matrix(ratings: Ratings, rows: int, columns: int) -> Floats:
     """A small matrix A = U' S V'^T with the leading singular values S of the set of ratings R = U S V^T.
 
     U' and V' are the orthonormal matrices closest to U and V with neighbouring rows averaged (the paper's algorithm 2).
@@ -171,7 +169,7 @@ def _slope(values: Floats, first: int, last: int) -> float:
     return float(np.polyfit(np.log(ranks), np.log(values[ranks - 1]), 1)[0])
 
 
-def write(ratings: Ratings, folder: Path) -> None:
+def write_ratings(ratings: Ratings, folder: Path) -> None:
     """Write ratings as a folder in the layout of MovieLens 20M: ratings.csv and movies.csv, with the year apart."""
     c, text = ratings.catalogue, io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -30,8 +30,6 @@ def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, nois
         value.append(np.clip(np.rint(3.6 + liking[mine] + draw.normal(0, noise, count)), 1, 5))
         time.append(START + np.sort(draw.integers(0, SPAN, count)))
     columns = [np.concatenate(part) for part in (owner, row, value, time)]
-    ids = tuple(str(i) for i in range(items))
-    known = Catalogue(
-        ids, tuple(f"Item {i}" for i in range(items)), np.zeros(items, np.int32), np.zeros(items, np.int64)
-    )
+    ids, titles = (tuple(f"{before}{i}" for i in range(items)) for before in ("", "Item "))
+    known = Catalogue(ids, titles, np.zeros(items, np.int32), np.zeros(items, np.int64))
     return gather(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3], known)

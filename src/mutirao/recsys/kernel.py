@@ -156,7 +156,7 @@ def work(
                     p += v[0] + trained[q, 0]
 
 
-def split(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
+def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
     """Mark counts[u] of each user's ratings as support: the first of a shuffle (Fisher and Yates) drawn from seeds[u].
 
     The numbers are those of SplitMix64 (Steele, Lea and Flood, 2014): any client draws the same with or without numba.
@@ -223,7 +223,9 @@ def find_kernel(name: str) -> Any:
         numba: Any = importlib.import_module("numba")
     except ImportError:
         return None
-    function = {"work": work, "split": split, "factorise": factorise, "gather_changes": gather_changes}[name]
+    function = {"work": work, "mark_support": mark_support, "factorise": factorise, "gather_changes": gather_changes}[
+        name
+    ]
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
     try:
         return numba.njit(cache=True, **options)(function)

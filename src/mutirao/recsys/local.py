@@ -88,7 +88,7 @@ def batch_of(
     if works[0].support is not None:
         support = np.concatenate([w.support for w in works if w.support is not None])
     else:
-        support = drawn([w.seed for w in works], [w.draws for w in works], offsets, fast)
+        support = draw_support([w.seed for w in works], [w.draws for w in works], offsets, fast)
     weighted = works[0].weights is not None
     query = np.flatnonzero(~support)
     return Batch(
@@ -108,16 +108,16 @@ def batch_of(
     )
 
 
-def drawn(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fast: bool) -> Mask:
+def draw_support(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fast: bool) -> Mask:
     """A mask with so many ratings of each user, drawn from its seed; the same with numba and without."""
     support = np.zeros(offsets[-1], np.bool_)
-    split = find_kernel("split") if fast else None
-    if split is not None:
-        split(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
+    mark_support = find_kernel("mark_support") if fast else None
+    if mark_support is not None:
+        mark_support(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
         return support
     for state, count, begin, end in zip(seeds, counts, offsets.tolist(), offsets[1:].tolist(), strict=False):
         order = list(range(end - begin))
-        for k in range(count):  # see `split` in the kernel, of which this is the plain form
+        for k in range(count):  # see `mark_support` in the kernel, of which this is the plain form
             state, z = mix_bits(state)
             other = k + z % (len(order) - k)
             support[begin + order[other]] = True

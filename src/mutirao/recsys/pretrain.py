@@ -65,14 +65,14 @@ def pretrain(ratings: Ratings, how: Factorisation, seed: int = 0, folds: int = 0
         best = int(curves.mean(0).argmin())
         how = replace(how, epochs=best + 1)
         card |= {"folds": folds, "rmse": float(curves[:, best].mean()), "rmse_folds": curves[:, best].tolist()}
-    vectors = begin(ratings, how, seed)
-    users = first_users(ratings, how, seed)
+    vectors = start_items(ratings, how, seed)
+    users = start_users(ratings, how, seed)
     for epoch in range(how.epochs):
         one_epoch(ratings, how, rng(seed, epoch + 1, "order"), users, vectors)
     return Embeddings(ratings.recount().catalogue, vectors, card | asdict(how))
 
 
-def begin(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
+def start_items(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
     """Where item vectors start; biases at 0."""
     vectors = rng(seed, 0, "begin").normal(0, SPREAD, (len(ratings.catalogue), how.dimension)).astype(np.float32)
     first = int(how.biases)
@@ -115,8 +115,7 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> npt.ND
     except ImportError as error:
         raise ConfigError("word2vec needs gensim: pip install 'mutirao[recsys]'") from error
     words = [str(i) for i in range(len(ratings.catalogue))]
-    ends = ratings.offsets.tolist()
-    sentences = [[words[i] for i in ratings.items[a:b].tolist()] for a, b in pairwise(ends)]
+    sentences = [[words[i] for i in ratings.items[a:b].tolist()] for a, b in pairwise(ratings.offsets.tolist())]
     model = Word2Vec(
         sentences,
         vector_size=dimension,
@@ -129,13 +128,11 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> npt.ND
         hashfxn=lambda text: int(text) % 2**31,  # Python's own differs from run to run
     )
     out = np.zeros((len(words), dimension))
-    for row, word in enumerate(words):
-        if word in model.wv:
-            out[row] = model.wv[word]
+    out[[int(word) for word in model.wv.index_to_key]] = model.wv.vectors
     return out
 
 
-def first_users(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
+def start_users(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
     """Where user vectors start: N(0, 0.1), biases at 0."""
     users = rng(seed, 0, "users").normal(0, SPREAD, (len(ratings.users), how.dimension)).astype(np.float32)
     users[:, : int(how.biases)] = 0
@@ -195,7 +192,7 @@ def fold_errors(ratings: Ratings, how: Factorisation, seed: int, fold: int, fold
     train, held = ratings.where(part != fold), part == fold
     owners, rows = ratings.owners()[held], ratings.items[held]
     middle, low, high = centre(ratings, how.biases), ratings.values.min(), ratings.values.max()
-    users, items, first = first_users(train, how, seed), begin(train, how, seed), int(how.biases)
+    users, items, first = start_users(train, how, seed), start_items(train, how, seed), int(how.biases)
     errors = []
     for epoch in range(how.epochs):
         one_epoch(train, how, rng(seed, epoch + 1, "order"), users, items)
@@ -219,7 +216,7 @@ class Pooled:
         """One epoch; the users' vectors stay in the site's state."""
         ratings: Ratings = site.data
         items, seed = request.arrays[ITEMS].copy(), int(request.config["seed"])
-        users = site.state["users"] if "users" in site.state else first_users(ratings, self.how, seed)
+        users = site.state["users"] if "users" in site.state else start_users(ratings, self.how, seed)
         loss = one_epoch(ratings, self.how, rng(seed, int(request.config["round"]), "order"), users, items) ** 2
         site.state["users"] = users
         return Reply({ITEMS: items}, metrics={"loss": loss}, n=len(ratings))

@@ -165,8 +165,7 @@ class Users(Mapping[str, Taste]):
         self.ratings = replace(
             ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order]
         )
-        ends = ratings.offsets.tolist()
-        self._places = dict(zip(ratings.users, pairwise(ends), strict=True))
+        self._places = dict(zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True))
         self._tastes: dict[str, Taste] = {}  # of those asked for: the same users come again
 
     def __len__(self) -> int:

@@ -22,8 +22,7 @@ def by_users(ratings: Ratings, draw: np.random.Generator) -> Parts:
         raise ConfigError(f"{count} users cannot be split 80/10/10; right would be 10 or more")
     order = draw.permutation(count)
     first, second = round(SHARES[0] * count), round((SHARES[0] + SHARES[1]) * count)
-    parts = (order[:first], order[first:second], order[second:])
-    train, validation, test = (ratings.of_users(np.sort(rows)) for rows in parts)
+    train, validation, test = (ratings.of_users(np.sort(rows)) for rows in np.split(order, [first, second]))
     return train, validation, test
 
 

@@ -59,12 +59,8 @@ class OpenSlideSource:
         """A region of a level; what was never scanned is white."""
         corner = (round(x * self.scales[level]), round(y * self.scales[level]))
         found = self.slide.read_region(corner, level, (width, height))
-        whole = np.asarray(found.convert("RGB"))
-        covered = np.asarray(found.getchannel("A"))
-        if covered.all():
-            return whole
-        whole = whole.copy()
-        whole[covered == 0] = 255
+        whole = np.array(found.convert("RGB"))
+        whole[np.asarray(found.getchannel("A")) == 0] = 255
         return whole
 
     def close(self) -> None:
@@ -168,10 +164,7 @@ class Slide:
         if wide <= 0 or high <= 0:
             return np.full((pixels, pixels, 3), 255, np.uint8)
         found = self._read(level, left, top, wide, high)
-        if (wide, high) != (wanted, wanted):
-            padded = np.full((wanted, wanted, 3), 255, np.uint8)
-            padded[:high, :wide] = found
-            found = padded
+        found = np.pad(found, ((0, wanted - high), (0, wanted - wide), (0, 0)), constant_values=255)
         if wanted == pixels:
             return found
         return np.asarray(Image.fromarray(found).resize((pixels, pixels), Image.Resampling.BOX))
