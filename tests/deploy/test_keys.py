@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mutirao.deploy import keys
+from mutirao.deploy.admission import dismiss
 from mutirao.deploy.founding import found_server, found_site, renew, take_key
 from mutirao.deploy.layout import Server, load_place
 from mutirao.errors import ConfigError
@@ -133,6 +134,18 @@ def test_a_renewed_certificate_has_the_same_key_and_authority(tmp_path: Path) ->
     assert (server.folder / "server.old.crt").read_bytes() == old
     left = keys.certificate_in(server.certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     assert left.days == 9
+
+
+@pytest.mark.parametrize("name", ["../recife", "/tmp/recife", "a/b", "..", "a\0b", ".hidden"])
+def test_the_name_of_a_site_never_leads_out_of_the_folder_of_keys(tmp_path: Path, name: str) -> None:
+    server = found_server(tmp_path / "server", ["fed.example.org"])
+    site = found_site(tmp_path / "1", "recife", "fed.example.org:9092")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="is no name"):
+        take_key(server.folder, site.public_key, name)
+    with pytest.raises(ConfigError, match="is no name"):
+        dismiss(server.folder, name)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_name_keeps_its_key(tmp_path: Path) -> None:

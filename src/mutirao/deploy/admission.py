@@ -48,7 +48,7 @@ def is_entitled(folder: Path, client: str, node: int) -> bool:
 def dismiss(folder: Path, name: str) -> None:
     """Shut a site out: its key is good no more, and is kept as `NAME.pub.dismissed`."""
     server = server_in(folder)
-    key = server.sites / f"{name}.pub"
+    key = server.key_of(name)
     if not key.exists():
         raise ConfigError(f"{key} is not there; the sites are in {server.sites}")
     if (node := node_of(server, key)) is not None:

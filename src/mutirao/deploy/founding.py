@@ -66,7 +66,7 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
     """
     server = server_in(folder)
     keys.public_key_pem(public_key)
-    kept = server.sites / f"{name or public_key.stem}.pub"
+    kept = server.key_of(name or public_key.stem)
     if public_key.resolve() == kept.resolve():
         return kept
     fingerprint, client = keys.key_fingerprint(public_key), client or keys.client_in(public_key)

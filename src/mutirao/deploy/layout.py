@@ -25,6 +25,13 @@ class Beside:
         return place.folder / self.name
 
 
+def check_name(name: str) -> str:
+    """A name that may become one of a file; ConfigError for any other."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name: letters, digits, '-', '_' and '.', at most 63 of them")
+    return name
+
+
 @dataclass(frozen=True)
 class Place:
     """What both kinds of folder have."""
@@ -37,8 +44,7 @@ class Place:
     logs = Beside("logs")  # what the processes say, a file a start
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise ConfigError(f"{self.name!r} is no name: letters, digits, '-', '_' and '.', at most 63 of them")
+        check_name(self.name)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class Server(Place):
     key = Beside("server.key")  # the private key of that certificate
     ca_key = Beside("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
     sites = Beside("sites")  # the public keys of the sites that may connect
+
+    def key_of(self, site: str) -> Path:
+        """Where the public key of a site lies: nowhere but among those of the sites."""
+        return self.sites / f"{check_name(site)}.pub"
 
     @property
     def here(self) -> str:
