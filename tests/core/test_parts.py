@@ -73,7 +73,7 @@ def test_what_clients_are_told_follows_from_the_needs() -> None:
 def test_needs_are_met_by_those_who_provide_them() -> None:
     needs = {"metrics:entropy", "probe:loss", "replies:update_norm", "config:mu=0.3"}
     assert find_unmet({"metrics:entropy", "metrics:loss", "config:mu"}, needs) == []
-    assert find_unmet({"metrics:loss"}, needs) == ["config:mu", "metrics:entropy"]
+    assert find_unmet({"metrics:loss"}, needs) == ["metrics:entropy", "config:mu"]
     with pytest.raises(ConfigError, match=r"FedProx\(mu=0.1\) needs 'config:mu' from the clients"):
         check_needs((), as_aggregator(FedAvg()), as_aggregator(FedProx()))
 

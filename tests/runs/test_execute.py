@@ -110,6 +110,19 @@ def missing_data(config: IrisConfig) -> Task:
 
 
 @pytest.mark.parametrize("there", [False, True])
+def test_a_start_that_is_refused_by_the_flow_leaves_nothing_behind_either(tmp_path: Path, there: bool) -> None:
+    out = tmp_path / "runs" / "refused"
+    if there:
+        out.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="clients_every: the clients of this task hold no test data"):
+        execute("ranking", {"rounds": 1, "clients": 4, "queries": 50, "clients_every": 1}, out)
+    with pytest.raises(ConfigError, match="needs 'metrics:entropy' from the clients"):
+        execute(iris, {"select": "aoiu"}, out)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ([".lock"] if there else [])
+    assert execute(iris, SHORT, out)["rounds"] > 0
+
+
+@pytest.mark.parametrize("there", [False, True])
 def test_a_start_that_fails_leaves_no_folder_behind_but_one_that_was_there(tmp_path: Path, there: bool) -> None:
     out = tmp_path / "runs" / "first"
     if there:

@@ -196,7 +196,8 @@ def find_unmet(provides: Iterable[str], needs: Iterable[str]) -> list[str]:
     given = set(provides)
     given |= {f"probe:{name}" for name in names_of(given, "metrics")}  # who tells it can be asked for it
     plain = {need.partition("=")[0] for need in needs}
-    return sorted(need for need in plain - given if not need.startswith("replies:"))
+    lacking = sorted(need for need in plain - given if not need.startswith("replies:"))
+    return sorted(lacking, key=lambda need: need.startswith("config:"))  # what is told matters more than how
 
 
 def check_needs(provides: Iterable[str], *parts: Selector | Aggregator | Filter) -> None:

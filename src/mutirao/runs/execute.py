@@ -67,6 +67,7 @@ def execute(
         fleet = fleet or LocalFleet(task.handler, task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None
+        fresh = run is None
         if run is None:
             run = Run(task.initial(), seed=config.seed)
             folder.begin(run, text)
@@ -86,6 +87,9 @@ def execute(
                 if watch is not None:
                     watch(run, round, task)
         except MutiraoError as error:
+            if isinstance(error, ConfigError) and fresh and not run.round:
+                folder.take_back()  # what cannot be run leaves nothing behind
+                raise
             if not isinstance(error, BudgetSpent) or not run.round:
                 folder.fail(run, error)
                 raise

@@ -59,6 +59,12 @@ class Folder:
         self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
         self.checkpoint(run, model, durable=True)
 
+    def take_back(self) -> None:
+        """Remove what `begin` wrote: no round can be made of it."""
+        for file in (self.path / "config.toml", self.audit.path, self.model(0), self.state(0)):
+            file.unlink(missing_ok=True)
+        self.checkpoints.rmdir()
+
     def resume(self, config: str) -> Run | None:
         """The run as of the last whole round, or None if none was ever committed."""
         rounds = self.committed()
