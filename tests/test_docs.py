@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def mutirao(*words: str, cwd: Path) -> str:
 
 
 def test_the_own_task_is_short_and_runs_with_the_command_shown(tmp_path: Path) -> None:
-    recipe, settings, selector, _ = blocks("your-own-task.md")
+    recipe, settings, selector, *_ = blocks("your-own-task.md")
     assert len(recipe.splitlines()) < 40
     (tmp_path / "wine.py").write_text(recipe + settings + selector)
     commands = re.findall(r"\$ mutirao (run wine.*)", (DOCS / "your-own-task.md").read_text())
@@ -35,7 +36,12 @@ def test_the_own_task_is_short_and_runs_with_the_command_shown(tmp_path: Path) -
         assert "wine:recipe, 3 rounds" in out
 
 
-def test_the_task_without_torch_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code = blocks("your-own-task.md")[-1]
-    exec(compile(code, "your-own-task.md", "exec"), {})  # the page's own code
+def test_the_task_without_torch_runs_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, kept = blocks("your-own-task.md")[-2:]
+    space: dict[str, Any] = {}
+    exec(compile(code + kept, "your-own-task.md", "exec"), space)  # the page's own code
     assert capsys.readouterr().out.strip() in code
+    assert space["run"].arrays["mean"] == 3.0
