@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 from conftest import iris
 from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
+from mutirao.core.fleet import Wrapper
 from mutirao.deploy.flower import client_app, simulate, simulation
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.report import execute
@@ -72,3 +73,9 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install mutirao\[flower\]"):
         simulate("conftest:iris", resolve(iris.config, {}), tmp_path)
+
+
+def test_a_simulation_loses_nothing_of_the_fleet_inside() -> None:
+    own = {name for name in vars(simulation.Simulation) if not name.startswith("_")}
+    assert issubclass(simulation.Simulation, Wrapper)
+    assert own == {"fleet", "clients", "close"}  # the rest is passed on

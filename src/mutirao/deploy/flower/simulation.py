@@ -7,7 +7,6 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.core.fleet import Answers, ClientId, Fleet, Request, failure_of
+from mutirao.core.fleet import ClientId, Fleet, Wrapper, failure_of
 from mutirao.deploy.flower.client import client_app
 from mutirao.deploy.flower.tasks import task_from
 from mutirao.errors import ConfigError, MutiraoError
@@ -24,7 +23,7 @@ from mutirao.recipes.task import find
 from mutirao.report import execute
 
 
-class Simulation(Fleet):
+class Simulation(Wrapper):
     """A fleet in Flower's own simulation engine; it starts when it is first needed, and ends with `close`."""
 
     def __init__(self, recipe: str, config: Any, timeout: float = 86400, cpus: float = 1, gpus: float = 0) -> None:
@@ -36,7 +35,7 @@ class Simulation(Fleet):
         self._engine: threading.Thread | None = None
 
     @functools.cached_property
-    def fleet(self) -> FlowerFleet:
+    def fleet(self) -> Fleet:  # type: ignore[override]  # what a wrapper is around is made when it is first asked for
         """The fleet inside the engine, which runs in a thread: its server does nothing but lend us its grid."""
         fleets: queue.SimpleQueue[FlowerFleet | None] = queue.SimpleQueue()
         app, nodes = ServerApp(), len(find(self.recipe).prepare(self.config).population)
@@ -73,10 +72,6 @@ class Simulation(Fleet):
         names = self.fleet.clients()
         self._check()  # it may have ended while we waited for names
         return names
-
-    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Send each client its request and wait for the answers."""
-        return self.fleet.ask(requests)
 
     def close(self) -> None:
         """End the engine."""
