@@ -63,12 +63,6 @@ def iris_task(config: IrisConfig) -> Task:
 iris = Recipe(IrisConfig, iris_task)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that the others fill what is left of both cores."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real data sets; a user who has none skips what needs them."""
