@@ -667,6 +667,22 @@ def test_a_cohort_with_too_few_replies_keeps_its_model_and_is_tried_again_alone(
         step_of(run, FakeFleet(lambda requests: []), cohorts, patience=QUICK)
 
 
+def test_a_cohort_whose_members_have_all_left_keeps_its_model_and_is_not_asked() -> None:
+    fleet, run = FakeFleet(honest_events, PEOPLE[:2]), two_groups()
+    run.roster.meet(PEOPLE)
+    cohorts = [
+        Cohort(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
+        Cohort(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
+    ]
+    done = step_of(run, fleet, cohorts, patience=QUICK)
+    assert [sorted(asked) for asked in fleet.asked] == [PEOPLE[:2]]
+    assert np.array_equal(run.arrays["g1/w"], model()["w"])
+    assert not np.array_equal(run.arrays["g0/w"], model()["w"])
+    assert done.row["selected"] == 2
+    with pytest.raises(TooFewReplies, match="round 2 failed 3 times"):
+        step_of(run, fleet, cohorts[1:], patience=QUICK)
+
+
 def test_in_groups_updates_are_measured_and_probes_are_counted() -> None:
     @dataclass(frozen=True)
     class Asking(Telling):

@@ -167,6 +167,7 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
     pending = list(cohorts)
     for attempt in range(1, patience.tries + 1):
         gather(run.roster, fleet, patience.min_replies or 1 if len(cohorts) == 1 else 1, patience)
+        pending = [cohort for cohort in pending if not cohort.name or cohort.roster(run.roster).present.any()]
         cost, sent, got = probe(run, fleet, pending, attempt)
         probes = {k: v + probes.get(k, 0) for k, v in cost.items()} or probes
         down, up = down + sent, up + got
@@ -303,11 +304,9 @@ def probe(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], attempt: int) -> tu
 
 
 def choose(run: Run, cohort: Cohort, attempt: int) -> list[ClientId]:
-    """Whom the cohort's selector picks; of a group that nobody is here of, nobody."""
-    roster, draw = cohort.roster(run.roster), run.rng(purpose("select", cohort, attempt))
-    if cohort.name and not roster.present.any():
-        return []
-    return select_from(cohort.select, roster, run.round + 1, draw)
+    """Whom the cohort's selector picks."""
+    draw = run.rng(purpose("select", cohort, attempt))
+    return select_from(cohort.select, cohort.roster(run.roster), run.round + 1, draw)
 
 
 def select_from(select: Selector, roster: Roster, number: int, draw: np.random.Generator) -> list[ClientId]:
