@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test quick docs bench clean
+.PHONY: run test quick docs bench audit clean
 
 run: .venv/core ## install and run the quickstart
 	$(BIN)/mutirao run quickstart
@@ -20,6 +20,9 @@ quick: .venv/dev ## the tests without the slow ones, for while you work
 
 docs: .venv/dev ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+audit: .venv/dev ## known holes and licences of what is installed
+	$(BIN)/python scripts/audit.py
 
 bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="--job M" for less
 	$(BIN)/python -m benchmarks $(BENCH)
