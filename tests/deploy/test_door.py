@@ -1,0 +1,168 @@
+"""A real SuperLink behind its door, and one who holds an admitted key or none: what each of them gets by asking."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PullMessagesResponse
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+
+from mutirao.deploy import processes
+from mutirao.deploy.admission import admit, node_of
+from mutirao.deploy.calls import about
+from mutirao.deploy.door import SECRET_HEADER
+from mutirao.deploy.drill.impostor import Impostor, Letter, forwarder, letters_in, message_of, register, server_node
+from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.keys import public_key_pem, secret_in
+from mutirao.deploy.layout import Server, free_port
+
+NOBODY = "0" * 64
+
+
+@dataclass
+class Federation:
+    server: Server
+    state: Any  # Flower's own, of the SuperLink that runs
+    run: int
+    victim: Impostor
+    liar: Impostor
+
+    def ask(self, who: Impostor, number: float) -> Letter:
+        """A request of the server to a site, as its own process would leave it with the SuperLink."""
+        content = RecordDict({"arrays": ArrayRecord({}), "config": ConfigRecord({"number": number})})
+        message = message_of(content, self.run, server_node(), who.node, ttl=300.0)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        session = self.state.start_session(self.run)
+        parts = get_all_nested_objects(message)
+        bare, tree = remove_content_from_message(message), get_object_tree(message)
+        for name in self.state.store_message_and_object_tree(bare, tree, session)[1]:
+            assert self.state.store_object(self.run, session, name, parts[name].deflate())
+        return Letter(message.object_id, self.run, who.node)
+
+    def answers_to(self, letter: Letter) -> list[Any]:
+        return list(self.state.get_message_res({letter.message}, self.run))
+
+    def things_of(self, letter: Letter) -> list[str]:
+        tree = self.state.object_store.get_object_tree(letter.message)
+        return [letter.message, *(child.object_id for child in tree.children)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    place = tmp_path_factory.mktemp("door")
+    server = found_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
+    processes.open_inside(server)
+    # Its state is filled from here, so that no process of its own is to take the run for a real one.
+    command = [*processes.superlink_command(server), "--isolation", "process"]
+    process = processes.launch(server, command, processes.environment(server))
+    try:
+        assert processes.until(lambda: processes.answers(server), 60), process.text()
+        speakers = []
+        for name in ("victim", "liar"):
+            site = found_site(place / name, name, server.here, server.ca)
+            kept = take_key(server.folder, site.public_key)
+            admit(server.folder, kept)
+            node = node_of(server, kept)
+            assert node is not None
+            speaker = Impostor(server, site, node)
+            hello = ActivateNodeRequest(public_key=public_key_pem(kept), heartbeat_interval=60)
+            assert speaker.call("activate-node", hello)[0] == 200
+            speakers.append(speaker)
+        database = str(server.folder / "state.db")
+        state = get_objectstore_linkstate_factories(database, get_federation_manager(is_simulation=False))[1].state()
+        run = state.create_run("a/b", "1", NOBODY, {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
+        task = state.get_tasks(run_ids=[run])[0].task_id
+        assert state.claim_task(task)
+        assert state.activate_task(task)
+        yield Federation(server, state, run, *speakers)
+    finally:
+        process.stop()
+
+
+def pulled(who: Impostor) -> list[Any]:
+    status, body = who.call("pull-messages", PullMessagesRequest(node=who.me))
+    assert status == 200
+    answer = PullMessagesResponse()
+    answer.ParseFromString(body)
+    return list(answer.messages_list)
+
+
+def test_a_site_answers_what_it_was_asked_and_fetches_what_it_was_sent(federation: Federation) -> None:
+    letter = federation.ask(federation.victim, 1.0)
+    assert [m.metadata.message_id for m in pulled(federation.victim)] == [letter.message]
+    for thing in federation.things_of(letter):
+        status, content = federation.victim.fetch(letter.run, thing)
+        assert (status, bool(content)) == (200, True)
+    assert federation.victim.confirm(letter) == 200
+    assert federation.victim.reply(letter) == 200
+    answers = federation.answers_to(letter)
+    assert [(a.metadata.src_node_id, a.has_error()) for a in answers] == [(federation.victim.node, False)]
+
+
+def test_a_reply_in_the_name_of_another_site_is_refused(federation: Federation) -> None:
+    letter = federation.ask(federation.victim, 2.0)
+    assert letter in letters_in(federation.server)
+    assert federation.liar.reply(letter) == 403
+    assert federation.liar.reply(letter, source=federation.liar.node) == 403
+    assert federation.answers_to(letter) == []
+
+
+def test_a_request_in_the_name_of_the_server_is_refused(federation: Federation) -> None:
+    before = letters_in(federation.server)
+    assert federation.liar.order(federation.victim.node, federation.run) == 403
+    assert letters_in(federation.server) == before
+    asked = [m.metadata.src_node_id for m in pulled(federation.victim)]
+    assert len(asked) <= 1  # what an earlier test left, and nothing of the liar's
+
+
+def test_a_reply_must_go_to_the_server_for_the_run_and_kind_that_was_asked(federation: Federation) -> None:
+    letter, liar = federation.ask(federation.liar, 3.0), federation.liar
+    assert liar.reply(letter) == 403  # it was not even fetched
+    assert letter.message in [m.metadata.message_id for m in pulled(liar)]
+    assert liar.reply(letter, target=federation.victim.node) == 403
+    assert liar.reply(letter, run=letter.run + 1) == 403
+    assert liar.reply(Letter(NOBODY, letter.run, liar.node)) == 403
+    assert liar.reply(letter, kind="query") == 403
+    assert federation.answers_to(letter) == []
+    assert liar.reply(letter) == 200
+    assert liar.reply(letter) in (200, 403)  # once more changes nothing
+    assert len(federation.answers_to(letter)) == 1
+
+
+def test_messages_and_objects_of_another_site_are_neither_fetched_nor_deleted(federation: Federation) -> None:
+    letter = federation.ask(federation.victim, 4.0)
+    for thing in federation.things_of(letter):
+        shared = thing in federation.things_of(federation.ask(federation.liar, 5.0))
+        status, content = federation.liar.fetch(letter.run, thing)
+        assert (status, content) == (403, b"") or shared
+    assert federation.liar.confirm(letter) == 403
+    assert federation.victim.fetch(letter.run, letter.message)[0] == 200
+
+
+def test_a_reply_on_its_way_is_fetched_by_no_site(federation: Federation) -> None:
+    letter = federation.ask(federation.victim, 6.0)
+    while letter.message not in [m.metadata.message_id for m in pulled(federation.victim)]:
+        pass
+    assert federation.victim.reply(letter) == 200
+    reply = federation.answers_to(letter)[0].metadata.message_id
+    assert federation.liar.fetch(letter.run, reply) == (403, b"")
+
+
+def test_a_stranger_behind_a_forwarder_registers_no_key(federation: Federation, tmp_path: Path) -> None:
+    stranger = found_site(tmp_path / "stranger", "stranger", federation.server.here, federation.server.ca)
+    key = public_key_pem(stranger.public_key)
+    with forwarder(federation.server.port) as port:
+        for guess in ({}, {SECRET_HEADER: ""}, {SECRET_HEADER: "0" * 64}, {"x-forwarded-for": "127.0.0.1"}):
+            assert register(federation.server, key, port, **guess) == 403
+        assert "node" not in about(f"127.0.0.1:{port}", federation.server.ca, key, direct=True)
+    assert register(federation.server, key) == 403  # from loopback itself
+    assert node_of(federation.server, stranger.public_key) is None
+    secret = {SECRET_HEADER: secret_in(federation.server.secret)}
+    assert register(federation.server, key, **secret) == 200
+    assert node_of(federation.server, stranger.public_key) is not None
