@@ -154,6 +154,23 @@ def test_a_reply_on_its_way_is_fetched_by_no_site(federation: Federation) -> Non
     assert federation.liar.fetch(letter.run, reply) == (403, b"")
 
 
+def test_a_reply_that_the_server_asked_for_already_is_uploaded_by_its_site_and_nobody_else(
+    federation: Federation,
+) -> None:
+    letter, stolen = federation.ask(federation.victim, 7.0), []
+    while letter.message not in [m.metadata.message_id for m in pulled(federation.victim)]:
+        pass
+
+    def strike_out(upload: str) -> None:
+        """As the SuperLink does when the server pulls a reply whose objects are still on their way."""
+        federation.state.delete_messages({letter.message})
+        thing = ConfigRecord({"x": 1.0})
+        stolen.extend(federation.liar.upload(letter.run, name, thing.object_id, thing) for name in (upload, ""))
+
+    assert federation.victim.reply(letter, strike_out) == 200
+    assert stolen == [403, 403]
+
+
 def test_a_stranger_behind_a_forwarder_registers_no_key(federation: Federation, tmp_path: Path) -> None:
     stranger = found_site(tmp_path / "stranger", "stranger", federation.server.here, federation.server.ca)
     key = public_key_pem(stranger.public_key)

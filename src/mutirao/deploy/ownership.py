@@ -9,7 +9,8 @@ has on record. What is not known here is refused.
 import asyncio
 import base64
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -27,6 +28,7 @@ from mutirao.deploy.keys import pem_fingerprint
 
 log = logging.getLogger("mutirao")
 
+UPLOADS = 8  # a SuperNode sends one reply after the other
 NO_CALL = "this is no call of a site's"
 # Calls that name nobody but the sender, whom Flower has proven; its own pull looks for messages to that node alone.
 HARMLESS = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages"}
@@ -38,6 +40,7 @@ class Ownership:
     def __init__(self, app: App, state_of: Callable[[], Any]) -> None:
         self.app, self.state_of = app, state_of
         self.things: dict[int, set[str]] = {}  # by node, the objects of the messages sent to it when last looked up
+        self.uploads: dict[int, deque[str]] = {}  # by node, what it was told to send the objects of its replies under
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -50,7 +53,23 @@ class Ownership:
             if fault := await asyncio.to_thread(self.fault_in, call, request):
                 log.warning("refused: %s of the site with the key %s: %s", call, sender(scope), fault)
                 return await answer(send, 403, {"error": fault})
+            if call == "push-messages":
+                return await self.app(scope, receive, self.noting(request.node.node_id, scope, send))
         return await self.app(scope, receive, send)
+
+    def noting(self, node: int, scope: Scope, send: Send) -> Send:
+        """A way to send the answer to a push that first writes down under which number the node may now upload.
+
+        The SuperLink has no record of that for long: a reply is struck out as soon as the server has asked for it.
+        """
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            told = scope["state"].get("protobuf_response")
+            if message["type"] == "http.response.start" and told is not None:
+                self.uploads.setdefault(node, deque(maxlen=UPLOADS)).append(told.session_id)
+            await send(message)
+
+        return note
 
     def fault_in(self, call: str, request: Any) -> str:
         """Why a site may not ask for this; empty if it may."""
@@ -61,7 +80,8 @@ class Ownership:
             case "push-messages":
                 return fault_in_push(state, node, request)
             case "push-object":
-                return "" if is_sending(state, node, request.session_id) else "part of a message that is not its own"
+                mine = request.session_id in self.uploads.get(node, ()) or is_sending(state, node, request.session_id)
+                return "" if mine else "part of a message that is not its own"
             case "pull-object":
                 return "" if self.was_sent(state, node, request.object_id) else "part of no message to it"
             case "confirm-message-received":
@@ -103,7 +123,7 @@ def sent_to(state: Any, node: int, message: str) -> Any:
 
 
 def is_sending(state: Any, node: int, upload: str) -> bool:
-    """Whether an upload that is under way belongs to a reply of this node."""
+    """Whether an upload belongs to a reply of this node, by the record: after a restart it is all there is."""
     wanted = (
         select(MessageRes.message_id)
         .join(ObjectPushSessionRoot, ObjectPushSessionRoot.root_object_id == MessageRes.message_id)

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,11 @@ class Impostor:
         }
         return post(self.server, f"/v1/fleet/{name}", message.SerializeToString(), signed, self.port)
 
-    def push(self, message: Any) -> tuple[int, Any]:
-        """Push a message as it stands, with its objects: the status and Flower's answer."""
+    def push(self, message: Any, meanwhile: Callable[[str], None] = lambda upload: None) -> int:
+        """Push a message as it stands, then its objects; tells the status. `meanwhile` is called between the two."""
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-        from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
         message.metadata.__dict__["_message_id"] = message.object_id
@@ -69,18 +68,18 @@ class Impostor:
         answer = PushMessagesResponse()
         if status == 200:
             answer.ParseFromString(body)
-        for name in answer.objects_to_push:
-            part = PushObjectRequest(
-                node=self.me,
-                run_id=message.metadata.run_id,
-                object_id=name,
-                object_content=parts[name].deflate(),
-                session_id=answer.session_id,
-            )
-            self.call("push-object", part)
-        return status, answer
+            meanwhile(answer.session_id)
+        sent = [self.upload(message.metadata.run_id, answer.session_id, i, parts[i]) for i in answer.objects_to_push]
+        return max([status, *sent])
 
-    def reply(self, letter: Letter, **instead: Any) -> int:
+    def upload(self, run: int, session: str, name: str, thing: Any) -> int:
+        """Push an object; tells the status."""
+        from flwr.proto.message_pb2 import PushObjectRequest
+
+        about = {"run_id": run, "session_id": session, "object_id": name, "object_content": thing.deflate()}
+        return self.call("push-object", PushObjectRequest(node=self.me, **about))[0]
+
+    def reply(self, letter: Letter, meanwhile: Callable[[str], None] = lambda upload: None, **instead: Any) -> int:
         """Push a reply to a message, in the name of whoever it was sent to unless told otherwise; the status."""
         from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -99,7 +98,7 @@ class Impostor:
             "target": server_node(),
             "reply_to": letter.message,
         }
-        return self.push(message_of(content, **(told | instead)))[0]
+        return self.push(message_of(content, **(told | instead)), meanwhile)
 
     def order(self, victim: int, run: int) -> int:
         """Push a request to train, in the server's name, to another site; tells the status."""
@@ -108,7 +107,7 @@ class Impostor:
         content = RecordDict(
             {"arrays": ArrayRecord({}), "config": ConfigRecord({"round": 1}), "request": ConfigRecord({"do": "train"})}
         )
-        return self.push(message_of(content, run, server_node(), victim))[0]
+        return self.push(message_of(content, run, server_node(), victim))
 
     def fetch(self, run: int, thing: str) -> tuple[int, bytes]:
         """Pull an object by its number: the status, and its content."""
