@@ -21,7 +21,7 @@ from mutirao.core.fleet import Request
 from mutirao.deploy.flower import FlowerFleet, client_app, server_app
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.fleets.flower import fleet as server
-from mutirao.fleets.flower.messages import pack
+from mutirao.fleets.flower.messages import pack, tag, to_line
 from mutirao.report import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -155,11 +155,17 @@ def test_a_node_may_not_take_the_name_of_an_absent_one(caplog: pytest.LogCapture
     for _ in range(3):
         assert fleet.clients() == ["ana"]
     assert [r.getMessage() for r in caplog.records] == [
-        f"node {thief} calls itself 'bia', and its key is another's: refused"
+        f"node {tag(thief)} calls itself 'bia', and its key is another's: refused"
     ]
+    assert str(thief) not in caplog.text
     own = grid.join(name="bia")
     assert fleet.clients() == ["ana", "bia"]
     assert fleet._nodes["bia"] == own
+
+
+def test_numbers_by_which_one_could_speak_for_others_stay_out_of_logs() -> None:
+    said = f"Failed to pull object with ID '{'0a' * 32}' of node {2**64 - 1}\nin run -{2**62}: no. 12 of 345678"
+    assert to_line(said) == "Failed to pull object with ID '...' of node ... in run -...: no. 12 of 345678"
 
 
 def test_two_newcomers_with_one_name_are_both_refused(caplog: pytest.LogCaptureFixture) -> None:
