@@ -22,6 +22,7 @@ from mutirao.deploy.calls import about
 from mutirao.deploy.doctor import examine
 from mutirao.deploy.door import Door
 from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.insider import send_secret
 from mutirao.deploy.keys import secret_in, write_authority
 from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import (
@@ -135,6 +136,46 @@ def test_who_does_not_have_the_secret_reaches_nothing_but_the_sites_part(server:
         assert ask(server, f"/v1/fleet/{path}", "POST")[0] in (401, 403, 415)
     status, body = ask(server, "/mutirao", x_mutirao_key="?")
     assert (status, json.loads(body)["admitted"], "node" in json.loads(body)) == (200, False, False)
+
+
+def test_flower_commands_of_the_folder_have_the_secret_and_those_of_the_system_do_not(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "flwr.py").write_text("raise SystemExit('a module of the working folder was imported')")
+    for command, env, works in (
+        (server.commands / "flwr", {}, True),
+        (processes.COMMANDS / "flwr", {"FLWR_HOME": str(server.flower_home)}, False),
+    ):
+        env |= {"PATH": os.defpath, "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+        words = [command, "list", "here", "--format", "json"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0 and json.loads(done.stdout)["success"]) is works, done.stdout + done.stderr
+
+
+def test_the_secret_is_sent_to_its_own_server_over_tls_and_to_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.supercore.protobuf.client import ProtobufClient
+
+    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)  # to be put back
+    send_secret(server, "s" * 64)
+    for address, sent in ((f"https://{server.here}", True), (f"http://{server.here}", False), ("https://a.org", False)):
+        with ProtobufClient(address) as client:
+            assert (client._client.headers.get("x-mutirao-secret") == "s" * 64) is sent
+
+
+def test_a_secret_that_changed_under_a_running_server_is_said(server: Server, recife: Node) -> None:
+    kept, secret = take_key(server.folder, recife.public_key), server.secret.read_text()
+    server.secret.write_text("0" * 64)
+    try:
+        code, text = mutirao("site", "admit", server.folder, kept)
+        assert (code, "was started with another secret" in text, "Traceback" in text) == (1, True, False)
+        server.secret.unlink()
+        code, text = mutirao("site", "admit", server.folder, kept)
+        assert (code, "'mutirao site up' makes it" in text, "Traceback" in text) == (2, True, False)
+    finally:
+        server.secret.touch(mode=0o600)
+        server.secret.write_text(secret)
 
 
 def test_the_door_refuses_websockets_without_the_secret() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mutirao.deploy.door import ABOUT, KEY_HEADER, SECRET_HEADER
 from mutirao.deploy.keys import secret_in
 from mutirao.deploy.layout import Server
+from mutirao.errors import MutiraoError
 
 
 def about(
@@ -36,8 +37,10 @@ def about(
 
 def node_number(server: Server, public_key: bytes) -> int | None:
     """Flower's number of the site that has this key, as the server on this machine tells; None if it has none."""
-    found = about(server.here, server.ca, public_key, direct=True, secret=secret_in(server.secret)).get("node")
-    return int(found) if found is not None else None
+    facts = about(server.here, server.ca, public_key, direct=True, secret=secret_in(server.secret))
+    if "node" not in facts:
+        raise MutiraoError(f"the SuperLink was started with another secret than {server.secret}; {again(server)}")
+    return int(facts["node"]) if facts["node"] is not None else None
 
 
 def register(server: Server, public_key: bytes) -> None:
@@ -60,6 +63,11 @@ def control(server: Server, call: str, content: bytes) -> bytes:
     headers[SECRET_HEADER] = secret_in(server.secret)
     request = urllib.request.Request(f"https://{server.here}/v1/control/{call}", content, headers)
     return fetch(request, server.ca, 30.0, direct=True)
+
+
+def again(server: Server) -> str:
+    """What mends a server whose processes and folder do not know the same secret."""
+    return f"start it again: mutirao site down {server.folder}, then up"
 
 
 def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: bool) -> bytes:

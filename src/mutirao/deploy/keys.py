@@ -131,7 +131,8 @@ def secret_in(path: Path) -> str:
     try:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}; 'mutirao site up' makes it") from error
     if mode & 0o077:
         raise ConfigError(f"{path} can be read by others (mode {mode:o}); remove it: 'mutirao site up' makes another")
     if not re.fullmatch("[0-9a-f]{64}", text):

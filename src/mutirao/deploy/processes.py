@@ -22,7 +22,7 @@ from typing import Any
 from mutirao.config import lines, quote
 from mutirao.core.files import write_whole
 from mutirao.deploy import insider
-from mutirao.deploy.calls import about
+from mutirao.deploy.calls import about, again
 from mutirao.deploy.clientapp import own_command, write_command
 from mutirao.deploy.keys import keep_secret, secret_in
 from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
@@ -195,6 +195,8 @@ def answers(server: Server) -> bool:
 def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Flower's own command line, speaking to this server's SuperLink."""
     command, env = [str(server.commands / "flwr"), *words], environment(server)
+    if not Path(command[0]).exists():  # it runs since before there was a secret
+        raise MutiraoError(f"{command[0]} is not there; {again(server)}")
     return subprocess.run(command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=seconds)
 
 
