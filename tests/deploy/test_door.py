@@ -1,8 +1,10 @@
 """A real SuperLink behind its door, and one who holds an admitted key or none: what each of them gets by asking."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PullM
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from starlette.middleware import Middleware
 
 from mutirao.deploy import processes
 from mutirao.deploy.admission import admit, node_of
@@ -19,8 +23,9 @@ from mutirao.deploy.calls import about
 from mutirao.deploy.door import SECRET_HEADER
 from mutirao.deploy.drill.impostor import Impostor, Letter, forwarder, letters_in, message_of, register, server_node
 from mutirao.deploy.founding import found_server, found_site, take_key
-from mutirao.deploy.keys import public_key_pem, secret_in
+from mutirao.deploy.keys import key_fingerprint, public_key_pem, secret_in
 from mutirao.deploy.layout import Server, free_port
+from mutirao.deploy.superlink import guard
 
 NOBODY = "0" * 64
 
@@ -32,6 +37,7 @@ class Federation:
     run: int
     victim: Impostor
     liar: Impostor
+    grpc: int  # a port that Flower would open besides, were it allowed to
 
     def ask(self, who: Impostor, number: float) -> Letter:
         """A request of the server to a site, as its own process would leave it with the SuperLink."""
@@ -59,8 +65,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     server = found_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
     processes.open_inside(server)
     # Its state is filled from here, so that no process of its own is to take the run for a real one.
-    command = [*processes.superlink_command(server), "--isolation", "process"]
-    process = processes.launch(server, command, processes.environment(server))
+    command, grpc = [*processes.superlink_command(server), "--isolation", "process"], free_port()
+    command += ["--fleet-api-address", f"127.0.0.1:{grpc}"]
+    other_ways = {"FLWR_INTERNAL_GRPC_FLEET_API": "1"}
+    process = processes.launch(server, command, processes.environment(server) | other_ways)
     try:
         assert processes.until(lambda: processes.answers(server), 60), process.text()
         speakers = []
@@ -80,7 +88,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         task = state.get_tasks(run_ids=[run])[0].task_id
         assert state.claim_task(task)
         assert state.activate_task(task)
-        yield Federation(server, state, run, *speakers)
+        yield Federation(server, state, run, *speakers, grpc)
     finally:
         process.stop()
 
@@ -169,6 +177,27 @@ def test_a_reply_that_the_server_asked_for_already_is_uploaded_by_its_site_and_n
 
     assert federation.victim.reply(letter, strike_out) == 200
     assert stolen == [403, 403]
+
+
+def test_no_other_port_leads_around_the_door(federation: Federation) -> None:
+    with socket.socket() as line:
+        assert line.connect_ex(("127.0.0.1", federation.grpc)) != 0
+
+
+def test_a_flower_that_checks_keys_in_another_way_is_not_started() -> None:
+    for layers, keys_asked in (([], True), ([Middleware(NodeAuthMiddleware)], False)):
+        state = SimpleNamespace(enable_supernode_auth=keys_asked)
+        with pytest.raises(SystemExit, match="install the one that mutirao asks for"):
+            guard(SimpleNamespace(user_middleware=layers, state=state), "0" * 64)
+
+
+def test_what_is_refused_is_in_the_server_log_by_key_and_without_numbers(federation: Federation) -> None:
+    letter = federation.ask(federation.victim, 8.0)
+    assert federation.liar.confirm(letter) == 403
+    log = (federation.server.logs / "superlink.log").read_text()
+    said = [line for line in log.splitlines() if line.startswith("refused: confirm-message-received")][-1]
+    assert key_fingerprint(federation.liar.site.public_key) in said
+    assert not any(str(number) in said for number in (letter.message, letter.node, letter.run, federation.liar.node))
 
 
 def test_a_stranger_behind_a_forwarder_registers_no_key(federation: Federation, tmp_path: Path) -> None:
