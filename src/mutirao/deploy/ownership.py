@@ -14,6 +14,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
@@ -39,7 +40,7 @@ class Ownership:
 
     def __init__(self, app: App, state_of: Callable[[], Any]) -> None:
         self.app, self.state_of = app, state_of
-        self.things: dict[int, set[str]] = {}  # by node, the objects of the messages sent to it when last looked up
+        self.things: dict[int, set[str]] = {}  # by node, the objects of messages sent to it, as far as was last seen
         self.uploads: dict[int, deque[str]] = {}  # by node, what it was told to send the objects of its replies under
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,20 +54,24 @@ class Ownership:
             if fault := await asyncio.to_thread(self.fault_in, call, request):
                 log.warning("refused: %s of the site with the key %s: %s", call, sender(scope), fault)
                 return await answer(send, 403, {"error": fault})
-            if call == "push-messages":
+            if call in ("push-messages", "pull-messages"):
                 return await self.app(scope, receive, self.noting(request.node.node_id, scope, send))
         return await self.app(scope, receive, send)
 
     def noting(self, node: int, scope: Scope, send: Send) -> Send:
-        """A way to send the answer to a push that first writes down under which number the node may now upload.
+        """A way to answer that first writes down what the node may now do: fetch the objects of the message it pulls,
+        or upload those of the one it pushes.
 
-        The SuperLink has no record of that for long: a reply is struck out as soon as the server has asked for it.
+        The SuperLink has no record of an upload for long: a reply is struck out once the server has asked for it.
         """
 
         async def note(message: MutableMapping[str, Any]) -> None:
             told = scope["state"].get("protobuf_response")
-            if message["type"] == "http.response.start" and told is not None:
+            if message["type"] == "http.response.start" and isinstance(told, PushMessagesResponse):
                 self.uploads.setdefault(node, deque(maxlen=UPLOADS)).append(told.session_id)
+            elif message["type"] == "http.response.start" and isinstance(told, PullMessagesResponse):
+                for tree in told.message_object_trees:
+                    self.things[node] = objects_in(tree)
             await send(message)
 
         return note
@@ -92,9 +97,10 @@ class Ownership:
 
     def was_sent(self, state: Any, node: int, thing: str) -> bool:
         """Whether an object belongs to a message to this node; what was sent once it may have again."""
-        if thing not in self.things.get(node, set()):
-            self.things[node] = things_sent_to(state, node)
-        return thing in self.things[node]
+        if thing in self.things.get(node, ()):
+            return True
+        self.things[node] = found = things_sent_to(state, node)
+        return thing in found
 
 
 def fault_in_push(state: Any, node: int, request: Any) -> str:
@@ -148,10 +154,15 @@ def things_sent_to(state: Any, node: int) -> set[str]:
     found: set[str] = set()
     for message in messages:
         try:
-            found.update(tree.object_id for tree in iterate_object_tree(state.object_store.get_object_tree(message)))
+            found |= objects_in(state.object_store.get_object_tree(message))
         except NoObjectInStoreError:  # received and deleted
             continue
     return found
+
+
+def objects_in(tree: Any) -> set[str]:
+    """The numbers of all objects in a tree of Flower's."""
+    return {part.object_id for part in iterate_object_tree(tree)}
 
 
 def sender(scope: Scope) -> str:
