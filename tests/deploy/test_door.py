@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message import remove_content_from_message
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PullMessagesResponse
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.state.schema.corestate_models import ObjectPushSession
 from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from starlette.middleware import Middleware
@@ -26,6 +35,7 @@ from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.keys import key_fingerprint, public_key_pem, secret_in
 from mutirao.deploy.layout import Server, free_port
 from mutirao.deploy.superlink import guard
+from mutirao.deploy.uploads import PATIENCE
 
 NOBODY = "0" * 64
 
@@ -177,6 +187,34 @@ def test_a_reply_that_the_server_asked_for_already_is_uploaded_by_its_site_and_n
 
     assert federation.victim.reply(letter, strike_out) == 200
     assert stolen == [403, 403]
+
+
+def test_a_lie_about_an_object_that_others_will_send_does_not_keep_their_replies_out(federation: Federation) -> None:
+    letter, liar = federation.ask(federation.liar, 9.0), federation.liar
+    while letter.message not in [m.metadata.message_id for m in pulled(liar)]:
+        pass
+    common = ConfigRecord({"common": 1.0})  # as an empty record of arrays is, which each reply has
+    message = message_of(RecordDict({"x": common}), letter.run, liar.node, server_node(), letter.message)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    lie = ObjectTree(object_id=common.object_id, children=[ObjectTree(object_id="f" * 64)])
+    request = PushMessagesRequest(
+        node=liar.me,
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[ObjectTree(object_id=message.object_id, children=[lie])],
+        clientapp_runtime_list=[1.0],
+    )
+    status, body = liar.call("push-messages", request)
+    assert status == 200
+    upload = PushMessagesResponse.FromString(body).session_id
+    assert liar.upload(letter.run, upload, common.object_id, common) == 403  # it has no such part
+    asked = federation.ask(federation.victim, 10.0)
+    while asked.message not in [m.metadata.message_id for m in pulled(federation.victim)]:
+        pass
+    assert federation.victim.reply(asked, content=RecordDict({"y": common})) == 503  # a SuperNode tries again
+    with federation.state.session() as session:  # and nothing comes of the liar's upload meanwhile
+        session.get(ObjectPushSession, upload).expires_at -= PATIENCE
+    assert federation.victim.reply(asked, content=RecordDict({"y": common})) == 200
+    assert [a.has_error() for a in federation.answers_to(asked)] == [False]
 
 
 def test_no_other_port_leads_around_the_door(federation: Federation) -> None:

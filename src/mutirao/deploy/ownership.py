@@ -26,6 +26,7 @@ from sqlalchemy import select
 
 from mutirao.deploy.door import FOR_SITES, App, Receive, Scope, Send, answer
 from mutirao.deploy.keys import pem_fingerprint
+from mutirao.deploy.uploads import is_as_announced, is_held_up
 
 log = logging.getLogger("mutirao")
 
@@ -54,6 +55,11 @@ class Ownership:
             if fault := await asyncio.to_thread(self.fault_in, call, request):
                 log.warning("refused: %s of the site with the key %s: %s", call, sender(scope), fault)
                 return await answer(send, 403, {"error": fault})
+            if call == "push-messages" and await asyncio.to_thread(
+                is_held_up, self.state_of(), request.message_object_trees[0]
+            ):
+                log.warning("held up: a reply of the site with the key %s, by what another announced", sender(scope))
+                return await answer(send, 503, {"error": "another upload stands in the way; try again"})
             if call in ("push-messages", "pull-messages"):
                 return await self.app(scope, receive, self.noting(request.node.node_id, scope, send))
         return await self.app(scope, receive, send)
@@ -86,7 +92,10 @@ class Ownership:
                 return fault_in_push(state, node, request)
             case "push-object":
                 mine = request.session_id in self.uploads.get(node, ()) or is_sending(state, node, request.session_id)
-                return "" if mine else "part of a message that is not its own"
+                if not mine:
+                    return "part of a message that is not its own"
+                true = is_as_announced(state, request.object_id, request.object_content)
+                return "" if true else "an object with other parts than announced"
             case "pull-object":
                 return "" if self.was_sent(state, node, request.object_id) else "part of no message to it"
             case "confirm-message-received":

@@ -99,13 +99,9 @@ class Impostor:
                 "audit": ConfigRecord({"seq": 1, "first": "0" * 64, "head": "0" * 64}),
             }
         )
-        told: dict[str, Any] = {
-            "run": letter.run,
-            "source": letter.node,
-            "target": server_node(),
-            "reply_to": letter.message,
-        }
-        return self.push(message_of(content, **(told | instead)), meanwhile)
+        told: dict[str, Any] = {"content": content, "run": letter.run, "source": letter.node}
+        told |= {"target": server_node(), "reply_to": letter.message}
+        return self.push(message_of(**(told | instead)), meanwhile)
 
     def order(self, victim: int, run: int) -> int:
         """Push a request to train, in the server's name, to another site; tells the status."""
