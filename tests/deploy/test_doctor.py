@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.deploy import doctor
 from mutirao.deploy.doctor import GIGABYTE, Finding, examine, healthy
+from mutirao.deploy.door import versions
 from mutirao.deploy.founding import found_server, found_site, renew
 from mutirao.deploy.keys import write_authority, write_server
 from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.policy import policy_template
-from mutirao.deploy.superlink import versions
 
 
 class Answer(http.server.BaseHTTPRequestHandler):

@@ -273,7 +273,64 @@ def test_a_reply_the_site_never_sent_shows(federation: tuple[Path, list[Path]]) 
     assert any("a reply of round" in p and "did not send" in p for p in cross_check(server, sites[1])[1])
 
 
-def test_heads_of_liars_are_ignored(tmp_path: Path) -> None:
+def test_who_keeps_a_trail_must_send_its_head_with_every_reply(tmp_path: Path) -> None:
+    grid, fleet = tapped(tmp_path, {})
+
+    def leave_out(message: Message, reply: Message) -> list[Message]:
+        del reply.content["audit"]
+        return [reply]
+
+    def ask(number: int, fleet: FlowerFleet = fleet) -> list[str]:
+        answers = fleet.ask({c: Request("train", softmax_task().initial(), {"round": number}) for c in NAMES})
+        assert {f.kind for f in answers.failures.values()} <= {"malformed"}
+        assert all("head of its site's audit trail" in f.reason for f in answers.failures.values())
+        return list(answers.failures)
+
+    fleet.clients()
+    assert ask(1) == []
+    assert sorted(fleet.heads()) == NAMES
+    grid.meddlers[grid.node_of("bia")] = leave_out
+    assert ask(2) == ["bia"]
+    assert "bia" not in fleet.heads()
+    for keeps, failures in ((lambda name: False, []), (lambda name: name == "bia", ["bia"])):  # another process, later
+        later = FlowerFleet(grid, timeout=5, greet=5, keeps_trail=keeps)
+        later.clients()
+        assert ask(3, later) == failures
+
+
+def test_the_heads_of_a_round_name_every_reply_in_it(tmp_path: Path) -> None:
+    _, fleet = tapped(tmp_path, {})
+    fleet.clients()
+    for do in ("train", "train"):
+        fleet.ask({"ana": Request(do, softmax_task().initial(), {"round": 1})})
+    told = str(fleet.heads()["ana"]["reply"]).split()
+    assert [len(reply) for reply in told] == [64, 64]
+
+
+def test_a_reply_that_counted_without_its_head_is_named(federation: tuple[Path, list[Path]]) -> None:
+    from mutirao.runs.tables import Table
+    from mutirao.runs.trails import count_heads, keepers_in
+    from mutirao.runs.verify import last_of_each_round
+
+    run, sites = federation
+    code, output = verified(run, sites)
+    assert (code, "heads: each of" in output) == (0, True)
+    assert keepers_in(run / "audit.jsonl") == {"c0", "c1", "c2"}
+    events = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
+    rows = Table(run / "clients.csv").read()
+    replied = [row["round"] for row in rows if row["client"] == "c1" and row["replied"] == "1"]
+    first = next(e for e in events if "c1" in e.get("heads", {}))
+    del first["heads"]["c1"]
+    rounds = last_of_each_round(events)
+    said = f"audit.jsonl: the reply of c1 in round {first['round']} has no head of its trail"
+    assert (len(replied) > 1, count_heads(rounds, rows)) == (True, ([], [said]))
+    for event in rounds.values():
+        event["heads"].pop("c1", None)
+    assert count_heads(rounds, rows)[1] == []  # a server that drops all of them looks like one without any,
+    assert len(count_heads(rounds, rows, ["c1"])[1]) == len(replied)  # until the site shows its trail
+
+
+def test_heads_of_liars_are_refused(tmp_path: Path) -> None:
     grid, fleet = tapped(tmp_path, {})
     for i, (name, wrong) in enumerate(
         {"ana": {"seq": "x"}, "bia": {"head": "zz"}, "caio": {"first": 3}, "duda": {"seq": -1, "head": ""}}.items()
@@ -287,7 +344,7 @@ def test_heads_of_liars_are_ignored(tmp_path: Path) -> None:
         assert i < 4
     fleet.clients()
     answers = fleet.ask({c: Request("train", softmax_task().initial(), {"round": 1}) for c in NAMES})
-    assert len(answers.replies) == 5
+    assert list(answers.replies) == ["eva"]
     assert list(fleet.heads()) == ["eva"]
     assert fleet.heads() == {}
 

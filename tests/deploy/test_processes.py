@@ -18,9 +18,12 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.deploy import processes
 from mutirao.deploy.admission import admit, is_admitted, is_entitled, node_of
+from mutirao.deploy.calls import about
 from mutirao.deploy.doctor import examine
+from mutirao.deploy.door import Door
 from mutirao.deploy.founding import found_server, found_site, take_key
-from mutirao.deploy.keys import write_authority
+from mutirao.deploy.insider import send_secret
+from mutirao.deploy.keys import secret_in, write_authority
 from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import (
     Process,
@@ -32,7 +35,6 @@ from mutirao.deploy.processes import (
     until,
     waits,
 )
-from mutirao.deploy.superlink import Door, about, is_here
 from mutirao.errors import ConfigError
 
 
@@ -120,37 +122,63 @@ def test_a_raw_request_that_is_not_encrypted_gets_no_answer(server: Server) -> N
             line.getresponse()
 
 
-def test_strangers_reach_nothing_but_the_sites_part(server: Server) -> None:
-    outside = {"x_forwarded_for": "203.0.113.9"}  # uvicorn takes it from loopback: as if it came from there
-    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/pull-pending-tasks", "/docs"):
-        assert ask(server, path, "POST", **outside)[0] == 403
-        assert ask(server, f"/v1/fleet/..{path}", "POST", **outside)[0] == 404
-        assert ask(server, f"/v1/fleet/%2e%2e{path}", "POST", **outside)[0] == 404
-        assert ask(server, f"/{path}", "POST", **outside)[0] == 403
-    assert ask(server, "/docs")[0] == 200  # this machine itself may
-    assert ask(server, "/health", **outside)[0] == 200
-    assert ask(server, "/v1/fleet/pull-messages", "POST", **outside)[0] in (400, 401, 415, 422)
-    status, body = ask(server, "/mutirao", **outside, x_mutirao_key="?")
+def test_who_does_not_have_the_secret_reaches_nothing_but_the_sites_part(server: Server) -> None:
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
+        assert ask(server, path, "POST")[0] == 403
+        assert ask(server, f"/v1/fleet/..{path}", "POST")[0] == 403
+        assert ask(server, f"/v1/fleet/%2e%2e{path}", "POST")[0] == 403
+        assert ask(server, f"/{path}", "POST")[0] == 403
+        assert ask(server, path, "POST", x_mutirao_secret="0" * 64)[0] == 403
+    assert ask(server, "/docs", x_mutirao_secret=secret_in(server.secret))[0] == 200
+    assert ask(server, "/health")[0] == 200
+    assert ask(server, "/v1/fleet/pull-messages", "POST")[0] in (400, 401, 415, 422)
+    for path in ("register-node", "unregister-node", "register-node/", "push-messages%3f", "anything"):
+        assert ask(server, f"/v1/fleet/{path}", "POST")[0] in (401, 403, 415)
+    status, body = ask(server, "/mutirao", x_mutirao_key="?")
     assert (status, json.loads(body)["admitted"], "node" in json.loads(body)) == (200, False, False)
 
 
-@pytest.mark.parametrize(
-    ("client", "server", "here"),
-    [
-        (("127.0.0.1", 5), ("127.0.0.1", 9), True),
-        (("::1", 5), ("::1", 9), True),
-        (("10.0.0.5", 5), ("10.0.0.5", 9), True),
-        (("10.0.0.6", 5), ("10.0.0.5", 9), False),
-        (("::ffff:10.0.0.6", 5), ("127.0.0.1", 9), False),
-        (("localhost", 5), ("localhost", 9), False),
-        (None, ("10.0.0.5", 9), False),
-    ],
-)
-def test_here_is_this_machine(client: object, server: object, here: bool) -> None:
-    assert is_here({"client": client, "server": server}) is here
+def test_flower_commands_of_the_folder_have_the_secret_and_those_of_the_system_do_not(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "flwr.py").write_text("raise SystemExit('a module of the working folder was imported')")
+    for command, env, works in (
+        (server.commands / "flwr", {}, True),
+        (processes.COMMANDS / "flwr", {"FLWR_HOME": str(server.flower_home)}, False),
+    ):
+        env |= {"PATH": os.defpath, "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+        words = [command, "list", "here", "--format", "json"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0 and json.loads(done.stdout)["success"]) is works, done.stdout + done.stderr
 
 
-def test_the_door_refuses_websockets_from_elsewhere() -> None:
+def test_the_secret_is_sent_to_its_own_server_over_tls_and_to_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.supercore.protobuf.client import ProtobufClient
+
+    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)  # to be put back
+    send_secret(server, "s" * 64)
+    for address, sent in ((f"https://{server.here}", True), (f"http://{server.here}", False), ("https://a.org", False)):
+        with ProtobufClient(address) as client:
+            assert (client._client.headers.get("x-mutirao-secret") == "s" * 64) is sent
+
+
+def test_a_secret_that_changed_under_a_running_server_is_said(server: Server, recife: Node) -> None:
+    kept, secret = take_key(server.folder, recife.public_key), server.secret.read_text()
+    server.secret.write_text("0" * 64)
+    try:
+        code, text = mutirao("site", "admit", server.folder, kept)
+        assert (code, "was started with another secret" in text, "Traceback" in text) == (1, True, False)
+        server.secret.unlink()
+        code, text = mutirao("site", "admit", server.folder, kept)
+        assert (code, "'mutirao site up' makes it" in text, "Traceback" in text) == (2, True, False)
+    finally:
+        server.secret.touch(mode=0o600)
+        server.secret.write_text(secret)
+
+
+def test_the_door_refuses_websockets_without_the_secret() -> None:
     sent: list[str] = []
 
     async def send(message: object) -> None:
@@ -159,9 +187,9 @@ def test_the_door_refuses_websockets_from_elsewhere() -> None:
     async def nothing(*_: object) -> None:
         sent.append("passed on")
 
-    scope = {"type": "websocket", "path": "/v1/fleet/x", "client": ("10.0.0.6", 1), "server": ("10.0.0.5", 9)}
+    scope = {"type": "websocket", "path": "/v1/fleet/x", "headers": [(b"x-mutirao-secret", b"1")]}
     with contextlib.suppress(StopIteration):
-        Door(nothing, lambda key: None)(scope, nothing, send).send(None)  # type: ignore[arg-type]
+        Door(nothing, "0" * 64, lambda key: None)(scope, nothing, send).send(None)  # type: ignore[arg-type]
     assert sent == ["websocket.close"]
 
 
@@ -249,6 +277,22 @@ def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
         log.write_text(str(number))
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert kept == {"x.log": "5", "x.1.log": "4", "x.2.log": "3", "x.3.log": "2"}
+
+
+def test_an_older_folder_gets_a_secret_and_one_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    made.secret.unlink()
+    assert next(f.state for f in examine(made.folder) if f.check == "secret") == "warn"
+    processes.open_inside(made)
+    first = secret_in(made.secret)
+    processes.open_inside(made)
+    assert (secret_in(made.secret), made.secret.stat().st_mode & 0o777) == (first, 0o600)
+    assert next(f.state for f in examine(made.folder) if f.check == "secret") == "ok"
+    made.secret.chmod(0o644)
+    code, text = mutirao("site", "up", made.folder)
+    assert (code, "can be read by others (mode 644)" in text, "Traceback" in text) == (2, True, False)
+    found = next(f for f in examine(made.folder) if f.check == "secret")
+    assert (found.state, "rm " in found.remedy) == ("fail", True)
 
 
 def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from mutirao.config import resolve
 from mutirao.core.checks import fault, sift
 from mutirao.core.fleet import Request
 from mutirao.deploy.flower import FlowerFleet, client_app, server_app
+from mutirao.deploy.flower.server import keepers_here
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.fleets.flower import fleet as server
-from mutirao.fleets.flower.messages import pack
+from mutirao.fleets.flower.messages import pack, tag, to_line
 from mutirao.report import execute
+from mutirao.runs.audit import Audit
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
@@ -155,11 +157,29 @@ def test_a_node_may_not_take_the_name_of_an_absent_one(caplog: pytest.LogCapture
     for _ in range(3):
         assert fleet.clients() == ["ana"]
     assert [r.getMessage() for r in caplog.records] == [
-        f"node {thief} calls itself 'bia', and its key is another's: refused"
+        f"node {tag(thief)} calls itself 'bia', and its key is another's: refused"
     ]
+    assert str(thief) not in caplog.text
     own = grid.join(name="bia")
     assert fleet.clients() == ["ana", "bia"]
     assert fleet._nodes["bia"] == own
+
+
+def test_heads_are_expected_of_every_site_of_a_made_server_and_else_of_those_the_run_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Audit(tmp_path / "run" / "audit.jsonl").append("round", round=1, heads={"ana": {"seq": 1}})
+    monkeypatch.delenv("MUTIRAO_SITE", raising=False)
+    known = keepers_here(tmp_path / "run")
+    assert (known("ana"), known("bia"), keepers_here(tmp_path / "new")("ana")) == (True, False, False)
+    (tmp_path / "server" / "sites").mkdir(parents=True)
+    monkeypatch.setenv("MUTIRAO_SITE", str(tmp_path / "server"))
+    assert keepers_here(tmp_path / "new")("bia")
+
+
+def test_numbers_by_which_one_could_speak_for_others_stay_out_of_logs() -> None:
+    said = f"Failed to pull object with ID '{'0a' * 32}' of node {2**64 - 1}\nin run -{2**62}: no. 12 of 345678"
+    assert to_line(said) == "Failed to pull object with ID '...' of node ... in run -...: no. 12 of 345678"
 
 
 def test_two_newcomers_with_one_name_are_both_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from mutirao.deploy.calls import node_number, register, unregister
 from mutirao.deploy.keys import client_in, public_key_pem
 from mutirao.deploy.layout import Server, server_in
-from mutirao.deploy.superlink import about, register, unregister
 from mutirao.errors import ConfigError, MutiraoError
 
 
@@ -14,7 +14,7 @@ def admit(folder: Path, public_key: Path) -> None:
     if is_admitted(server, public_key):
         return
     try:
-        register(server.here, server.ca, public_key_pem(public_key))
+        register(server, public_key_pem(public_key))
     except OSError as error:
         raise MutiraoError(f"{public_key} was not admitted: {error}") from error
 
@@ -27,12 +27,11 @@ def is_admitted(server: Server, public_key: Path) -> bool:
 def node_of(server: Server, public_key: Path) -> int | None:
     """Flower's number of the site that has this key; None if it was not admitted."""
     try:
-        found = about(server.here, server.ca, public_key_pem(public_key), direct=True).get("node")
+        return node_number(server, public_key_pem(public_key))
     except (OSError, ValueError) as error:
         raise MutiraoError(
             f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
         ) from error
-    return int(found) if found is not None else None
 
 
 def is_entitled(folder: Path, client: str, node: int) -> bool:
@@ -53,7 +52,7 @@ def dismiss(folder: Path, name: str) -> None:
         raise ConfigError(f"{key} is not there; the sites are in {server.sites}")
     if (node := node_of(server, key)) is not None:
         try:
-            unregister(server.here, server.ca, node)
+            unregister(server, node)
         except OSError as error:
             raise MutiraoError(f"{name} was not dismissed: {error}") from error
     key.replace(key.with_name(f"{name}.pub.dismissed"))

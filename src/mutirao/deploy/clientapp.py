@@ -38,9 +38,9 @@ def own_command(folder: Path, task: str = "") -> Path:
     return write_command(folder, [sys.executable, "-I", "-S", caller.__file__, *([f"--task={task}"] if task else [])])
 
 
-def write_command(folder: Path, words: Sequence[str]) -> Path:
-    """A `flwr-clientapp` that runs these words with its own arguments after them."""
-    path = folder / COMMAND
+def write_command(folder: Path, words: Sequence[str], name: str = COMMAND) -> Path:
+    """A command of that name that runs these words with its own arguments after them."""
+    path = folder / name
     write_whole(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
     return path

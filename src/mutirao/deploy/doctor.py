@@ -20,10 +20,11 @@ from typing import Any, Literal
 
 from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
+from mutirao.deploy.calls import about
+from mutirao.deploy.door import versions
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.processes import port_trouble, running
-from mutirao.deploy.superlink import about, versions
 from mutirao.errors import ConfigError, MutiraoError
 
 Health = Literal["ok", "warn", "fail", "skip"]
@@ -112,6 +113,20 @@ def private_files(place: Server | Node) -> Iterator[Finding]:
         yield check_pair(place)
 
 
+def check_secret(server: Server) -> Finding:
+    """What opens Control and Runtime is known to the server's own user alone."""
+    if not server.secret.exists():
+        return Finding(
+            "secret", "warn", f"{server.secret} is not there yet", f"mutirao site up {server.folder} makes it"
+        )
+    try:
+        keys.secret_in(server.secret)
+    except ConfigError as error:
+        remedy = f"rm {server.secret}; mutirao site down {server.folder}, then up: it makes another"
+        return Finding("secret", "fail", str(error), remedy)
+    return Finding("secret", "ok", f"{server.secret.name} is readable by its owner alone")
+
+
 def check_pair(node: Node) -> Finding:
     """The public key that was sent to the server is that of the private key."""
     from cryptography.hazmat.primitives import serialization as form
@@ -170,6 +185,7 @@ def server_checks(server: Server) -> Iterator[Finding]:
             yield Finding("names", "warn", "the certificate is for this machine alone: no site can connect", remedy)
     except ConfigError as error:
         yield Finding("certificate", "fail", str(error), renew)
+    yield check_secret(server)
     yield check_port(server)
     yield check_sites(server)
 

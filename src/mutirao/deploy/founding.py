@@ -27,6 +27,7 @@ def found_server(
     with making(server.folder):
         keys.write_authority(server.ca, server.ca_key, name)
         keys.write_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts)
+        keys.keep_secret(server.secret)
         server.sites.mkdir()
         write_whole(server.folder / "compose.yaml", compose_text([server]))
         save_place(server)

@@ -1,7 +1,7 @@
 """Certificates and keys: a certificate authority of the federation's own, a server certificate, a key for each site.
 
 Elliptic curves throughout (P-384): it is what Flower's node authentication wants. Private keys are readable by their
-owner alone, and nothing here replaces a file that is there.
+owner alone, and nothing here replaces a file that is there. So is the secret that opens the server's door.
 """
 
 import base64
@@ -10,6 +10,8 @@ import hashlib
 import ipaddress
 import os
 import re
+import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,8 +106,38 @@ def client_in(path: Path) -> str:
 
 def key_fingerprint(path: Path) -> str:
     """The hash of a public key as `ssh-keygen -lf` prints it: two people can compare it by telephone."""
-    blob = base64.b64decode(path.read_text(encoding="utf-8").split()[1])
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return blob_fingerprint(path.read_text(encoding="utf-8").split()[1])
+
+
+def pem_fingerprint(pem: bytes) -> str:
+    """The same of a public key as Flower sends it."""
+    line = form.load_pem_public_key(pem).public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return blob_fingerprint(line.split()[1])
+
+
+def blob_fingerprint(blob: bytes | str) -> str:
+    """The hash of the middle part of a line in OpenSSH's format."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(base64.b64decode(blob)).digest()).decode().rstrip("=")
+
+
+def keep_secret(path: Path) -> None:
+    """A new secret of 256 bits, unless there is one already."""
+    if not path.exists():
+        write_new(path, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+
+
+def secret_in(path: Path) -> str:
+    """The secret in a file; ConfigError if it is missing, no secret, or known to other users of the machine."""
+    try:
+        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}; 'mutirao site up' makes it") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path} can be read by others (mode {mode:o}); remove it: 'mutirao site up' makes another")
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ConfigError(f"{path} holds no secret; remove it: 'mutirao site up' makes another")
+    return text
 
 
 def certificate_in(path: Path) -> x509.Certificate:

@@ -11,6 +11,7 @@ from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
 
 FILE = "site.toml"
+MARK = "MUTIRAO_SITE"  # in the environment of all processes of a folder: which folder that is
 PORT = 9092
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -59,6 +60,8 @@ class Server(Place):
     process = "superlink"
     certificate = Beside("server.crt")  # signed by the authority
     key = Beside("server.key")  # the private key of that certificate
+    secret = Beside("secret")  # what opens Control and Runtime; `up` makes it
+    commands = Beside("bin")  # Flower's own commands, with that secret
     ca_key = Beside("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
     sites = Beside("sites")  # the public keys of the sites that may connect
 

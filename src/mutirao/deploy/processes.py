@@ -21,14 +21,15 @@ from typing import Any
 
 from mutirao.config import lines, quote
 from mutirao.core.files import write_whole
-from mutirao.deploy.clientapp import own_command
-from mutirao.deploy.layout import FILE, Node, Server, free_port, load_place, node_in, server_in
+from mutirao.deploy import insider
+from mutirao.deploy.calls import about, again
+from mutirao.deploy.clientapp import own_command, write_command
+from mutirao.deploy.keys import keep_secret, secret_in
+from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
 from mutirao.deploy.policy import load_policy
-from mutirao.deploy.superlink import about
 from mutirao.deploy.supernode import NOT_YET
 from mutirao.errors import ConfigError, MutiraoError
 
-MARK = "MUTIRAO_SITE"
 RECORD = "process.json"
 KEPT_LOGS = 9
 COMMANDS = Path(sys.executable).parent
@@ -97,7 +98,7 @@ def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: fl
     Its state is in `state.db`, so that admitted keys survive a restart. `env` is added to its environment.
     """
     server = server_in(folder)
-    write_connection(server)
+    open_inside(server)
     refuse_second(server.folder)
     if trouble := port_trouble(server):
         raise MutiraoError(f"{trouble}; end the other program, or change the port in {server.folder / FILE}")
@@ -124,7 +125,7 @@ def become(folder: Path) -> None:
     place = load_place(folder)
     refuse_second(folder)
     if isinstance(place, Server):
-        write_connection(place)
+        open_inside(place)
     command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
     record(place, os.getpid(), place.logs / f"{place.process}.log")
     os.chdir(place.folder)
@@ -193,7 +194,9 @@ def answers(server: Server) -> bool:
 
 def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Flower's own command line, speaking to this server's SuperLink."""
-    command, env = [str(COMMANDS / "flwr"), *words], environment(server)
+    command, env = [str(server.commands / "flwr"), *words], environment(server)
+    if not Path(command[0]).exists():  # it runs since before there was a secret
+        raise MutiraoError(f"{command[0]} is not there; {again(server)}")
     return subprocess.run(command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=seconds)
 
 
@@ -229,6 +232,8 @@ def environment(place: Server | Node) -> dict[str, str]:
     first = [str(COMMANDS)]
     if isinstance(place, Node):
         first.insert(0, str(own_command(place.folder / "bin", place.task).parent))
+    else:
+        first.insert(0, str(place.commands))
     place.flower_home.mkdir(parents=True, exist_ok=True)
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), LOCAL]))
     return os.environ | {
@@ -236,7 +241,7 @@ def environment(place: Server | Node) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else may say where a request came from
+        "FORWARDED_ALLOW_IPS": "",  # nobody may say for another where a request came from
         "NO_PROXY": direct,  # its own processes speak over loopback
         "no_proxy": direct,
         "PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)]),
@@ -245,8 +250,13 @@ def environment(place: Server | Node) -> dict[str, str]:
     }
 
 
-def write_connection(server: Server) -> None:
-    """Tell `flwr` where this SuperLink is: `FLWR_HOME=FOLDER/flwr flwr run APP here`."""
+def open_inside(server: Server) -> None:
+    """A secret, unless there is one, and Flower's commands with it: `FOLDER/bin/flwr run APP here`."""
+    keep_secret(server.secret)
+    secret_in(server.secret)  # a clear word now if others know it
+    for name in insider.COMMANDS:
+        words = [sys.executable, "-P", "-m", "mutirao.deploy.insider", str(server.folder), name]
+        write_command(server.commands, words, name)
     here = f"address = {quote(server.here)}\nroot-certificates = {quote(str(server.ca))}\n"
     write_whole(server.flower_home / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{here}')
 

@@ -15,6 +15,7 @@ from mutirao.config import resolve
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
+from mutirao.deploy.calls import about
 from mutirao.deploy.compose import compose_text
 from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.keys import write_authority
@@ -30,7 +31,6 @@ from mutirao.deploy.processes import (
     waits,
 )
 from mutirao.deploy.submitting import follow, submit
-from mutirao.deploy.superlink import about
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute

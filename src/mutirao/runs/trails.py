@@ -6,13 +6,13 @@ Whoever cuts off or rewrites the end of a trail makes it disagree with what the 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import plain, write_whole
 from mutirao.errors import ConfigError
-from mutirao.runs.audit import check_chain
+from mutirao.runs.audit import check_chain, read_events
 
 Event = dict[str, Any]
 
@@ -28,6 +28,28 @@ def read_trail(path: Path) -> tuple[str, list[Event], list[str]]:
     return name, events, [f"{name}: {p}" for p in problems]
 
 
+def keepers_in(path: Path) -> set[str]:
+    """The clients whose heads are in a server's trail: their sites keep trails of their own."""
+    return {str(client) for event in read_events(path)[0] for client in table_in(event, "heads")}
+
+
+def count_heads(
+    rounds: Mapping[int, Event], rows: Sequence[Mapping[str, str]], known: Iterable[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Count heads against replies: each of a client whose site keeps a trail must have come with one.
+
+    Those are the clients who sent one in any round, and those `known` to. `rows` are those of `clients.csv`.
+    """
+    told = {(str(number), client) for number, event in rounds.items() for client in table_in(event, "heads")}
+    keepers = {client for _, client in told}.union(known)
+    replied = {(r["round"], r["client"]) for r in rows if r.get("replied") == "1" and r.get("client") in keepers}
+    counted = {(number, client) for number, client in replied if number in map(str, rounds)}
+    gone = sorted((int(number), client) for number, client in counted - told)
+    if gone:
+        return [], [f"audit.jsonl: the reply of {client} in round {n} has no head of its trail" for n, client in gone]
+    return [f"heads: each of {len(counted)} replies of sites with trails has its own"] if counted else [], []
+
+
 def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[str]]:
     """Compare a server's events with a site's trail: what agrees, and what does not."""
     site, events, problems = read_trail(path)
@@ -41,7 +63,7 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     for number, head in told:
         if not holds(hashes, head):
             problems.append(f"{site}: its trail lost or changed events that the server knew of in round {number}")
-        elif str(head.get("reply")) not in sent:
+        elif not sent.issuperset(str(head.get("reply")).split()):
             problems.append(f"{site}: the server holds a reply of round {number} that the site did not send")
     theirs = [str(e["hash"]) for e in server]
     for event in mine:

@@ -1,7 +1,7 @@
 """Check a run folder against its own audit trail, and say exactly what was altered."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ from mutirao.errors import ConfigError, Damaged
 from mutirao.runs.audit import check_chain
 from mutirao.runs.folder import Folder
 from mutirao.runs.tables import Table
-from mutirao.runs.trails import cross_check, export, read_trail
+from mutirao.runs.trails import count_heads, cross_check, export, read_trail
 
 
-def verify(path: Path) -> tuple[list[str], list[str]]:
-    """What was found in order, and what was not; an empty second list means the folder is as it was written."""
+def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """What was found in order, and what was not; an empty second list means the folder is as it was written.
+
+    `keepers` are clients whose sites are known to keep trails of their own.
+    """
     if not (path / "audit.jsonl").exists() and not (path / "config.toml").exists():
         raise ConfigError(f"{path} holds no run")
     events, problems = check_chain(path / "audit.jsonl")
@@ -32,7 +35,8 @@ def verify(path: Path) -> tuple[list[str], list[str]]:
     ):
         problems += check
         good += [] if check else [f"{name}: as audited"]
-    return good, problems
+    heads, missing = count_heads(rounds, Table(path / "clients.csv").read(), keepers)
+    return good + heads, problems + missing
 
 
 def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None) -> tuple[list[str], list[str]]:
@@ -42,7 +46,7 @@ def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None
         good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
         trails = {name: events}
     else:
-        good, problems = verify(path)
+        good, problems = verify(path, [read_trail(site)[0] for site in sites])
         trails = {"server": check_chain(path / "audit.jsonl")[0]}
     for site in sites:
         agreed, wrong = cross_check(next(iter(trails.values())), site)

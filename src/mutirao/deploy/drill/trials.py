@@ -17,6 +17,8 @@ TRIALS = {
     "clock": "a site's clock is an hour ahead, and is set right",
     "duplicate": "a site sends each reply twice",
     "garbage": "a site answers garbage",
+    "impostor": "a site answers, fetches and orders in the name of others",
+    "forwarder": "a stranger comes through a TCP forwarder on the server's machine",
 }
 
 

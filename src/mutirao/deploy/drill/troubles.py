@@ -14,6 +14,7 @@ from typing import Any
 from mutirao.core.files import write_whole
 from mutirao.deploy.clientapp import write_command
 from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made
+from mutirao.deploy.drill.impostor import come_through_forwarder, speak_for_others
 from mutirao.deploy.drill.trials import Impossible, Trial
 from mutirao.deploy.founding import renew
 from mutirao.deploy.keeping import process_holding
@@ -334,4 +335,6 @@ TROUBLES: dict[str, Callable[[Path, Trial], None]] = {
     "clock": clock,
     "duplicate": make_liar_trial("duplicate"),
     "garbage": make_liar_trial("garbage", min_replies=2, exclude=VICTIM),
+    "impostor": speak_for_others,
+    "forwarder": come_through_forwarder,
 }

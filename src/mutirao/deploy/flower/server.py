@@ -12,10 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 from mutirao import config as configuration
 from mutirao.deploy.admission import is_entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
-from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled
+from mutirao.deploy.layout import MARK
+from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled, KeepsTrail
 from mutirao.report import execute
 from mutirao.runs.execute import reopen
 from mutirao.runs.progress import Progress
+from mutirao.runs.trails import keepers_in
 
 
 def server_app() -> ServerApp:
@@ -32,7 +34,7 @@ def server_app() -> ServerApp:
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = reopen(recipe, out, configuration.flatten(table))  # refuses other settings
-        fleet = FlowerFleet(grid, timeout, is_entitled=entitlement_here())
+        fleet = FlowerFleet(grid, timeout, is_entitled=entitlement_here(), keeps_trail=keepers_here(out))
         execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
     return app
@@ -40,7 +42,16 @@ def server_app() -> ServerApp:
 
 def entitlement_here() -> IsEntitled:
     """Who may have which name: on a server made by `mutirao site`, only the site whose key was admitted for it."""
-    folder = os.environ.get("MUTIRAO_SITE", "")
-    if not folder or not (Path(folder) / "sites").is_dir():
-        return lambda name, node: True
-    return functools.partial(is_entitled, Path(folder))
+    folder = server_here()
+    return functools.partial(is_entitled, folder) if folder else lambda name, node: True
+
+
+def keepers_here(out: Path) -> KeepsTrail:
+    """Whose replies must come with a head: there every site's, as each has a policy; else of those the run knows."""
+    return (lambda name: True) if server_here() else keepers_in(out / "audit.jsonl").__contains__
+
+
+def server_here() -> Path | None:
+    """The folder that `mutirao site` made for the server whose process this is; None without one."""
+    folder = os.environ.get(MARK, "")
+    return Path(folder) if folder and (Path(folder) / "sites").is_dir() else None

@@ -15,11 +15,12 @@ from flwr.serverapp import Grid
 from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
-from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message
+from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message, tag, to_line
 
 log = logging.getLogger("mutirao")
 
 IsEntitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
+KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to keep an audit trail
 
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
@@ -31,13 +32,20 @@ class FlowerFleet(Fleet):
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
-    one that `is_entitled` denies it.
+    one that `is_entitled` denies it. A client that `keeps_trail`, or has shown once that it does, must send the head of
+    its trail with every reply.
     """
 
     def __init__(
-        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, is_entitled: IsEntitled = lambda name, node: True
+        self,
+        grid: Grid,
+        timeout: float = 600.0,
+        greet: float = 60.0,
+        is_entitled: IsEntitled = lambda name, node: True,
+        keeps_trail: KeepsTrail = lambda name: False,
     ) -> None:
-        self.grid, self.timeout, self.greet, self.is_entitled = grid, timeout, greet, is_entitled
+        self.grid, self.timeout, self.greet = grid, timeout, greet
+        self.is_entitled, self.keeps_trail = is_entitled, keeps_trail
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -47,6 +55,7 @@ class FlowerFleet(Fleet):
         self._closed = threading.Event()
         self._where: Callable[[], Mapping[str, Scalar]] = dict
         self._heads: dict[ClientId, dict[str, Scalar]] = {}
+        self._keepers: set[ClientId] = set()  # who has sent a head
 
     def clients(self) -> list[ClientId]:
         """The names of the nodes that are connected; the same list while nothing changed."""
@@ -71,7 +80,10 @@ class FlowerFleet(Fleet):
         self._where = where
 
     def heads(self) -> dict[ClientId, dict[str, Scalar]]:
-        """Where the sites' own audit trails stood when they last answered, of those who did since this was called."""
+        """Where the sites' own audit trails stood when they last answered, of those who did since this was called.
+
+        `reply` holds the fingerprints of all that a site replied meanwhile.
+        """
         heads, self._heads = self._heads, {}
         return heads
 
@@ -103,10 +115,20 @@ class FlowerFleet(Fleet):
         sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
         for message_id, answer in self._listen(sent, self.timeout):
             client = sent[message_id]
-            outcome = answer if isinstance(answer, Failure) else reply_in(answer, self._nodes[client])
-            if isinstance(answer, Message) and isinstance(outcome, Reply) and (head := head_in(answer, "audit")):
-                self._heads[client] = head | {"reply": reply_fingerprint(outcome)}
-            yield client, outcome
+            yield client, answer if isinstance(answer, Failure) else self._read(client, answer)
+
+    def _read(self, client: ClientId, answer: Message) -> Reply | Failure:
+        """The reply in an answer, if it comes with the head of its site's trail where there is one."""
+        reply = reply_in(answer, self._nodes[client])
+        if isinstance(reply, Failure):
+            return reply
+        if head := head_in(answer, "audit"):
+            earlier = str(self._heads.get(client, {}).get("reply", ""))
+            self._heads[client] = head | {"reply": f"{earlier} {reply_fingerprint(reply)}".strip()}
+            self._keepers.add(client)
+        elif "audit" in answer.content or client in self._keepers or self.keeps_trail(client):
+            return Failure("malformed", "the reply comes without a sound head of its site's audit trail")
+        return reply
 
     def _listen(self, ids: Iterable[str], seconds: float) -> Iterator[tuple[str, Message | Failure]]:
         """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
@@ -135,7 +157,7 @@ class FlowerFleet(Fleet):
             found = self.grid.pull_messages([message_id])
             return [m for m in found if m.metadata.reply_to_message_id == message_id]
         except Exception as error:  # whatever a client sent must stay that client's failure
-            return [Failure("malformed", f"the answer cannot be read: {failure_of(error).reason}")]
+            return [Failure("malformed", f"the answer cannot be read: {to_line(failure_of(error).reason)}")]
 
     def _forget_all_but(self, here: set[int]) -> None:
         self._claims = {n: name for n, name in self._claims.items() if n in here}
@@ -169,7 +191,7 @@ class FlowerFleet(Fleet):
             self._again[node] = time.monotonic() + TROUBLE
             if name.kind == "malformed":
                 self._claims[node] = None  # refused for as long as it stays; other troubles may pass
-            self._warn([node], f"node {node} is no client until it tells its name: {name}")
+            self._warn([node], f"node {tag(node)} is no client until it tells its name: {name}")
 
     def _settle_names(self) -> None:
         """Give each free name to the one node that claims it; refuse all others."""
@@ -180,7 +202,7 @@ class FlowerFleet(Fleet):
             if self.is_entitled(name, node):
                 claimants.setdefault(name, []).append(node)
             else:
-                self._warn([node], f"node {node} calls itself {name!r}, and its key is another's: refused")
+                self._warn([node], f"node {tag(node)} calls itself {name!r}, and its key is another's: refused")
         for name, nodes in claimants.items():
             if name in self._nodes:
                 self._warn(nodes, f"{name!r} is connected already: another node of that name is refused for now")

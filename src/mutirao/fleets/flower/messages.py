@@ -4,6 +4,7 @@ Whatever comes from the other side is a stranger's: nothing of it is believed be
 be, and an answer that is none becomes the `Failure` of whoever sent it.
 """
 
+import hashlib
 import io
 import math
 import re
@@ -25,6 +26,7 @@ LONGEST_NAME = 100
 GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
 # What is no training: whatever else is done counts as that.
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
+NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
@@ -158,6 +160,11 @@ def failure_in(message: Message, node: int) -> Failure | None:
     return None
 
 
+def tag(node: int) -> str:
+    """A node as a log may name it: always the same, and nothing by which anybody could speak for it."""
+    return hashlib.sha256(f"node {node}".encode()).hexdigest()[:8]
+
+
 def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
     """The record of that name and kind; MalformedError without it."""
     record = content.get(name)
@@ -167,5 +174,6 @@ def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
 
 
 def to_line(text: str) -> str:
-    """Text of a stranger, fit for a log."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:200]
+    """Text of a stranger, fit for a log: one line, without the numbers of nodes and messages."""
+    text = NUMBERS_OF_FLOWER.sub("...", text[:1000])
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

@@ -1,0 +1,79 @@
+"""Calls to a running server: what anybody may ask it, and what only those who hold its secret may."""
+
+import base64
+import json
+import ssl
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from mutirao.deploy.door import ABOUT, KEY_HEADER, SECRET_HEADER
+from mutirao.deploy.keys import secret_in
+from mutirao.deploy.layout import Server
+from mutirao.errors import MutiraoError
+
+
+def about(
+    address: str,
+    ca: Path,
+    public_key: bytes | None = None,
+    seconds: float = 10.0,
+    direct: bool = False,
+    secret: str = "",
+) -> dict[str, Any]:
+    """Ask a server about itself over TLS; OSError (ssl.SSLError among them) or ValueError if that does not work.
+
+    Unless `direct`, proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`), as for Flower itself.
+    """
+    headers = {KEY_HEADER: base64.b64encode(public_key).decode()} if public_key is not None else {}
+    if secret:
+        headers[SECRET_HEADER] = secret
+    request = urllib.request.Request(f"https://{address}{ABOUT}", headers=headers)
+    content = json.loads(fetch(request, ca, seconds, direct))
+    if not isinstance(content, dict) or not isinstance(content.get("versions"), dict):
+        raise ValueError("what answers there is no server of Mutirão")
+    return content
+
+
+def node_number(server: Server, public_key: bytes) -> int | None:
+    """Flower's number of the site that has this key, as the server on this machine tells; None if it has none."""
+    facts = about(server.here, server.ca, public_key, direct=True, secret=secret_in(server.secret))
+    if "node" not in facts:
+        raise MutiraoError(f"the SuperLink was started with another secret than {server.secret}; {again(server)}")
+    return int(facts["node"]) if facts["node"] is not None else None
+
+
+def register(server: Server, public_key: bytes) -> None:
+    """Let in whoever holds the private half of this key: `flwr supernode register`, in a tenth of its time."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    control(server, "register-node", RegisterNodeRequest(public_key=public_key).SerializeToString())
+
+
+def unregister(server: Server, node: int) -> None:
+    """Let a site in no more: `flwr supernode unregister`."""
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    control(server, "unregister-node", UnregisterNodeRequest(node_id=node).SerializeToString())
+
+
+def control(server: Server, call: str, content: bytes) -> bytes:
+    """Call Flower's Control interface of the SuperLink on this machine, in Flower's own format."""
+    headers = dict.fromkeys(("Content-Type", "Accept"), "application/protobuf")
+    headers[SECRET_HEADER] = secret_in(server.secret)
+    request = urllib.request.Request(f"https://{server.here}/v1/control/{call}", content, headers)
+    return fetch(request, server.ca, 30.0, direct=True)
+
+
+def again(server: Server) -> str:
+    """What mends a server whose processes and folder do not know the same secret."""
+    return f"start it again: mutirao site down {server.folder}, then up"
+
+
+def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: bool) -> bytes:
+    """What is answered to a request, by a server whose certificate is signed by `ca`."""
+    context = ssl.create_default_context(cafile=str(ca))
+    proxies = urllib.request.ProxyHandler({} if direct else None)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), proxies)
+    with opener.open(request, timeout=seconds) as reply:
+        return bytes(reply.read(65536))
