@@ -21,6 +21,7 @@ from mutirao.core.rounds import Run, train
 from mutirao.errors import BudgetSpent, ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clip_update
+from mutirao.randomness import rng
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.selection import Uniform, everyone
@@ -120,6 +121,46 @@ def test_each_client_is_drawn_with_its_probability() -> None:
     drawn = [select(roster, i, np.random.default_rng(i)) for i in range(2000)]
     assert np.mean([len(d) for d in drawn]) == pytest.approx(6.0, abs=0.15)
     assert np.var([len(d) for d in drawn]) == pytest.approx(20 * 0.3 * 0.7, rel=0.1)  # binomial, not a fixed number
+
+
+def foretold(rounds: list[Any], seed: int, clients: list[str], rate: float, purpose: str = "select") -> int:
+    """In how many rounds who was selected follows from the run's seed, which every client is told."""
+    hits = 0
+    for number, done in enumerate(rounds, 1):
+        drawn = rng(seed, number, purpose).random(len(clients)) < rate
+        hits += {c for c, here in zip(clients, drawn, strict=True) if here} == {
+            row["client"] for row in done.clients if row["try"] and row["client"] in clients
+        }
+    return hits
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_who_was_selected_cannot_be_foretold_from_the_seed(repeatable: bool) -> None:
+    config = iris_config(privacy="central", clients=30, per_round=15, rounds=40, **{"privacy.repeatable": repeatable})
+    task = iris.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rounds = list(iris.flow(LocalFleet(task.handler, task.population), config, task, run))
+    hits = foretold(rounds, config.seed, sorted(task.population), 0.5)
+    assert hits == (40 if repeatable else 0)  # by chance, 40 / 2^30 rounds
+
+
+def test_nor_can_it_in_groups() -> None:
+    recipe = find("groups")
+    settings = {
+        "clients": 20,
+        "samples": 40,
+        "epochs": 1,
+        "rounds": 6,
+        "per_round": 0.5,
+        "cluster": "one",
+        "head": "full",
+    }
+    settings |= {"signature": {"name": "bias", "epsilon": 200.0}, "privacy": {"name": "central", "noise": 0.5}}
+    config = resolve(recipe.config, settings)
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rounds = list(recipe.flow(LocalFleet(task.handler, task.population), config, task, run))
+    assert foretold(rounds, config.seed, sorted(task.population), 0.5, "select g0") == 0
 
 
 def test_a_round_in_which_nobody_was_drawn_is_a_round_of_noise() -> None:

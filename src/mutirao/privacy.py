@@ -10,7 +10,6 @@ again. `repeatable=true` draws it from the seed all the same, for experiments on
 
 import functools
 import math
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, Mer
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, Refused
-from mutirao.randomness import rng
+from mutirao.randomness import Draw, Secret, rng
 from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many, names_in
 
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
@@ -82,11 +81,9 @@ class Settings(Privacy):
         """What these releases cost."""
         return epsilon(table, self.delta, self.accountant)
 
-    def draw(self, seed: int, round: int, client: ClientId = "") -> np.random.Generator:
-        """A generator for the noise of one release."""
-        if self.repeatable:
-            return rng(seed, round, "privacy", client)
-        return np.random.default_rng(secrets.randbits(256))
+    def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
+        """Where the noise of one release comes from, and whatever else must stay unknown."""
+        return rng(seed, round, "privacy", client) if self.repeatable else Secret()
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class Central(Settings):
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
         if isinstance(select, Uniform):
             expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
-            select = Poisson(rate := min(1.0, expected / clients))
+            select = Poisson(rate := min(1.0, expected / clients), self.repeatable)
         elif isinstance(select, RoundRobin) or select is everyone:
             count = select.count if isinstance(select, RoundRobin) else clients
             expected, rate = how_many(count, clients), 1.0  # nobody's turn is secret
@@ -203,15 +200,20 @@ NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each client that is present with the same probability, independently: sometimes nobody."""
+    """Each client that is present with the same probability, independently: sometimes nobody.
+
+    The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
+    nothing here, unless it is to be `repeatable`.
+    """
 
     rate: float
+    repeatable: bool = False
     may_be_nobody = True
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who takes part."""
-        here = roster.here()
-        return names_in(roster, here[rng.random(len(here)) < self.rate])
+        here, draw = roster.here(), rng if self.repeatable else Secret()
+        return names_in(roster, here[draw.random(len(here)) < self.rate])
 
 
 @dataclass(frozen=True)
@@ -312,9 +314,7 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
     return {k: scale * u for k, u in update.items()}, scale
 
 
-def add_noise(
-    current: Arrays, update: Arrays, draw: np.random.Generator, deviation: float, share: float = 1.0
-) -> Arrays:
+def add_noise(current: Arrays, update: Arrays, draw: Draw, deviation: float, share: float = 1.0) -> Arrays:
     """current + share (update + Gaussian noise); what is not of floating point stays as it is."""
     out = dict(current)
     for name in sorted(update):
