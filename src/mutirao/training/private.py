@@ -47,16 +47,16 @@ class PrivateTrainer:
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         n = len(Samples.of(site.data))
-        noise, steps = self.privacy.noise, len(self.trainer.lengths(n))
-        rate = min(1.0, self.trainer.batch_size / n)
+        steps, rate = len(self.trainer.lengths(n)), min(1.0, self.trainer.batch_size / n)
+        noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
-        arrays = self.train(request, site, rate, steps)
+        arrays = self.train(request, site, noise, rate, steps)
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
 
     many = answer_in_turn  # gradients sample by sample are one client's own
 
-    def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
+    def train(self, request: Request, site: Site, noise: float, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
@@ -90,8 +90,8 @@ class PrivateTrainer:
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
                 private.pre_step()
                 for p in weights:
-                    noise = draw.normal(0.0, self.privacy.noise * clip / expected, tuple(p.shape))
-                    p.grad = p.grad + torch.from_numpy(noise).to(p)  # type: ignore[operator]  # `pre_step` has just made it
+                    drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
+                    p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
                 descent.step()
         trained = arrays_of(module)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
