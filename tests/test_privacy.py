@@ -29,6 +29,7 @@ from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.execute import reopen
 from mutirao.selection import Uniform, everyone
+from mutirao.studies.study import is_run_of
 from mutirao.terms import IF_SECRET
 
 START: Arrays = {"w": np.zeros((40, 50)), "b": np.ones(5, np.float32), "seen": np.array(7)}
@@ -364,7 +365,10 @@ def test_the_noise_found_is_written_down_and_more_rounds_end_at_the_budget(
     assert f"privacy.epsilon=4 over 3 rounds: noise {noise:.4g}" in caplog.text
     assert 0.99 * 4.0 < summary["privacy"]["epsilon"] <= summary["privacy"]["target"] == 4.0
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["privacy"]
-    assert (written["noise"], written["rounds"], written["budget"], written["epsilon"]) == (noise, 3, 4.0, 4.0)
+    assert (written["noise"], written["rounds"], written["epsilon"]) == (noise, 3, 4.0)
+    assert summary["privacy"]["budget"] == 4.0
+    assert is_run_of(tmp_path / "run", "conftest:iris", config)  # a study knows it again
+    assert not is_run_of(tmp_path / "run", "conftest:iris", iris_config(privacy="central", rounds=3))
     _, again = reopen(None, tmp_path / "run", [("rounds", 5), ("privacy.epsilon", 4.0)])
     with pytest.raises(BudgetSpent, match="ends the run after round 3 of 5"):
         execute("conftest:iris", again, tmp_path / "run", resume=True, pictures=False)

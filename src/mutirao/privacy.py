@@ -33,7 +33,7 @@ from mutirao.noising import RELEASES as RELEASES
 from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many
 from mutirao.terms import EPSILON as EPSILON
 from mutirao.terms import NEXT as NEXT
-from mutirao.terms import AtServer, Settings
+from mutirao.terms import NOISE, AtServer, Settings
 from mutirao.terms import Outlook as Outlook
 from mutirao.terms import Privacy as Privacy
 
@@ -317,6 +317,13 @@ def settle(config: Any, clients: int) -> Part:
     return Part(part.name, {**part.settings, **found}, part.home)
 
 
+def asked(part: Part) -> Part:
+    """The privacy of a run as it was asked for, without what `settle` wrote down."""
+    said = part.settings
+    drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
+    return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
+
+
 def promise(part: Part, run: Run) -> dict[str, Any] | None:
     """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
     privacy: Privacy = build("privacy", part)
@@ -324,5 +331,6 @@ def promise(part: Part, run: Run) -> dict[str, Any] | None:
     if not spent:
         return None
     protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
-    asked = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
-    return {"kind": part.name, "protects": protects if privacy.repeatable else privacy.protects, **spent, **asked}
+    terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
+    whom = protects if privacy.repeatable else privacy.protects
+    return {"kind": part.name, "protects": whom, **spent, **terms, "budget": privacy.budget}

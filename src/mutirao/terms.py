@@ -104,9 +104,9 @@ class Settings(Privacy):
         return self.written(self.noise)
 
     def written(self, noise: float | None) -> dict[str, Scalar]:
-        """What is found, as settings: if `epsilon` asked for it, with the rounds it holds for and the budget."""
+        """What is found, as settings: if `epsilon` asked for it, with the rounds it holds for."""
         said: dict[str, Scalar] = {} if noise is None else {"noise": noise}
-        return said | ({"rounds": self.rounds or 0, "budget": self.budget} if self.epsilon else {})
+        return said | ({"rounds": self.rounds} if self.epsilon and self.rounds else {})
 
     def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
         """Where the noise of one release comes from, and whatever else must stay unknown."""
