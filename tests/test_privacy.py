@@ -424,3 +424,28 @@ def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resu
 def test_terms_that_cannot_be_kept_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         first_round(settings)
+
+
+def recsys(**settings: Any) -> tuple[list[dict[str, Any]], Run]:
+    recipe = find("recsys")
+    config = resolve(recipe.config, {"rounds": 2, "per_round": 100, "evaluate_every": 1, "dimension": 4, **settings})
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rows = [d.row for d in recipe.flow(LocalFleet(task.handler, task.population), config, task, run)]
+    assert [row["failed"] for row in rows] == [0, 0]
+    return rows, run
+
+
+def test_recommendation_can_be_private_and_every_item_gets_noise() -> None:
+    rows, run = recsys(aggregate="fedavg", privacy={"name": "central", "epsilon": 8.0})
+    assert 0.99 * 8.0 < rows[-1]["epsilon"] <= 8.0
+    assert (run.arrays["items"] != find("recsys").task(find("recsys").config(dimension=4)).initial()["items"]).all()
+
+
+def test_recommendation_is_refused_what_tells_who_rated_what() -> None:
+    with pytest.raises(ConfigError, match="needs each update by itself"):
+        recsys(privacy="central")  # the mean over those who touched an item
+    with pytest.raises(ConfigError, match="download=touched tells which items a user rated"):
+        recsys(privacy="local", aggregate="fedavg")
+    rows, _ = recsys(privacy="local", aggregate="fedavg", download="all", per_round=5)
+    assert rows[-1]["epsilon"] > 0

@@ -85,6 +85,7 @@ class Settings(Privacy):
         check_setting("noise", self.noise is None or 0 < self.noise < math.inf, self.noise, "above 0")
         check_setting("clip", 0 < self.clip < math.inf, self.clip, "above 0")
         check_setting("delta", 0 < self.delta < 1, self.delta, "above 0 and below 1")
+        check_setting("rounds", self.rounds is None or self.rounds > 0, self.rounds, "above 0")
         check_setting("budget", 0 <= self.budget < math.inf, self.budget, "0 (none) or above")
 
     def cost(self, table: Releases | None) -> float:
