@@ -33,9 +33,10 @@ from mutirao.noising import RELEASES as RELEASES
 from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many
 from mutirao.terms import EPSILON as EPSILON
 from mutirao.terms import NEXT as NEXT
-from mutirao.terms import NOISE, AtServer, Settings
+from mutirao.terms import NOISE, AtServer
 from mutirao.terms import Outlook as Outlook
 from mutirao.terms import Privacy as Privacy
+from mutirao.terms import Settings as Settings
 
 log = logging.getLogger("mutirao")
 
@@ -297,11 +298,11 @@ def within_budget(
 
 
 def build_privacy(config: Any) -> Privacy:
-    """The privacy that a configuration asks for, told how many rounds are planned."""
+    """The privacy that a configuration asks for, told what is planned."""
     part, said = config.privacy, config.privacy.settings
     if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
         raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")
-    made: Privacy = build("privacy", part, rounds=config.rounds)
+    made: Privacy = build("privacy", part, rounds=config.rounds, batch_size=config.batch_size, epochs=config.epochs)
     return made
 
 
@@ -327,10 +328,10 @@ def asked(part: Part) -> Part:
 def promise(part: Part, run: Run) -> dict[str, Any] | None:
     """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
     privacy: Privacy = build("privacy", part)
-    spent = privacy.figures(run)
-    if not spent:
+    spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)
+    if spent is None:
         return None
     protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
     terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
     whom = protects if privacy.repeatable else privacy.protects
-    return {"kind": part.name, "protects": whom, **spent, **terms, "budget": privacy.budget}
+    return {"kind": part.name, "protects": whom, privacy.column: spent, **terms, "budget": privacy.budget}
