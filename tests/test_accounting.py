@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from mutirao.accounting import NOTHING, ORDERS, Accountant, _one, add_releases, epsilon, join_releases
+from mutirao.accounting import NOTHING, ORDERS, Accountant, _one, add_releases, epsilon, find_noise, join_releases
+from mutirao.errors import ConfigError
 
 # noise, rate, times, delta; then epsilon by dp-accounting 0.6.0: its RDP accountant, its PLD accountant (tight)
 REFERENCE = [
@@ -79,3 +80,33 @@ def test_the_order_of_releases_does_not_matter_and_more_cost_more(
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_nothing_released_costs_nothing(accountant: Accountant) -> None:
     assert epsilon(None, 1e-5, accountant) == epsilon(NOTHING, 1e-5, accountant) == 0.0
+
+
+@pytest.mark.parametrize(("noise", "rate", "times", "delta", "rdp", "tight"), [REFERENCE[2], REFERENCE[4]])
+def test_the_noise_found_for_a_published_epsilon_is_that_noise(
+    noise: float, rate: float, times: int, delta: float, rdp: float, tight: float
+) -> None:
+    assert find_noise(tight, delta, "prv", rate, times) == pytest.approx(noise, rel=0.01)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.2, 40.0), st.sampled_from([1e-6, 1e-3]), st.sampled_from([0.02, 0.3, 1.0]), st.integers(1, 500))
+def test_the_noise_found_costs_no_more_than_was_asked_for_and_hardly_less(
+    target: float, delta: float, rate: float, times: int
+) -> None:
+    noise = find_noise(target, delta, "rdp", rate, times)
+    assert 0.99 * target < epsilon(add_releases(None, noise, rate, times), delta) <= target
+
+
+@pytest.mark.parametrize(("target", "rate", "epochs"), [(3.0, 0.05, 10), (0.7, 0.01, 3)])
+def test_opacus_finds_the_same_noise(target: float, rate: float, epochs: int) -> None:
+    from opacus.accountants.utils import get_noise_multiplier
+
+    options = {"target_epsilon": target, "target_delta": 1e-5, "sample_rate": rate, "epsilon_tolerance": 0.001}
+    theirs = get_noise_multiplier(**options, epochs=epochs, accountant="rdp")
+    assert find_noise(target, 1e-5, "rdp", rate, int(epochs / rate)) == pytest.approx(theirs, rel=0.01)
+
+
+def test_an_epsilon_that_no_noise_can_give_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no noise makes epsilon 1e-06 at delta 1e-05 in 10 releases"):
+        find_noise(1e-6, 1e-5, "rdp", 1.0, 10)

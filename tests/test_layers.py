@@ -15,7 +15,7 @@ HOME = Path(mutirao.__file__).parent
 FLOORS = [
     "errors randomness metrics stats config",
     "core",
-    "aggregation fedrisk risk selection scores partition filters attacks privacy accounting",
+    "aggregation fedrisk risk selection scores partition filters attacks privacy accounting clipping noising terms",
     "fleets",
     "training",
     "datasets",

@@ -1,6 +1,8 @@
 """Clipping, noise and the account of it: what is promised is what happens, in any run that is stopped and resumed."""
 
 import json
+import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,15 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.errors import BudgetSpent, ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.privacy import RELEASES, Central, Local, Noised, Poisson, clip_update
+from mutirao.noising import Noised, Poisson
+from mutirao.privacy import RELEASES, Central, Local, clip_update
+from mutirao.randomness import rng
 from mutirao.recipes.task import find
 from mutirao.report import execute
+from mutirao.runs.execute import reopen
 from mutirao.selection import Uniform, everyone
+from mutirao.studies.study import is_run_of
+from mutirao.terms import IF_SECRET
 
 START: Arrays = {"w": np.zeros((40, 50)), "b": np.ones(5, np.float32), "seen": np.array(7)}
 
@@ -35,7 +42,8 @@ def reply(scale: float, seed: int = 0, n: int = 10) -> Reply:
 
 
 def noised(noise: float, clip: float, expected: float, rate: float = 1.0, then: Any = None) -> Noised:
-    return Noised(then or FedAvg(), Central(noise=noise, clip=clip, repeatable=True), rate, expected, seed=3)
+    draw = partial(Central(repeatable=True).draw, 3)
+    return Noised(then or FedAvg(), noise, clip, rate, expected, draw=draw)
 
 
 def iris_config(**settings: Any) -> Any:
@@ -73,7 +81,8 @@ def test_the_noise_has_the_deviation_it_should_whoever_came() -> None:
 def test_noise_is_never_the_same_unless_it_is_asked_to_be_repeatable() -> None:
     def once(repeatable: bool) -> str:
         privacy = Central(repeatable=repeatable)
-        return digest(Noised(FedAvg(), privacy, 0.5, 5, seed=3)(START, {}, {}).arrays)
+        _, part = privacy.at_server(Uniform(5), FedAvg(), 10, iris_config())
+        return digest(part(START, {}, {}).arrays)
 
     assert once(True) == once(True)
     assert once(False) != once(False)
@@ -115,11 +124,51 @@ def test_what_cannot_be_kept_is_refused_before_the_first_round(settings: dict[st
 
 
 def test_each_client_is_drawn_with_its_probability() -> None:
-    roster, select = Roster(), Poisson(0.3)
+    roster, select = Roster(), Poisson(0.3, repeatable=True)
     roster.meet([f"c{i}" for i in range(20)])
     drawn = [select(roster, i, np.random.default_rng(i)) for i in range(2000)]
     assert np.mean([len(d) for d in drawn]) == pytest.approx(6.0, abs=0.15)
     assert np.var([len(d) for d in drawn]) == pytest.approx(20 * 0.3 * 0.7, rel=0.1)  # binomial, not a fixed number
+
+
+def foretold(rounds: list[Any], seed: int, clients: list[str], rate: float, purpose: str = "select") -> int:
+    """In how many rounds who was selected follows from the run's seed, which every client is told."""
+    hits = 0
+    for number, done in enumerate(rounds, 1):
+        drawn = rng(seed, number, purpose).random(len(clients)) < rate
+        hits += {c for c, here in zip(clients, drawn, strict=True) if here} == {
+            row["client"] for row in done.clients if row["try"] and row["client"] in clients
+        }
+    return hits
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_who_was_selected_cannot_be_foretold_from_the_seed(repeatable: bool) -> None:
+    config = iris_config(privacy="central", clients=30, per_round=15, rounds=40, **{"privacy.repeatable": repeatable})
+    task = iris.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rounds = list(iris.flow(LocalFleet(task.handler, task.population), config, task, run))
+    hits = foretold(rounds, config.seed, sorted(task.population), 0.5)
+    assert hits == (40 if repeatable else 0)  # by chance, 40 / 2^30 rounds
+
+
+def test_nor_can_it_in_groups() -> None:
+    recipe = find("groups")
+    settings = {
+        "clients": 20,
+        "samples": 40,
+        "epochs": 1,
+        "rounds": 6,
+        "per_round": 0.5,
+        "cluster": "one",
+        "head": "full",
+    }
+    settings |= {"signature": {"name": "bias", "epsilon": 200.0}, "privacy": {"name": "central", "noise": 0.5}}
+    config = resolve(recipe.config, settings)
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rounds = list(recipe.flow(LocalFleet(task.handler, task.population), config, task, run))
+    assert foretold(rounds, config.seed, sorted(task.population), 0.5, "select g0") == 0
 
 
 def test_a_round_in_which_nobody_was_drawn_is_a_round_of_noise() -> None:
@@ -150,8 +199,8 @@ def test_a_run_that_is_interrupted_goes_on_counting_exactly(kind: str, tmp_path:
     parts = execute("conftest:iris", config, tmp_path / "parts", resume=True, pictures=False)
     assert parts["digest"] == whole["digest"]
     rows = [json.loads((tmp_path / name / "history.json").read_text()) for name in ("whole", "parts")]
-    assert [r["epsilon"] for r in rows[0]] == [r["epsilon"] for r in rows[1]]
-    assert parts["privacy"]["epsilon"] == parts["final"]["epsilon"] == rows[0][-1]["epsilon"] > 0
+    assert [r[IF_SECRET] for r in rows[0]] == [r[IF_SECRET] for r in rows[1]]
+    assert parts["privacy"][IF_SECRET] == parts["final"][IF_SECRET] == rows[0][-1][IF_SECRET] > 0
     assert parts["privacy"]["kind"] == kind
     assert parts["privacy"]["delta"] == 1e-5
 
@@ -216,7 +265,7 @@ def test_a_client_refuses_to_spend_more_than_its_budget_and_to_be_judged() -> No
         site.state = fleet.states["ana"]
     assert kinds_of_end
     assert kinds_of_end[0].startswith("refused: privacy.budget: epsilon ")
-    assert privacy.epsilon(site.state[RELEASES]) <= 3.0
+    assert privacy.cost(site.state[RELEASES]) <= 3.0
     judged = LocalFleet(handler, {"ana": None}).ask({"ana": Request("evaluate", START)})
     assert judged.failures["ana"].kind == "refused"
 
@@ -268,3 +317,135 @@ def test_parts_by_name() -> None:
     assert aggregate.expected == 10
     with pytest.raises(ConfigError):
         Central().at_server(Uniform(3), FedMedian(), 20, iris_config())
+
+
+def rows_of(config: Any, run: Run | None = None) -> tuple[list[dict[str, Any]], Run]:
+    task = iris.prepare(config)
+    run = run or Run(task.initial(), seed=config.seed)
+    return [d.row for d in iris.flow(LocalFleet(task.handler, task.population), config, task, run)], run
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_epsilon_finds_the_noise_for_the_rounds_planned(kind: str, accountant: str) -> None:
+    settings = {"privacy.epsilon": 3.0, "privacy.delta": 1e-4, "privacy.accountant": accountant, "per_round": 6}
+    rows, _ = rows_of(iris_config(privacy=kind, rounds=4, **settings))
+    assert len(rows) == 4  # what it costs is also the budget, and the last round fits in
+    assert 0.99 * 3.0 < rows[-1]["epsilon"] <= 3.0
+
+
+def test_with_dpsgd_every_client_finds_its_own_noise() -> None:
+    config = resolve(
+        find("quickstart").config,
+        {"clients": 4, "per_round": 4, "rounds": 2, "epochs": 1, "privacy": {"name": "dpsgd", "epsilon": 5.0}},
+    )
+    task = find("quickstart").prepare(config)
+    fleet = LocalFleet(task.handler, task.population)
+    rows = [d.row for d in find("quickstart").flow(fleet, config, task, Run(task.initial()))]
+    assert [row["failed"] for row in rows] == [0, 0]
+    noises = {float(fleet.states[c][RELEASES][0, 0]) for c in task.population}
+    assert len(noises) == 4  # fewer samples, more noise
+    for client in task.population:
+        assert 0.98 * 5.0 < epsilon(fleet.states[client][RELEASES], 1e-5) <= 5.0
+
+
+@pytest.mark.parametrize("kind", ["central", "local", "dpsgd"])
+def test_noise_and_epsilon_together_are_refused_by_name(kind: str) -> None:
+    config = iris_config(privacy=kind, **{"privacy.epsilon": 3.0, "privacy.noise": 1.0})
+    with pytest.raises(ConfigError, match=r"privacy\.noise and privacy\.epsilon are both set"):
+        iris.prepare(config)
+
+
+def test_the_noise_found_is_written_down_and_more_rounds_end_at_the_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = iris_config(privacy="central", rounds=3, **{"privacy.epsilon": 4.0})
+    summary = execute("conftest:iris", config, tmp_path / "run", pictures=False)
+    noise = summary["privacy"]["noise"]
+    assert f"privacy.epsilon=4 over 3 rounds: noise {noise:.4g}" in caplog.text
+    assert 0.99 * 4.0 < summary["privacy"]["epsilon"] <= summary["privacy"]["target"] == 4.0
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["privacy"]
+    assert (written["noise"], written["rounds"], written["epsilon"]) == (noise, 3, 4.0)
+    assert summary["privacy"]["budget"] == 4.0
+    assert is_run_of(tmp_path / "run", "conftest:iris", config)  # a study knows it again
+    assert not is_run_of(tmp_path / "run", "conftest:iris", iris_config(privacy="central", rounds=3))
+    _, again = reopen(None, tmp_path / "run", [("rounds", 5), ("privacy.epsilon", 4.0)])
+    with pytest.raises(BudgetSpent, match="ends the run after round 3 of 5"):
+        execute("conftest:iris", again, tmp_path / "run", resume=True, pictures=False)
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["privacy"] == written
+    table = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    repeated = resolve(iris.config, {k: v for k, v in table.items() if k != "recipe"}, [("rounds", 3)])
+    assert execute("conftest:iris", repeated, tmp_path / "other", pictures=False)["privacy"]["noise"] == noise
+
+
+def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Noise and draws follow from the seed: nowhere may a figure stand that reads as an epsilon."""
+    config = iris_config(privacy="central", rounds=2, **{"privacy.repeatable": True})
+    summary = execute("conftest:iris", config, tmp_path / "run")
+    assert "NOBODY is protected" in caplog.text
+    assert "epsilon" not in summary["privacy"]
+    assert "epsilon" not in summary["final"]
+    assert summary["privacy"]["protects"].startswith("nobody: repeatable=true")
+    assert summary["privacy"][IF_SECRET] > 0
+    assert "epsilon" not in (tmp_path / "run" / "history.csv").read_text().splitlines()[0].split(",")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Not private" in page
+    assert "NOBODY" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resumed(tmp_path: Path) -> None:
+    settings = {"privacy.repeatable": True, "privacy.clip_quantile": 0.5, "privacy.noise": 0.4, "privacy.clip": 5.0}
+    config = iris_config(privacy="central", rounds=4, clients=6, per_round=6, **settings)
+    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+    half = iris_config(privacy="central", rounds=2, clients=6, per_round=6, **settings)
+    execute("conftest:iris", half, tmp_path / "parts", pictures=False)
+    parts = execute("conftest:iris", config, tmp_path / "parts", resume=True, pictures=False)
+    assert parts["digest"] == whole["digest"]
+    clips = [row["clip"] for row in json.loads((tmp_path / "parts" / "history.json").read_text())]
+    assert clips[0] == 5.0
+    assert len(set(clips)) == 4
+    plain = iris_config(
+        privacy="central", rounds=4, clients=6, per_round=6, **settings | {"privacy.clip_quantile": 0.0}
+    )
+    fixed = execute("conftest:iris", plain, tmp_path / "fixed", pictures=False)
+    assert fixed["privacy"][IF_SECRET] == whole["privacy"][IF_SECRET]  # the count costs nothing besides
+    assert "clip" not in json.loads((tmp_path / "fixed" / "history.json").read_text())[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"privacy.clip_quantile": 1.0}, "clip_quantile is 1.0"),
+        ({"privacy.clip_quantile": 0.5, "privacy.clip_noise": 0.4}, r"privacy\.clip_noise is 0\.4, but must be above"),
+        ({"privacy.epsilon": -1.0}, "epsilon is -1.0"),
+        ({"privacy.epsilon": 1e-9, "per_round": 6}, "no noise makes epsilon 1e-09"),
+    ],
+)
+def test_terms_that_cannot_be_kept_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        first_round(settings)
+
+
+def recsys(**settings: Any) -> tuple[list[dict[str, Any]], Run]:
+    recipe = find("recsys")
+    config = resolve(recipe.config, {"rounds": 2, "per_round": 100, "evaluate_every": 1, "dimension": 4, **settings})
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rows = [d.row for d in recipe.flow(LocalFleet(task.handler, task.population), config, task, run)]
+    assert [row["failed"] for row in rows] == [0, 0]
+    return rows, run
+
+
+def test_recommendation_can_be_private_and_every_item_gets_noise() -> None:
+    rows, run = recsys(aggregate="fedavg", privacy={"name": "central", "epsilon": 8.0})
+    assert 0.99 * 8.0 < rows[-1]["epsilon"] <= 8.0
+    assert (run.arrays["items"] != find("recsys").task(find("recsys").config(dimension=4)).initial()["items"]).all()
+
+
+def test_recommendation_is_refused_what_tells_who_rated_what() -> None:
+    with pytest.raises(ConfigError, match="needs each update by itself"):
+        recsys(privacy="central")  # the mean over those who touched an item
+    with pytest.raises(ConfigError, match="download=touched tells which items a user rated"):
+        recsys(privacy="local", aggregate="fedavg")
+    rows, _ = recsys(privacy="local", aggregate="fedavg", download="all", per_round=5)
+    assert rows[-1]["epsilon"] > 0

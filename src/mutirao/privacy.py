@@ -6,87 +6,44 @@ own state, so a run that is resumed goes on counting where it was. `docs/privacy
 
 The noise comes from the operating system's randomness, not from the run's seed: who knows the seed could take it off
 again. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
+
+How much noise there is can be said, or found: `epsilon=3` gives the noise that the rounds planned need.
 """
 
 import functools
+import logging
 import math
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from mutirao.accounting import Accountant, Releases, add_releases, at_worst, epsilon
-from mutirao.config import build
-from mutirao.core.arrays import Arrays, settle
+from mutirao.accounting import Releases, add_releases, at_worst
+from mutirao.clipping import Follow
+from mutirao.clipping import add_noise as add_noise
+from mutirao.clipping import clip_update as clip_update
+from mutirao.config import Part, Scalar, build
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, Merged, as_aggregator, as_handler
-from mutirao.core.roster import Roster
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
+from mutirao.core.rows import whole
 from mutirao.errors import BudgetSpent, ConfigError, Refused
-from mutirao.randomness import rng
-from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many, names_in
+from mutirao.noising import CLIP, Noised, Poisson
+from mutirao.noising import RELEASES as RELEASES
+from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many
+from mutirao.terms import EPSILON as EPSILON
+from mutirao.terms import NEXT as NEXT
+from mutirao.terms import NOISE, AtServer
+from mutirao.terms import Outlook as Outlook
+from mutirao.terms import Privacy as Privacy
+from mutirao.terms import Settings as Settings
 
-RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
-Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
-AtServer = tuple[AnySelector, AnyAggregator]
-EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
-
-
-class Privacy:
-    """What every kind of privacy offers to the flow and to those who make tasks; as it is, nothing is promised."""
-
-    budget: float = 0.0
-
-    def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler as the client runs it."""
-        return handler
-
-    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
-        """The selector and the aggregator as the server runs them."""
-        return select, aggregate
-
-    def spent(self, run: Run) -> float | None:
-        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
-        return None
-
-    def after_another(self, run: Run, outlook: Outlook) -> float:
-        """Epsilon if one more round is made: of the one model there is, or of each group's."""
-        return 0.0
+log = logging.getLogger("mutirao")
 
 
 @dataclass(frozen=True)
 class Open(Privacy):
     """No differential privacy."""
-
-
-@dataclass(frozen=True)
-class Settings(Privacy):
-    """What all kinds have in common: noise (as a multiple of the clip), clip, delta, and epsilon's budget (0: none)."""
-
-    noise: float = 1.0
-    clip: float = 1.0
-    delta: float = 1e-5
-    budget: float = 0.0
-    accountant: Accountant = "rdp"
-    repeatable: bool = False
-
-    def __post_init__(self) -> None:
-        check_setting("noise", 0 < self.noise < math.inf, self.noise, "above 0")
-        check_setting("clip", 0 < self.clip < math.inf, self.clip, "above 0")
-        check_setting("delta", 0 < self.delta < 1, self.delta, "above 0 and below 1")
-        check_setting("budget", 0 <= self.budget < math.inf, self.budget, "0 (none) or above")
-
-    def epsilon(self, table: Releases | None) -> float:
-        """What these releases cost."""
-        return epsilon(table, self.delta, self.accountant)
-
-    def draw(self, seed: int, round: int, client: ClientId = "") -> np.random.Generator:
-        """A generator for the noise of one release."""
-        if self.repeatable:
-            return rng(seed, round, "privacy", client)
-        return np.random.default_rng(secrets.randbits(256))
 
 
 @dataclass(frozen=True)
@@ -96,7 +53,22 @@ class Central(Settings):
     N is Gaussian with deviation `noise` x `clip`, m the number of clients expected a round, whoever came. Each client
     takes part with probability m / clients, independently, in place of `select=uniform`. The unit that is protected
     is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
+
+    With `clip_quantile` above 0 the clip follows that quantile of the updates' lengths, beginning at `clip`; the share
+    of clients below it gets noise of deviation `clip_noise` (0: m / 20, or `noise` if that is more), and the updates
+    so much more that both together cost what `noise` says.
     """
+
+    clip_quantile: float = 0.0
+    clip_lr: float = 0.2
+    clip_noise: float = 0.0
+    protects = "a client with all its data"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("clip_quantile", 0 <= self.clip_quantile < 1, self.clip_quantile, "0 (a fixed clip) or below 1")
+        check_setting("clip_lr", 0 < self.clip_lr < math.inf, self.clip_lr, "above 0")
+        check_setting("clip_noise", 0 <= self.clip_noise < math.inf, self.clip_noise, "0 (a choice of ours) or above")
 
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
@@ -111,17 +83,46 @@ class Central(Settings):
             )
         if config.min_replies:
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
+        select, rate, expected = self.sample(select, clients)
+        noise = self.noise_for(rate, 1)
+        follow, draw = self.follow(noise, expected), functools.partial(self.draw, config.seed)
+        return select, Noised(aggregate, noise, self.clip, rate, expected, follow, draw)
+
+    def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
+        """Who draws the clients, with which probability each is drawn, and how many are expected a round."""
         if isinstance(select, Uniform):
             expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
-            select = Poisson(rate := min(1.0, expected / clients))
-        elif isinstance(select, RoundRobin) or select is everyone:
+            rate = min(1.0, expected / clients)
+            return Poisson(rate, self.repeatable), rate, max(1.0, expected)
+        if isinstance(select, RoundRobin) or select is everyone:
             count = select.count if isinstance(select, RoundRobin) else clients
-            expected, rate = how_many(count, clients), 1.0  # nobody's turn is secret
-        else:
+            return select, 1.0, max(1.0, how_many(count, clients))  # nobody's turn is secret
+        raise ConfigError(
+            f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
+        )
+
+    def follow(self, noise: float, expected: float) -> Follow | None:
+        """How the clip moves, if it does."""
+        if not self.clip_quantile:
+            return None
+        count_noise = self.clip_noise or max(expected / 20, noise)
+        if noise >= 2 * count_noise:
             raise ConfigError(
-                f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
+                f"privacy.clip_noise is {count_noise:g}, but must be above half of the noise, {noise:.4g}"
             )
-        return select, Noised(aggregate, self, rate, max(1.0, expected), config.seed)
+        return Follow(self.clip_quantile, self.clip_lr, count_noise)
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The noise that the rate asks for."""
+        if self.noise is not None:
+            return super().found(config, clients)
+        _, rate, _ = self.sample(build("select", config.select, count=config.per_round), clients)
+        return self.written(self.noise_for(rate, 1))
+
+    def figures(self, run: Run) -> dict[str, float]:
+        """What was spent and, if the clip moves, what it was; of groups, the longest."""
+        clips = [float(v[0]) for key, v in run.memory.items() if key == CLIP or key.endswith("/" + CLIP)]
+        return super().figures(run) | ({"clip": max(clips)} if clips else {})
 
     def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
         """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
@@ -130,13 +131,13 @@ class Central(Settings):
 
     def spent(self, run: Run) -> float | None:
         """What the released models cost any client: one of groups has part in those of its own alone."""
-        return max((self.epsilon(table) for table in tables_in(run.memory)), default=0.0)
+        return max((self.cost(table) for table in tables_in(run.memory)), default=0.0)
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
         """With one more model released, of every group."""
-        rates = [(memory, part.rate if isinstance(part, Noised) else 1.0) for memory, part in outlook]
-        after = [add_releases(memory.get(RELEASES), self.noise, rate, 1) for memory, rate in rates]
-        return max([self.spent(run) or 0.0, *map(self.epsilon, after)])
+        parts = [(memory, part) for memory, part in outlook if isinstance(part, Noised)]
+        after = [add_releases(memory.get(RELEASES), part.noise, part.rate, 1) for memory, part in parts]
+        return max([self.spent(run) or 0.0, *map(self.cost, after)])
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ class AtClient(Settings):
     def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
         """The site's account with these releases in it; Refused if its budget does not allow them."""
         table = add_releases(site.state.get(RELEASES), noise, rate, times)
-        if self.budget and (after := self.epsilon(table)) > self.budget:
-            before = self.epsilon(site.state.get(RELEASES))
+        if self.budget and (after := self.cost(table)) > self.budget:
+            before = self.cost(site.state.get(RELEASES))
             raise Refused(
                 "privacy.budget", f"epsilon {before:.3g} of {self.budget:g} is spent; this would make {after:.3g}"
             )
@@ -169,7 +170,7 @@ class AtClient(Settings):
 
     def tell_spent(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
         """What a client tells of its account: nothing in it depends on its data but their number."""
-        return {EPSILON: self.epsilon(table), NEXT: self.epsilon(add_releases(table, noise, rate, times))}
+        return {EPSILON: self.cost(table), NEXT: self.cost(add_releases(table, noise, rate, times))}
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,17 @@ class Local(AtClient):
     No two data sets a client may hold can be told apart, so the sensitivity is 2 `clip`; nothing is gained by
     sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
     """
+
+    protects = "all data of a client"
+
+    @property
+    def deviation(self) -> float:
+        """The noise, as a multiple of the clip; an account enters half of it, as a release may move by 2 `clip`."""
+        return self.noise_for(1.0, 1, sensitivity=2.0)
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The noise for a client that is asked in every round."""
+        return self.written(self.deviation)
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler with clipping and noise around it."""
@@ -190,8 +202,11 @@ class DPSGD(AtClient):
     """Each step of a client clips every sample's gradient to `clip` and adds noise of deviation `noise` x `clip`.
 
     The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
-    not. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
+    not. With `epsilon`, each client finds its own noise, as few samples need more of it than many. Abadi, Chu,
+    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
     """
+
+    protects = "a sample of a client"
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The trainer's model, loss and optimiser, with private gradients."""
@@ -199,55 +214,6 @@ class DPSGD(AtClient):
 
 
 NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Each client that is present with the same probability, independently: sometimes nobody."""
-
-    rate: float
-    may_be_nobody = True
-
-    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who takes part."""
-        here = roster.here()
-        return names_in(roster, here[rng.random(len(here)) < self.rate])
-
-
-@dataclass(frozen=True)
-class Noised:
-    """An aggregator that gets to see one model only: the current one moved by the noised mean of clipped updates.
-
-    Arrays that are not of floating point stay as they are: a client's counter would tell of it.
-    """
-
-    then: AnyAggregator
-    privacy: Central
-    rate: float
-    expected: float
-    seed: int = field(repr=False)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the wrapped aggregator needs of the clients."""
-        return as_aggregator(self.then).needs
-
-    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
-        """The next model; the release is entered into the run's account."""
-        noise, clip = self.privacy.noise, self.privacy.clip
-        table = add_releases(memory.get(RELEASES), noise, self.rate, 1)
-        floats = sorted(k for k, v in current.items() if v.dtype.kind == "f")
-        sums: Arrays = {k: np.zeros(current[k].shape) for k in floats}
-        scales: dict[ClientId, dict[str, float]] = {}
-        for client in sorted(replies):
-            update, scale = clip_update(current, replies[client].arrays, clip)
-            sums = {k: sums[k] + update[k] for k in floats}
-            scales[client] = {"clip_scale": scale}
-        draw = self.privacy.draw(self.seed, int(table[:, 2].sum()))
-        moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
-        merged = self.then(current, {"everybody": Reply(moved, n=1)}, memory)
-        memory[RELEASES] = table
-        return Merged(merged.arrays, dict.fromkeys(sorted(replies), 1 / self.expected), scales)
 
 
 class Shielded:
@@ -291,36 +257,15 @@ class Shielded:
     def _charge(self, request: Request, site: Site) -> Releases:
         if request.do != "train":
             raise Refused("privacy=local", f"only noised updates leave, no answer to {request.do!r}")
-        return self.privacy.charge(site, self.privacy.noise / 2, 1.0, 1)
+        return self.privacy.charge(site, self.privacy.deviation / 2, 1.0, 1)
 
     def _cover(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
-        noise, clip, config = self.privacy.noise, self.privacy.clip, request.config
-        update, _ = clip_update(request.arrays, reply.arrays, clip)
+        noise, clip, config = self.privacy.deviation, self.privacy.clip, request.config
+        update, _ = clip_update(request.arrays, whole(request.arrays, reply.arrays), clip)
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table
         return Reply(moved, metrics=self.privacy.tell_spent(table, noise / 2, 1.0, 1), n=1)
-
-
-def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:
-    """The update model - current in float64, shortened to length `clip` if it is longer, and by which factor."""
-    update = {k: model[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
-    length = math.sqrt(math.fsum(float(np.vdot(u, u)) for u in update.values()))
-    if not math.isfinite(length):
-        return {k: np.zeros_like(u) for k, u in update.items()}, 0.0  # what cannot be bounded does not count
-    scale = min(1.0, clip / length) if length else 1.0
-    return {k: scale * u for k, u in update.items()}, scale
-
-
-def add_noise(
-    current: Arrays, update: Arrays, draw: np.random.Generator, deviation: float, share: float = 1.0
-) -> Arrays:
-    """current + share (update + Gaussian noise); what is not of floating point stays as it is."""
-    out = dict(current)
-    for name in sorted(update):
-        noise = draw.normal(0.0, deviation, update[name].shape)
-        out[name] = settle(current[name] + share * (update[name] + noise), current[name].dtype)
-    return out
 
 
 def tables_in(memory: Arrays) -> list[Releases]:
@@ -339,21 +284,54 @@ def within_budget(
         counts = privacy.budget and run.round < wanted
         if counts and (after := privacy.after_another(run, outlook())) > privacy.budget:
             raise BudgetSpent(
-                f"the privacy budget ends the run after round {run.round} of {wanted}: epsilon is "
+                f"the privacy budget ends the run after round {run.round} of {wanted}: {privacy.column} is "
                 f"{privacy.spent(run) or 0.0:.4g} of {privacy.budget:g}, and another round would make it {after:.4g}; "
                 "the model of that round is kept"
             )
         if (done := next(rounds, None)) is None:
             return  # all rounds are made, or all groups have settled
-        if (spent := privacy.spent(run)) is not None:
+        if figures := privacy.figures(run):
             for name in (EPSILON, NEXT):
                 done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
-            done.row[EPSILON] = spent
+            done.row.update(figures)
         yield done
 
 
-def promise(part: Any, run: Run) -> dict[str, Any] | None:
-    """What a summary says of the privacy of a run: the kind, its settings and what was spent."""
+def build_privacy(config: Any) -> Privacy:
+    """The privacy that a configuration asks for, told what is planned."""
+    part, said = config.privacy, config.privacy.settings
+    if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
+        raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")
+    made: Privacy = build("privacy", part, rounds=config.rounds, batch_size=config.batch_size, epochs=config.epochs)
+    return made
+
+
+def settle(config: Any, clients: int) -> Part:
+    """The privacy of a run as it is written down: with the noise that was found, and the rounds it was found for."""
+    part, privacy = config.privacy, build_privacy(config)
+    found = privacy.found(config, clients)
+    if "rounds" in found and "rounds" not in part.settings:
+        noise = f"noise {found['noise']:.4g}" if "noise" in found else "each client finds its own noise"
+        log.warning("privacy.epsilon=%g over %s rounds: %s", part.settings["epsilon"], found["rounds"], noise)
+    if privacy.repeatable:
+        log.warning("privacy.repeatable=true: noise and draws follow from the seed, so that NOBODY is protected")
+    return Part(part.name, {**part.settings, **found}, part.home)
+
+
+def asked(part: Part) -> Part:
+    """The privacy of a run as it was asked for, without what `settle` wrote down."""
+    said = part.settings
+    drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
+    return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
+
+
+def promise(part: Part, run: Run) -> dict[str, Any] | None:
+    """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
     privacy: Privacy = build("privacy", part)
-    spent = privacy.spent(run)
-    return None if spent is None else {"kind": part.name, EPSILON: spent, **part.settings}
+    spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)
+    if spent is None:
+        return None
+    protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
+    terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
+    whom = protects if privacy.repeatable else privacy.protects
+    return {"kind": part.name, "protects": whom, privacy.column: spent, **terms, "budget": privacy.budget}

@@ -1,8 +1,17 @@
-"""All randomness comes from (seed, round, purpose, client): never from a global state or from call order."""
+"""All randomness comes from (seed, round, purpose, client): never from a global state or from call order.
+
+But for what must stay unknown, the noise and the draws of differential privacy: that is `Secret`.
+"""
 
 import hashlib
+import math
+import os
 
 import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Shape = int | tuple[int, ...]
 
 
 def number(seed: int, round: int, purpose: str, client: str = "") -> int:
@@ -18,3 +27,28 @@ def rng(seed: int, round: int, purpose: str, client: str = "") -> np.random.Gene
     True
     """
     return np.random.Generator(np.random.PCG64(number(seed, round, purpose, client)))
+
+
+class Secret:
+    """Random numbers of the operating system's own generator, a cipher with a key of 256 bits that nobody is told.
+
+    As much of `numpy.random.Generator` as privacy takes. NumPy's and torch's generators are no ciphers: where an
+    update is known to be 0, a reader of the noised model sees their output, and could work out the rest.
+    """
+
+    def random(self, size: Shape) -> Floats:
+        """Uniform in [0, 1), in steps of 2^-53."""
+        count = math.prod(size) if isinstance(size, tuple) else size
+        bits = np.frombuffer(os.urandom(8 * count), np.uint64)
+        return np.ldexp((bits >> np.uint64(11)).astype(np.float64), -53).reshape(size)
+
+    def normal(self, loc: float, scale: float, size: Shape) -> Floats:
+        """Gaussian: sqrt(-2 ln u) cos 2 pi v, and the same with sin, of uniform u and v (Box and Muller, 1958)."""
+        count = math.prod(size) if isinstance(size, tuple) else size
+        u, v = self.random((2, (count + 1) // 2))
+        length, angle = np.sqrt(-2 * np.log(1 - u)), 2 * math.pi * v
+        both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count]
+        return (loc + scale * both).reshape(size)
+
+
+Draw = np.random.Generator | Secret

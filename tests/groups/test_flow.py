@@ -22,6 +22,7 @@ from mutirao.privacy import tables_in
 from mutirao.recipes.task import Task, find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
+from mutirao.terms import IF_SECRET
 
 RECIPE = find("groups")
 SMALL = {
@@ -366,7 +367,7 @@ def test_groups_can_be_private_and_the_warm_up_is_in_the_account(kind: str) -> N
     run = Run(task.initial(), seed=0)
     fleet = LocalFleet(task.handler, task.population)
     rows = [done.row for done in RECIPE.flow(fleet, config, task, run)]
-    assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"]
+    assert 0 < rows[0][IF_SECRET] < rows[1][IF_SECRET]
     if kind == "central":
         assert rows[-1]["accuracy"] > 0  # the server is trusted, and clients tell it how the model does
         sums = {table[:, 2].sum() for table in tables_in(run.memory)}
@@ -384,7 +385,7 @@ def test_a_private_group_knows_only_its_own_releases_and_new_ones_inherit_the_wo
     task = RECIPE.prepare(config)
     run = Run(task.initial(), seed=0)
     rows = [d.row for d in RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run)]
-    spent = [row["epsilon"] for row in rows]
+    spent = [row[IF_SECRET] for row in rows]
     assert spent == sorted(spent)
     for table in tables_in(run.memory):
         signatures = table[table[:, 1] == 1.0]
@@ -399,7 +400,7 @@ def test_a_budget_ends_a_run_of_groups() -> None:
     with pytest.raises(BudgetSpent, match="the privacy budget ends the run after round"):
         list(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run))
     assert 0 < run.round < 50
-    assert 200.0 < run.history[-1]["epsilon"] <= 260.0
+    assert 200.0 < run.history[-1][IF_SECRET] <= 260.0
     small = replace(config, privacy=Part("central", {**config.privacy.settings, "budget": 60.0}))
     fresh, fleet = Run(task.initial(), seed=0), Coming(LocalFleet(task.handler, task.population), {}, run)
     with pytest.raises(BudgetSpent, match="ends the run after round 0 of 50"):
@@ -411,6 +412,8 @@ def test_privacy_that_covers_the_models_alone_is_refused() -> None:
     for changes, text in (
         ({"signature": "bias"}, "signatures have no noise; set signature.epsilon"),
         ({"head": "reduced"}, "head=reduced tells which classes clients hold"),
+        ({"privacy": {"name": "central", "epsilon": 3.0}}, "set privacy.noise and privacy.budget"),
+        ({"privacy": "central"}, "signature.repeatable: the account counts on noise that nobody knows"),
     ):
         config = resolve(RECIPE.config, {**SMALL, **private_settings("local"), **changes})
         with pytest.raises(ConfigError, match=text):

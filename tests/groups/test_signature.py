@@ -57,7 +57,7 @@ def test_noise_is_cut_drawn_and_not_guessable() -> None:
     draws = np.stack([hide(vector, 2.0, 1.0, np.random.default_rng(i)) for i in range(4000)])
     assert draws.mean(0) == pytest.approx(np.full(4, 0.5), abs=0.15)
     assert draws.std(0) == pytest.approx(np.full(4, deviation(2.0, 1e-5, 2.0)), rel=0.06)
-    assert generator(True, 0, 0, "ana").random() == generator(True, 0, 0, "ana").random()
-    assert generator(False, 0, 0, "ana").random() != generator(False, 0, 0, "ana").random()
+    assert generator(True, 0, 0, "ana").random(1) == generator(True, 0, 0, "ana").random(1)
+    assert generator(False, 0, 0, "ana").random(1) != generator(False, 0, 0, "ana").random(1)
     with pytest.raises(ValueError, match="epsilon"):
         deviation(0.0, 1e-5, 1.0)

@@ -135,8 +135,25 @@ def test_what_other_methods_write_is_shown(run: Path) -> None:
     assert specs["Who has what"]["series"][1]["values"] == [7, 9]
     assert "entropy, over the clients of a round" in specs
     assert specs["Weight of each client, coloured by its risk"]["shade"]["label"] == "risk"
-    assert "Privacy budget spent: epsilon 2.5, delta 1e-05." in page
+    assert "Privacy spent: epsilon 2.5 at delta 1e-05." in page
     assert "2 groups of 1 to 2 clients." in page
+
+
+def test_epsilon_is_drawn_beside_what_it_bought(tmp_path: Path) -> None:
+    terms = {"name": "central", "epsilon": 3.0, "clip_quantile": 0.5}
+    execute("conftest:iris", resolve(iris.config, {"aggregate": "fedavg", "privacy": terms}), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    history = json.loads((tmp_path / "history.json").read_text())
+    specs = {s["title"]: s for s in data_of(page)}
+    spent, budget = specs["Epsilon spent"]["series"]
+    assert (spent["x"], budget["y"]) == ([1, 2, 3, 4], [3, 3, 3, 3])
+    assert spent["y"] == pytest.approx([row["epsilon"] for row in history], rel=1e-3)
+    [bought] = specs["accuracy by epsilon spent"]["series"]
+    assert bought["x"] == spent["y"]
+    assert bought["y"] == pytest.approx([row["accuracy"] for row in history], rel=1e-3)
+    assert specs["accuracy by round"]["x"] == specs["Epsilon spent"]["x"]
+    assert specs["Clip by round"]["series"][0]["y"] == pytest.approx([row["clip"] for row in history], rel=1e-3)
+    assert "of 3 at delta 1e-05. It protects a client with all its data." in page
 
 
 def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from mutirao.accounting import add_releases, epsilon
@@ -85,6 +86,23 @@ def test_batches_are_drawn_and_may_be_empty_and_the_account_says_so() -> None:
     assert np.isfinite(reply.arrays["weight"]).all()
     again, _ = trained(privacy, batch_size=1, epochs=2)
     assert (again.arrays["weight"] != reply.arrays["weight"]).any()  # neither noise nor batches follow from the seed
+
+
+def test_no_number_of_63_bits_tells_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses the seed of the generator takes the noise off: so there must be none to guess."""
+    seeds: list[int] = []
+
+    class Telling(torch.Generator):
+        def manual_seed(self, seed: int) -> torch.Generator:
+            seeds.append(seed)
+            return super().manual_seed(seed)
+
+    monkeypatch.setattr(torch, "Generator", Telling)
+    reply, _ = trained(DPSGD(noise=2.0, clip=0.5))
+    monkeypatch.undo()
+    noise = 12 / 0.5 * (by_hand(0.5)["weight"] - reply.arrays["weight"])  # of the one step, on the sum of gradients
+    guesses = [torch.normal(0.0, 1.0, (3, 4), generator=torch.Generator().manual_seed(s)).numpy() for s in seeds]
+    assert not [s for s, guess in zip(seeds, guesses, strict=True) if np.allclose(noise, guess, atol=1e-3)]
 
 
 def test_what_cannot_be_trained_so_is_refused_by_name() -> None:

@@ -8,7 +8,6 @@ weights; inputs that look different show only in the layers before it.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import math
-import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
-from mutirao.randomness import rng
+from mutirao.randomness import Draw, Secret, rng
 
 Vector = npt.NDArray[np.float64]
 DELTA = 1e-5
@@ -90,7 +89,7 @@ def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Ve
     return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
 
 
-def hide(vector: Vector, epsilon: float, clip: float, draw: np.random.Generator, delta: float = DELTA) -> Vector:
+def hide(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: float = DELTA) -> Vector:
     """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
 
     What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is
@@ -106,9 +105,9 @@ def noise_of(signature: Bias | Projection) -> float:
     return deviation(signature.epsilon, DELTA, 1.0)
 
 
-def generator(repeatable: bool, seed: int, round: int, client: str) -> np.random.Generator:
+def generator(repeatable: bool, seed: int, round: int, client: str) -> Draw:
     """Where a client's noise comes from: the operating system, since who knows the seed could take it off again."""
-    return rng(seed, round, "signature", client) if repeatable else np.random.default_rng(secrets.randbits(256))
+    return rng(seed, round, "signature", client) if repeatable else Secret()
 
 
 def deviation(epsilon: float, delta: float, sensitivity: float) -> float:

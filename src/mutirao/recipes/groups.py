@@ -22,7 +22,7 @@ from mutirao.groups.signature import noise_of
 from mutirao.groups.state import Grouping
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
-from mutirao.privacy import Central, Outlook, Privacy, within_budget
+from mutirao.privacy import Central, Outlook, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
@@ -129,7 +129,15 @@ def check_privacy(config: Config) -> None:
     """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
     if config.privacy.name == "none":
         return
-    if not build("signature", config.signature).epsilon:
+    signature, privacy = build("signature", config.signature), build_privacy(config)
+    if config.privacy.settings.get("epsilon"):
+        raise ConfigError(
+            "privacy.epsilon: how large groups will be is not known beforehand, nor then the noise that they need; "
+            "set privacy.noise and privacy.budget"
+        )
+    if signature.repeatable and not privacy.repeatable:
+        raise ConfigError("signature.repeatable: the account counts on noise that nobody knows; use false")
+    if not signature.epsilon:
         raise ConfigError(
             f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
         )
@@ -152,7 +160,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
     member = knows.member
-    privacy: Privacy = build("privacy", config.privacy)
+    privacy = build_privacy(config)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:

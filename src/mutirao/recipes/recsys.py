@@ -121,7 +121,9 @@ def task(config: Config) -> Task:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
     sliced = config.download == "touched" and not config.centralised
+    if sliced and config.privacy.name == "local":
+        raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
     yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
 
 
-recipe = Recipe(Config, task, flow)
+recipe = Recipe(Config, task, flow, private=True)

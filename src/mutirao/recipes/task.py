@@ -17,7 +17,7 @@ from mutirao.fleets.churn import Churn
 from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
-from mutirao.privacy import Privacy, within_budget
+from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
 
 # Where each recipe is and what it does, said here so that listing them imports none of them.
@@ -92,7 +92,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate)
-    privacy: Privacy = build("privacy", config.privacy)
+    privacy = build_privacy(config)
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     check_own_tests(config, task)
@@ -135,7 +135,7 @@ class Recipe:
             task = replace(task, population=PopulationWithout(task.population, names))
         if as_handler(task.handler).private:
             return task
-        return replace(task, handler=build("privacy", config.privacy).at_client(task.handler))
+        return replace(task, handler=build_privacy(config).at_client(task.handler))
 
 
 def name_of(recipe: Recipe) -> str:

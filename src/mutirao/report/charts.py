@@ -303,12 +303,30 @@ def chart_losses(record: Record) -> list[Spec]:
 
 
 def chart_privacy(record: Record) -> list[Spec]:
-    """The privacy budget by round."""
-    rounds = record.history.numbers("round")
+    """Epsilon by round, beside the metric that the run is judged by: over the same rounds, and over epsilon."""
+    rounds, told = record.history.numbers("round"), record.summary.get("privacy")
     names = [n for n in record.history.names if n.startswith("epsilon")]
-    series = [line(n, rounds, record.history.numbers(n)) for n in names]
-    series = [s for s in series if s["y"]]
+    series = [s for n in names if (s := line(n, rounds, record.history.numbers(n)))["y"]]
     if not series:
         return []
     about = "; ".join(f"{s['name']} grows to {figure(s['y'][-1])}" for s in series) + "."
-    return [spec("lines", "Privacy budget spent", about, x=ROUND, y={"label": "epsilon", "zero": True}, series=series)]
+    budget = told.get("budget") if isinstance(told, dict) else None
+    if isinstance(budget, int | float) and budget > 0:
+        series.append(line("budget", rounds, np.full(len(rounds), float(budget)), dash="6 3", tint=len(series)))
+        about += f" The budget is {figure(float(budget))}."
+    title = "Epsilon spent" if "epsilon" in names else "Not private: epsilon, if noise and draws were secret"
+    made = [spec("lines", title, about, x=ROUND, y={"label": "epsilon", "zero": True}, series=series)]
+    judge, spent = record.history.numbers(record.judge), record.history.numbers(names[0])
+    if not np.isnan(judge).all():
+        said = trend(record.judge, [v for v in judge.tolist() if v == v], record.direction(record.judge)) + "."
+        axes = {"x": ROUND, "y": {"label": record.judge}}
+        made.append(spec("lines", f"{record.judge} by round", said, series=[line(record.judge, rounds, judge)], **axes))
+        axes = {"x": {"label": names[0]}, "y": {"label": record.judge}}
+        bought = [line(record.judge, spent, judge)]
+        made.append(spec("lines", f"{record.judge} by {names[0]} spent", said, series=bought, **axes))
+    clips = record.history.numbers("clip")
+    if not np.isnan(clips).all():
+        said = trend("the longest update that counts", [v for v in clips.tolist() if v == v], None) + "."
+        axes = {"x": ROUND, "y": {"label": "clip", "zero": True}}
+        made.append(spec("lines", "Clip by round", said, series=[line("clip", rounds, clips)], **axes))
+    return made

@@ -8,7 +8,7 @@ import numpy as np
 from mutirao.report import charts
 from mutirao.report.page import Page
 from mutirao.report.state import RunState, state_in
-from mutirao.report.words import duration, figure, sentences
+from mutirao.report.words import duration, figure, sentences, tell_privacy
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
 
@@ -37,19 +37,21 @@ def run_page(record: Record) -> Page:
     add_losses(page, record)
     spent, curves = record.privacy(), charts.chart_privacy(record)
     if spent or curves:
-        add_charts(page, "Privacy", curves, always=True)
+        page.section("Privacy")
+        for sentence in tell_privacy(record):
+            page.note(sentence)
+        if curves:
+            page.charts(curves)
         page.figures({k: (figure(v), "") for k, v in spent.items()})
     add_pictures(page, record)
     add_settings(page, record)
     return page
 
 
-def add_charts(page: Page, title: str, charts: Iterable[charts.Spec], always: bool = False) -> None:
+def add_charts(page: Page, title: str, charts: Iterable[charts.Spec]) -> None:
     """A section, if it has anything in it."""
-    specs = list(charts)
-    if specs or always:
+    if specs := list(charts):
         page.section(title)
-    if specs:
         page.charts(specs)
 
 

@@ -117,6 +117,12 @@ def tell_groups(record: Record) -> Iterator[str]:
 
 
 def tell_privacy(record: Record) -> Iterator[str]:
-    """The privacy budget."""
-    if spent := record.privacy():
-        yield "Privacy budget spent: " + ", ".join(f"{k} {figure(v)}" for k, v in spent.items()) + "."
+    """What was promised to whom, and what it cost; of a run that promises nothing, that it does not."""
+    spent, told = record.privacy(), record.summary.get("privacy")
+    protects = str(told.get("protects", "")) if isinstance(told, dict) else ""
+    if (would := spent.get("epsilon_if_secret")) is not None:
+        yield f"Not private: it protects {protects or 'nobody'}; were they secret, epsilon would be {figure(would)}."
+    elif (epsilon := spent.get("epsilon")) is not None:
+        whom = f" It protects {protects}." if protects else ""
+        most = f" of {figure(spent['budget'])}" if spent.get("budget") else ""
+        yield f"Privacy spent: epsilon {figure(epsilon)}{most} at delta {figure(spent.get('delta', 0.0))}.{whom}"

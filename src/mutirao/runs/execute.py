@@ -4,6 +4,7 @@ import contextlib
 import logging
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in
 from mutirao.metrics import direction_of
 from mutirao.privacy import NAMES as PRIVACY
-from mutirao.privacy import promise
+from mutirao.privacy import promise, settle
 from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
@@ -64,6 +65,7 @@ def execute(
             return done | {"already": True}
         task = recipe.prepare(config)
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
+        config = replace(config, privacy=settle(config, len(task.population)))
         fleet = fleet or LocalFleet(task.handler, task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None

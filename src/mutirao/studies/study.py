@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +19,7 @@ from mutirao.config import flatten, nearest, read, resolve, write_value
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.metrics import stem
+from mutirao.privacy import asked
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 from mutirao.runs.folder import is_plain, locked
@@ -226,7 +227,9 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
     """Whether the run in a folder has these settings; ones that came later have their defaults in an old run."""
     try:
         table = read(out / "config.toml")
-        return bool(table.pop("recipe", "") == recipe and resolve(find(recipe).config, table) == config)
+        same_recipe, made = table.pop("recipe", "") == recipe, resolve(find(recipe).config, table)
+        plain, mine = (replace(c, privacy=asked(c.privacy)) for c in (made, config))  # a run writes down what it found
+        return bool(same_recipe and plain == mine)
     except ConfigError:
         return False
 

@@ -23,7 +23,8 @@ class PrivateTrainer:
     """A handler that trains as `trainer` does, with Opacus's clipped and noised gradients.
 
     Batches are drawn by Poisson sampling with rate batch_size / n, as many as the trainer would make. Which samples
-    were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either.
+    were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either; what
+    dropout leaves out may be known, as the bound on a sample holds whatever it is.
     """
 
     trainer: PlainTrainer
@@ -46,23 +47,24 @@ class PrivateTrainer:
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         n = len(Samples.of(site.data))
-        noise, steps = self.privacy.noise, len(self.trainer.lengths(n))
-        rate = min(1.0, self.trainer.batch_size / n)
+        steps, rate = len(self.trainer.lengths(n)), min(1.0, self.trainer.batch_size / n)
+        noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
-        arrays = self.train(request, site, rate, steps)
+        arrays = self.train(request, site, noise, rate, steps)
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
 
     many = answer_in_turn  # gradients sample by sample are one client's own
 
-    def train(self, request: Request, site: Site, rate: float, steps: int) -> Arrays:
+    def train(self, request: Request, site: Site, noise: float, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
         trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
         seed, round, mu = int(config["seed"]), int(config["round"]), float(config.get("mu", trainer.mu))
-        draw = self.privacy.draw(seed, round, site.id)
+        draw, clip = self.privacy.draw(seed, round, site.id), self.privacy.clip
+        expected = trainer.batch_size if rate < 1 else len(samples)
         with seeded(number(seed, 0, "initial")):
             module = trainer.model()
         module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in request.arrays.items()})
@@ -70,13 +72,12 @@ class PrivateTrainer:
         weights = [p for p in module.parameters() if p.requires_grad]
         private = DPOptimizer(
             torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
-            noise_multiplier=self.privacy.noise,
-            max_grad_norm=self.privacy.clip,
-            expected_batch_size=trainer.batch_size if rate < 1 else len(samples),
-            generator=torch.Generator().manual_seed(int(draw.integers(2**63))),
+            noise_multiplier=0.0,  # its noise is of a generator that 64 bits seed and that is no cipher: ours is below
+            max_grad_norm=clip,
+            expected_batch_size=expected,
         )
         descent = trainer.descent(weights, mu)
-        with one_thread(), seeded(int(draw.integers(2**63))), warnings.catch_warnings():
+        with one_thread(), seeded(number(seed, round, "dropout", site.id)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):
                 rows = np.flatnonzero(draw.random(len(samples)) < rate)
@@ -88,6 +89,9 @@ class PrivateTrainer:
                     for p in weights:  # nobody was drawn: a step of noise alone
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
                 private.pre_step()
+                for p in weights:
+                    drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
+                    p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
                 descent.step()
         trained = arrays_of(module)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
