@@ -17,6 +17,8 @@ from mutirao.deploy.content import sources
 from mutirao.deploy.policy import policy_template
 from mutirao.runs.verify import verify_all
 
+AGREED = [("hidden", 16), ("epochs", 1)]
+
 
 class Tap:
     """A relay on loopback that keeps what a node sends."""
@@ -61,7 +63,7 @@ def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
         for name, metrics in (("c0", '["loss", "accuracy"]'), ("c1", '["loss"]')):
             taps[name], folder = Tap(made.port), tmp_path / name
             folder.mkdir()
-            text = policy_template(["quickstart"]).replace("requests = []", 'requests = ["train"]')
+            text = policy_template(["quickstart"], AGREED).replace("requests = []", 'requests = ["train", "probe"]')
             text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", f"metrics = {metrics}")
             (folder / "policy.toml").write_text(text)
             made.start(
