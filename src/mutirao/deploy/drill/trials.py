@@ -17,6 +17,7 @@ TRIALS = {
     "clock": "a site's clock is an hour ahead, and is set right",
     "duplicate": "a site sends each reply twice",
     "garbage": "a site answers garbage",
+    "leak": "a server reads samples out of an update: plain, under a policy, with noise",
 }
 
 
