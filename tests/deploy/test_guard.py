@@ -353,6 +353,36 @@ def test_what_a_request_leaves_out_must_not_be_few_either(policy: Policy, hospit
         guarded(some, strict)(request, hospital)
 
 
+@pytest.mark.parametrize("do", ["train", "probe", "evaluate"])
+def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, do: str) -> None:
+    """A server of groups names the classes of a head, and so which samples are trained on or judged by."""
+    from mutirao.groups.member import Member
+    from mutirao.groups.signature import Bias
+
+    def trainers(outputs: int) -> Trainer:
+        from torch import nn
+
+        return Trainer(lambda: nn.Linear(6, outputs))
+
+    draw, y = np.random.default_rng(0), np.array([0] * 60 + [1] * 60 + [2] * 3)
+    data = Samples(draw.normal(size=(123, 6)).astype(np.float32), y)
+    site = Site("recife", ClientData(data, data))
+    member = Member(trainers, 3, Bias(), 1, "weight")
+    strict = replace(policy, asked=Asked(requests=(do,), min_samples=50), reply=Leaving(arrays=("*",), metrics=("*",)))
+
+    def told(classes: str) -> Reply:
+        config = {"seed": 0, "round": 1, "classes": classes}
+        return guarded(member, strict)(Request(do, trainers(len(classes.split(","))).initial(0), config), site)
+
+    assert told("0,1,2").n == 123
+    assert told("0").n == 60
+    with pytest.raises(Refused, match=r"asked\.min_samples"):
+        told("2")  # three samples
+    if do != "evaluate":
+        with pytest.raises(Refused, match=r"asked\.min_samples"):
+            told("0,1")  # all but three samples
+
+
 def test_a_model_of_whole_numbers_does_not_escape_the_clip(policy: Policy, hospital: Site) -> None:
     cover = replace(policy, reply=quiet(), privacy=Cover(clip=1e-3))
     trainer, config = linear(lr=1.0), {"seed": 0, "round": 1}
