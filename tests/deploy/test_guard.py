@@ -378,9 +378,21 @@ def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, d
     assert told("0").n == 60
     with pytest.raises(Refused, match=r"asked\.min_samples"):
         told("2")  # three samples
-    if do != "evaluate":
-        with pytest.raises(Refused, match=r"asked\.min_samples"):
-            told("0,1")  # all but three samples
+    with pytest.raises(Refused, match=r"asked\.min_samples"):
+        told("0,1")  # all but three samples
+
+
+def test_figures_of_few_samples_kept_back_do_not_leave_with_an_update(policy: Policy, hospital: Site) -> None:
+    from torch import nn
+
+    from mutirao.images.hospitals import Hospital
+
+    strict = replace(policy, asked=Asked(requests=("train",), min_samples=50), reply=Leaving(("*",), (), ("*",)))
+    trainer = Hospital(lambda: nn.Linear(6, 3))
+    request = Request("train", trainer.initial(0), {"seed": 0, "round": 1})
+    assert "val_acc" in trainer(request, hospital).metrics  # found on ten
+    with pytest.raises(Refused, match="samples were kept back to validate on"):
+        guarded(trainer, strict)(request, hospital)
 
 
 def test_a_model_of_whole_numbers_does_not_escape_the_clip(policy: Policy, hospital: Site) -> None:

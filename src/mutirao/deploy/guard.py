@@ -28,6 +28,7 @@ from mutirao.runs.audit import Audit
 from mutirao.selection import PROBE_SAMPLES
 
 Facts = dict[str, Any]
+VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -88,6 +89,33 @@ def write_event(policy: Policy, event: str, **facts: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Held:
+    """How many samples a site holds to train on, and to judge by; None if that cannot be known without using them."""
+
+    train: int | None = None
+    test: int | None = None
+
+    @classmethod
+    def of(cls, data: Any) -> "Held":
+        """Counted in a site's data."""
+        if isinstance(data, cls):
+            return data
+        if isinstance(data, tuple | list):
+            sizes = {len(part) for part in data if hasattr(part, "__len__")}
+            return cls(sizes.pop() if len(sizes) == 1 else None)
+        return cls(count(getattr(data, "train", data)), count(getattr(data, "test", None)))
+
+    def used_by(self, do: str) -> int | None:
+        """How many of them a request may use at most."""
+        return self.test if do in ("evaluate", "take") else self.train
+
+
+def count(samples: Any) -> int | None:
+    """How many samples there are, if they can be counted."""
+    return len(samples) if hasattr(samples, "__len__") and hasattr(samples, "batch") else None
+
+
+@dataclass(frozen=True)
 class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
     """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule."""
 
@@ -104,23 +132,23 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
-            n = self.before(request, site)
+            held = self.before(request, site)
             spent = site.state.get(RELEASES)
             reply = self.handler(request, site)
             by_handler = difference(spent, site.state.get(RELEASES))
-            leaving = self.after(request, reply, n, noised=len(by_handler) > 0)
+            leaving = self.after(request, reply, held, noised=len(by_handler) > 0)
             return self.let_go(leaving, by_handler, about)
 
-    def before(self, request: Request, site: Site) -> int | None:
+    def before(self, request: Request, site: Site) -> Held:
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
-        asked, n = self.policy.asked, samples_in(site.data)
+        asked, held = self.policy.asked, Held.of(site.data)
         if request.do not in asked.requests:
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         hold_model(self.policy.pinned.get(self.asker.recipe, {}), request.do, request.arrays)
-        if n is not None and n < asked.min_samples:
+        if held.train is not None and held.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         probed = request.config.get("probe_samples", PROBE_SAMPLES)
         if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
@@ -128,14 +156,14 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         probes = request.do == "probe" or request.config.get("extras")
         if probes and asked.probe_samples < asked.min_samples:
             raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
-        return n
+        return held
 
-    def after(self, request: Request, reply: Reply, samples: int | None = None, noised: bool = False) -> Reply:
+    def after(self, request: Request, reply: Reply, held: Held, noised: bool = False) -> Reply:
         """The reply as it may leave; Refused if it may not. `noised`: by the handler, which has counted it."""
         rules = self.policy.reply
         if not isinstance(reply, Reply):
             raise Refused("reply", "the handler gave no Reply")
-        self.count(request.do, reply, samples, noised)
+        self.count(request.do, reply, held, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
@@ -152,15 +180,17 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
 
-    def count(self, do: str, reply: Reply, samples: int | None, noised: bool) -> None:
+    def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
         """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
-        least = self.policy.asked.min_samples
-        if noised and samples is not None and reply.n == 1:
+        least, here = self.policy.asked.min_samples, held.used_by(do)
+        if noised and here is not None and reply.n == 1:
             return  # there is no noise on the number of samples, so it does not tell it; enough are here
         if reply.n < least:
             raise Refused("asked.min_samples", f"fewer than {least} samples were used")
-        if do in ("train", "probe") and samples is not None and 0 < samples - reply.n < least:
+        if here is not None and 0 < here - reply.n < least:
             raise Refused("asked.min_samples", f"fewer than {least} of the samples that are here were left out")
+        if held.test is not None and held.test < least and any(name.startswith(VALIDATED) for name in reply.metrics):
+            raise Refused("asked.min_samples", f"fewer than {least} samples were kept back to validate on")
 
     def cover(self, request: Request, arrays: Arrays) -> Arrays:
         """An update clipped and noised as the policy asks for; what is no update cannot be, and is refused."""
@@ -202,12 +232,3 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 def bytes_of(reply: Reply) -> int:
     """How many bytes of numbers a reply holds."""
     return nbytes(reply.arrays) + nbytes(reply.extras) + 8 * (len(reply.metrics) + 1)
-
-
-def samples_in(data: Any) -> int | None:
-    """How many samples a site holds, if its data can say so without being used."""
-    if isinstance(data, tuple | list):
-        sizes = {len(part) for part in data if hasattr(part, "__len__")}
-        return sizes.pop() if len(sizes) == 1 else None
-    data = getattr(data, "train", data)  # what a client only judges by does not count
-    return len(data) if hasattr(data, "__len__") and hasattr(data, "batch") else None
