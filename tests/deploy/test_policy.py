@@ -198,6 +198,22 @@ def test_every_recipe_is_pinned_to_itself(tmp_path: Path, recipe: str) -> None:
     assert ("architecture" in policy.pinned[recipe]) == (recipe not in VARYING)
 
 
+def own_task(context: Any) -> None:
+    """A site's own function from Flower's context to a task."""
+
+
+def test_a_sites_own_function_is_allowed_and_what_it_reads_can_be_pinned(tmp_path: Path) -> None:
+    name = f"{__name__}:own_task"
+    policy = load_policy(written(tmp_path, policy_template([name])))
+    assert policy.pinned == {}
+    strict = replace(policy, pinned={name: {"batch_size": 16}}, settings={"batch_size": 16})
+    approve(strict, Asker("1", name), {"lr": 0.5, "batch_size": 16})
+    with pytest.raises(Refused, match=r"pinned\.batch_size"):
+        approve(strict, Asker("1", name), {"set": "batch_size=100000"})
+    with pytest.raises(ConfigError, match="no recipe is called 'quickstrat'"):
+        policy_template(["quickstrat"])
+
+
 def test_a_policy_says_where_an_update_of_few_samples_may_leave(tmp_path: Path) -> None:
     open_minded = replace(
         pinned(tmp_path), asked=Asked(requests=("train",), min_samples=50), reply=Leaving(arrays=("*",))

@@ -10,11 +10,11 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mutirao.config import dump, flatten, lines, quote, resolve
+from mutirao.config import dump, flatten, lines, load_name, quote, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError, Refused
-from mutirao.recipes.task import find
+from mutirao.recipes.task import Recipe, find
 
 ARCHITECTURE = "architecture"
 # Settings that are the server's affair: nothing that a site does with its own data depends on them, or other rules of
@@ -55,13 +55,15 @@ def model_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> str:
 @functools.lru_cache(maxsize=16)
 def pin_lines(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> str:
     """The table of a policy that pins a recipe to its settings, and to its model if that can be made here."""
+    name = recipe if recipe.isidentifier() else quote(recipe)
+    if ":" in recipe and not isinstance(load_name(recipe), Recipe):  # a site's own function from Flower's context
+        return f"# [pinned.{name}]\n# what its code reads of a run's settings, such as: batch_size = 16"
     pinned = {k: v for k, v in settings_of(recipe, sets).items() if k.partition(".")[0] not in {"recipe", *FREE}}
     try:
         model = f"{ARCHITECTURE} = {quote(model_of(recipe, sets))}"
     except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
         why = " ".join(str(error).split())
         model = f'# {ARCHITECTURE} = "sha256:..."  (mutirao site hash {recipe} --architecture; now: {why[:160]})'
-    name = recipe if recipe.isidentifier() else quote(recipe)
     return "\n".join([f"[pinned.{name}]", model, *lines(pinned)])
 
 
