@@ -20,6 +20,7 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import FlowerFleet, client_app
+from mutirao.deploy.policy import policy_template
 from mutirao.privacy import clip_update
 from mutirao.randomness import rng
 from mutirao.recipes.task import Task, find
@@ -225,6 +226,29 @@ def test_a_server_that_knows_the_noise_gets_no_release(tmp_path: Path) -> None:
         pytest.fail(f"the update is known up to {error:.1g} from a release booked as epsilon {told:.3g}")
     assert answers.failures["c0"].reason.startswith("settings.privacy.repeatable: noise from the run's seed")
     assert not (tmp_path / "ledger.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ("hidden=4000 batch_size=100000 epochs=1", "pinned.epochs"),
+        ("hidden=4000", "pinned.hidden"),
+        ("", "pinned.architecture"),
+    ],
+)
+def test_the_crafted_model_that_gives_images_back_is_refused_by_the_template(
+    tmp_path: Path, settings: str, rule: str
+) -> None:
+    """Whether the run says so or only the request has it: one step on all samples of a model with 4,000 units."""
+    text = policy_template(["quickstart"]).replace("requests = []", 'requests = ["train"]')
+    (tmp_path / "policy.toml").write_text(text.replace("arrays = []", 'arrays = ["*"]'))
+    grid = Wiretap(client_app(), recipe="quickstart", clients=2, set=settings)
+    grid.join(name="c0", policy=str(tmp_path / "policy.toml"))
+    fleet = FlowerFleet(grid, timeout=60, greet=5)
+    fleet.clients()
+    wide = find("quickstart").prepare(resolve(find("quickstart").config, {"hidden": 4000})).initial()
+    answers = fleet.ask({"c0": Request("train", wide, {"seed": 0, "round": 1})})
+    assert answers.failures["c0"].reason.startswith(f"{rule}: ")
 
 
 def test_the_sites_own_word_for_repeatable_noise_counts_as_no_noise(tmp_path: Path) -> None:

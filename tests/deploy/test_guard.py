@@ -330,6 +330,9 @@ def test_a_probe_on_fewer_than_the_least_samples_is_refused(policy: Policy, hosp
         with pytest.raises(Refused, match="a probe uses 100 samples"):
             guarded(linear(), strict)(Request(do, arrays, config | more), hospital)
     assert guarded(linear(), strict)(Request("train", arrays, config), hospital).n == 120
+    every = replace(strict, reply=Leaving(("*",), ("*",), ("*",)))  # errors are of all samples: that is no probe
+    asked = Request("train", arrays, config | {"extras": "squared_errors"})
+    assert len(guarded(linear(), every)(asked, hospital).extras["squared_errors"]) == 120
 
 
 def test_the_least_number_of_samples_holds_for_those_that_are_judged_by(policy: Policy, hospital: Site) -> None:

@@ -153,8 +153,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         probed = request.config.get("probe_samples", PROBE_SAMPLES)
         if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
             raise Refused("asked.probe_samples", f"a model is probed on {asked.probe_samples} samples here, no others")
-        probes = request.do == "probe" or request.config.get("extras")
-        if probes and asked.probe_samples < asked.min_samples:
+        wanted = {name.strip() for name in str(request.config.get("extras", "")).split(",")}
+        if (request.do == "probe" or wanted - {"", "squared_errors"}) and asked.probe_samples < asked.min_samples:
             raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
         return held
 
