@@ -241,13 +241,15 @@ def test_the_crafted_model_that_gives_images_back_is_refused_by_the_template(
 ) -> None:
     """Whether the run says so or only the request has it: one step on all samples of a model with 4,000 units."""
     text = policy_template(["quickstart"]).replace("requests = []", 'requests = ["train"]')
-    (tmp_path / "policy.toml").write_text(text.replace("arrays = []", 'arrays = ["*"]'))
+    text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", 'metrics = ["*"]')
+    (tmp_path / "policy.toml").write_text(text)
     grid = Wiretap(client_app(), recipe="quickstart", clients=2, set=settings)
     grid.join(name="c0", policy=str(tmp_path / "policy.toml"))
     fleet = FlowerFleet(grid, timeout=60, greet=5)
     fleet.clients()
     wide = find("quickstart").prepare(resolve(find("quickstart").config, {"hidden": 4000})).initial()
     answers = fleet.ask({"c0": Request("train", wide, {"seed": 0, "round": 1})})
+    assert not answers.replies
     assert answers.failures["c0"].reason.startswith(f"{rule}: ")
 
 
