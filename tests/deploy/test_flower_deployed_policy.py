@@ -17,6 +17,8 @@ from mutirao.deploy.content import sources
 from mutirao.deploy.policy import policy_template
 from mutirao.runs.verify import verify_all
 
+AGREED = [("hidden", 16), ("epochs", 1)]
+
 
 class Tap:
     """A relay on loopback that keeps what a node sends."""
@@ -61,7 +63,7 @@ def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
         for name, metrics in (("c0", '["loss", "accuracy"]'), ("c1", '["loss"]')):
             taps[name], folder = Tap(made.port), tmp_path / name
             folder.mkdir()
-            text = policy_template(["quickstart"]).replace("requests = []", 'requests = ["train"]')
+            text = policy_template(["quickstart"], AGREED).replace("requests = []", 'requests = ["train", "probe"]')
             text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", f"metrics = {metrics}")
             (folder / "policy.toml").write_text(text)
             made.start(
@@ -104,3 +106,22 @@ def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_ru
     assert any("by the site, agree" in line for line in good)
     trail = [json.loads(line) for line in (deployment.folder / "c1" / "audit.jsonl").read_text().splitlines()]
     assert [e["event"] for e in trail] == ["asked", "refused"]
+    for name, settings, rule in (
+        ("known noise", "privacy=local privacy.repeatable=true", "settings.privacy.repeatable"),
+        ("one sample", "select=powerofchoice select.samples=1", "asked.probe_samples"),
+    ):
+        heard, agreed = len(taps["c0"].heard), "hidden=16 epochs=1 min_replies=1 wait=10.0"
+        place = f'out="{deployment.folder / name}" rounds=1 clients=2 per_round=1 timeout=60.0'
+        deployment.submit(app, f'{place} set="{agreed} {settings}"')
+
+        def refused(rule: str = rule, heard: int = heard) -> bool:
+            return rule in rules_in(deployment.folder / "c0") and rule.encode() in taps["c0"].heard[heard:]
+
+        deployment.until(refused, 120, rule)
+        assert name == "one sample" or b"2.weight" not in taps["c0"].heard[heard:]  # who is not probed may yet train
+
+
+def rules_in(site: Path) -> list[str]:
+    """The rules by which a site has refused something, as its trail says."""
+    events = [json.loads(line) for line in (site / "audit.jsonl").read_text().splitlines()]
+    return [e["rule"] for e in events if e["event"] == "refused"]

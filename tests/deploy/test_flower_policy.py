@@ -20,7 +20,10 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.recipes.task import Task
+from mutirao.deploy.policy import policy_template
+from mutirao.privacy import clip_update
+from mutirao.randomness import rng
+from mutirao.recipes.task import Task, find
 from mutirao.report import execute
 from mutirao.selection import everyone
 
@@ -188,6 +191,89 @@ def test_a_recipe_is_judged_before_it_is_imported_and_the_site_has_the_last_word
     import sys
 
     assert "antigravity" not in sys.modules
+
+
+def quickstart_site(tmp_path: Path, more: str, **config: Any) -> FlowerFleet:
+    """The quickstart's client c0 of three, over Flower's messages, under a policy with these lines."""
+    text = POLICY.format(recipes=f'"quickstart" = "{content_hash("quickstart")}"', **OPEN | {"metrics": METRICS})
+    (tmp_path / "policy.toml").write_text(text.replace("min_samples = 5", "min_samples = 50") + more)
+    grid = Wiretap(client_app(), recipe="quickstart", clients=3, **config)
+    grid.join(name="c0", policy=str(tmp_path / "policy.toml"))
+    fleet = FlowerFleet(grid, timeout=60, greet=5)
+    fleet.clients()
+    return fleet
+
+
+METRICS = '["epsilon", "epsilon_next"]'
+
+
+def test_a_server_that_knows_the_noise_gets_no_release(tmp_path: Path) -> None:
+    """The noise of a run that draws it from its seed is taken off again, while the site's ledger says epsilon 2.17."""
+    fleet = quickstart_site(
+        tmp_path, "[privacy]\nbudget = 50.0\n", set="epochs=1 privacy=local privacy.noise=4.0 privacy.repeatable=true"
+    )
+    config = resolve(find("quickstart").config, {}, [("clients", 3), ("epochs", 1)])
+    task = find("quickstart").prepare(config)
+    request = Request("train", task.initial(), {"seed": 0, "round": 1})
+    answers = fleet.ask({"c0": request})
+    if "c0" in answers.replies:  # what the server makes of it
+        draw, got = rng(0, 1, "privacy", "c0"), answers.replies["c0"].arrays
+        found = {k: got[k] - draw.normal(0.0, 4.0, got[k].shape) - request.arrays[k] for k in sorted(got)}
+        honest = task.handler(request, Site("c0", task.population["c0"])).arrays
+        update, _ = clip_update(request.arrays, honest, 1.0)
+        error = max(float(np.abs(found[k] - update[k]).max()) for k in update)
+        told = json.loads((tmp_path / "ledger.json").read_text())["epsilon"]
+        pytest.fail(f"the update is known up to {error:.1g} from a release booked as epsilon {told:.3g}")
+    assert answers.failures["c0"].reason.startswith("settings.privacy.repeatable: noise from the run's seed")
+    assert not (tmp_path / "ledger.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ("hidden=4000 batch_size=100000 epochs=1", "pinned.epochs"),
+        ("hidden=4000", "pinned.hidden"),
+        ("", "pinned.architecture"),
+    ],
+)
+def test_the_crafted_model_that_gives_images_back_is_refused_by_the_template(
+    tmp_path: Path, settings: str, rule: str
+) -> None:
+    """Whether the run says so or only the request has it: one step on all samples of a model with 4,000 units."""
+    text = policy_template(["quickstart"]).replace("requests = []", 'requests = ["train"]')
+    text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", 'metrics = ["*"]')
+    (tmp_path / "policy.toml").write_text(text)
+    grid = Wiretap(client_app(), recipe="quickstart", clients=2, set=settings)
+    grid.join(name="c0", policy=str(tmp_path / "policy.toml"))
+    fleet = FlowerFleet(grid, timeout=60, greet=5)
+    fleet.clients()
+    wide = find("quickstart").prepare(resolve(find("quickstart").config, {"hidden": 4000})).initial()
+    answers = fleet.ask({"c0": Request("train", wide, {"seed": 0, "round": 1})})
+    assert not answers.replies
+    assert answers.failures["c0"].reason.startswith(f"{rule}: ")
+
+
+def test_the_sites_own_word_for_repeatable_noise_counts_as_no_noise(tmp_path: Path) -> None:
+    more = "[settings]\nepochs = 1\nprivacy.repeatable = true\n"
+    request = Request("train", find("quickstart").prepare(resolve(find("quickstart").config, {})).initial())
+    asked = {"c0": Request("train", request.arrays, {"seed": 0, "round": 1})}
+    free = quickstart_site(tmp_path, more, privacy="local").ask(asked)
+    assert list(free.replies) == ["c0"]  # without a budget that is the site's own affair
+    counted = quickstart_site(tmp_path, f"{more}[privacy]\nbudget = 1e9\n", privacy="local").ask(asked)
+    assert counted.failures["c0"].reason == "privacy.budget: epsilon would be inf, 1e+09 is the most"
+
+
+def test_probes_do_not_tell_the_loss_of_single_samples(tmp_path: Path) -> None:
+    fleet = quickstart_site(tmp_path, "")
+    path = tmp_path / "policy.toml"
+    path.write_text(path.read_text().replace(METRICS, '["loss", "entropy"]'))
+    arrays = find("quickstart").prepare(resolve(find("quickstart").config, {})).initial()
+    for most in (1, 2, 60, 61):
+        answers = fleet.ask({"c0": Request("probe", arrays, {"probe_samples": most, "seed": 0, "round": 1})})
+        assert not answers.replies, f"with min_samples = 50 the mean loss of the first {most} samples was told"
+        assert answers.failures["c0"].reason.startswith("asked.probe_samples: a model is probed on 100 samples")
+    answers = fleet.ask({"c0": Request("probe", arrays, {"probe_samples": 100, "seed": 0, "round": 1})})
+    assert set(answers.replies["c0"].metrics) == {"loss", "entropy"}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import re
 import threading
 from dataclasses import replace
@@ -19,12 +20,16 @@ from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.parts import AnyHandler
 from mutirao.deploy.guard import Asker, guarded
-from mutirao.deploy.ledger import Ledger
+from mutirao.deploy.ledger import Ledger, cost
+from mutirao.deploy.pins import architecture_of
 from mutirao.deploy.policy import Asked, Cover, Leaving, Policy
 from mutirao.errors import Damaged, Refused
 from mutirao.fleets.local import LocalFleet
-from mutirao.privacy import RELEASES
+from mutirao.privacy import RELEASES, Local, clip_update
+from mutirao.randomness import rng
 from mutirao.runs.audit import check_chain
+from mutirao.training.samples import ClientData, Samples
+from mutirao.training.trainer import Trainer
 
 MODEL: Arrays = {"w": np.zeros((50, 40)), "steps": np.array(0)}
 SECRET = "maria, 1971-03-02"
@@ -173,7 +178,7 @@ def test_the_text_of_an_error_stays_at_the_site(policy: Policy) -> None:
 def test_the_site_clips_and_noises_by_itself(policy: Policy) -> None:
     clipped = ask(replace(policy, privacy=Cover(clip=2.0)))
     assert np.linalg.norm(clipped.arrays["w"]) == pytest.approx(2.0)
-    assert clipped.arrays["steps"] == 9
+    assert clipped.arrays["steps"] == 0  # a counter cannot be clipped, so it stays as it came
     assert clipped.n == 50
     noised = ask(replace(policy, privacy=Cover(clip=2.0, noise=1.5)))
     assert np.std(noised.arrays["w"]) == pytest.approx(3.0, rel=0.06)
@@ -238,6 +243,205 @@ def test_two_requests_at_once_lose_neither_events_nor_spending(policy: Policy) -
         thread.join()
     assert len(events(strict)) == 40
     assert Ledger(strict.ledger).total()[0, 2] == 20
+
+
+def linear(**settings: Any) -> Trainer:
+    from torch import nn
+
+    return Trainer(lambda: nn.Linear(6, 3), **settings)
+
+
+@pytest.fixture
+def hospital() -> Site:
+    draw = np.random.default_rng(3)
+    x, y = draw.normal(size=(130, 6)).astype(np.float32), np.arange(130) % 3
+    return Site("recife", ClientData((x[:120], y[:120]), (x[120:], y[120:])))  # type: ignore[arg-type]
+
+
+def without_seeded_noise(request: Request, reply: Reply, deviation: float, site: str) -> Arrays:
+    """What a server that knows the seed makes of a noised reply."""
+    draw = rng(int(request.config["seed"]), int(request.config["round"]), "privacy", site)
+    return {k: reply.arrays[k] - draw.normal(0.0, deviation, reply.arrays[k].shape) for k in sorted(reply.arrays)}
+
+
+def test_noise_from_the_seed_is_taken_off_by_the_server_and_counts_as_none(policy: Policy, hospital: Site) -> None:
+    strict = replace(
+        policy, reply=Leaving(arrays=("*",), metrics=("epsilon", "epsilon_next")), privacy=Cover(budget=1000.0)
+    )
+    private = Local(noise=1.0, clip=0.5, repeatable=True).at_client(linear())
+    request = Request("train", linear().initial(0), {"seed": 7, "round": 1})
+    told = private(request, replace(hospital, state={}))
+    update, _ = clip_update(request.arrays, linear()(request, hospital).arrays, 0.5)
+    for name, found in without_seeded_noise(request, told, 0.5, "recife").items():
+        np.testing.assert_allclose(found - request.arrays[name], update[name], atol=1e-6)  # the attack: nothing is left
+    with pytest.raises(Refused) as caught:
+        guarded(private, strict, Asker(repeatable=True))(request, hospital)
+    assert (caught.value.rule, str(caught.value)[-33:]) == (
+        "privacy.budget",
+        "epsilon would be inf, 1000 is the most"[-33:],
+    )
+    assert not strict.ledger.exists()
+    assert events(strict)[-1]["rule"] == "privacy.budget"
+    honest = Local(noise=1.0, clip=0.5).at_client(linear())
+    assert guarded(honest, strict)(request, hospital).metrics["epsilon"] < 1000.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-200, 1e-310, 1e-9])
+def test_noise_too_small_to_count_is_no_way_around_the_budget(policy: Policy, noise: float) -> None:
+    for accountant in ("rdp", "prv"):
+        cover = Cover(budget=1e6, accountant=accountant)  # type: ignore[arg-type]
+        assert cost(add_releases(None, noise, 1.0, 1), cover) > 1e6
+        with pytest.raises(Refused, match=r"privacy\.budget"):
+            Ledger(policy.ledger).charge(cover, "1", add_releases(None, noise, 1.0, 1))
+
+
+@pytest.mark.parametrize("most", [1, 2, 99, 101, -1, 0, True, "100", 100.0, 1e9])
+@pytest.mark.parametrize("do", ["probe", "train"])
+def test_no_probe_shrinks_to_single_samples(policy: Policy, hospital: Site, do: str, most: Any) -> None:
+    strict = replace(policy, asked=Asked(requests=("train", "probe"), min_samples=50))
+    told = replace(strict, reply=Leaving(arrays=("*",), metrics=("*",)))
+    config = {"seed": 0, "round": 1, "extras": "rms_loss", "probe_samples": most}
+    with pytest.raises(Refused) as caught:
+        guarded(linear(), told)(Request(do, linear().initial(0), config), hospital)
+    assert caught.value.rule == "asked.probe_samples"
+    assert (
+        "loss"
+        in guarded(linear(), told)(Request(do, linear().initial(0), config | {"probe_samples": 100}), hospital).metrics
+    )
+
+
+def test_two_probes_would_tell_the_loss_of_one_sample(hospital: Site) -> None:
+    """What the rule is for: without it the loss of sample 60 is 61 times one mean less 60 times the other."""
+    arrays = linear().initial(0)
+    means = [
+        linear()(Request("probe", arrays, {"probe_samples": most}), hospital).metrics["loss"] * most
+        for most in (60, 61)
+    ]
+    alone = Site("x", Samples(hospital.data.train.x[60:61], hospital.data.train.y[60:61]))
+    assert means[1] - means[0] == pytest.approx(linear()(Request("probe", arrays), alone).metrics["loss"], abs=1e-4)
+
+
+def test_a_probe_on_fewer_than_the_least_samples_is_refused(policy: Policy, hospital: Site) -> None:
+    strict = replace(
+        policy, asked=Asked(requests=("train", "probe"), min_samples=110), reply=Leaving(arrays=("*",), metrics=("*",))
+    )
+    arrays, config = linear().initial(0), {"seed": 0, "round": 1}
+    for do, more in (("probe", {}), ("train", {"extras": "gradient_norm"})):
+        with pytest.raises(Refused, match="a probe uses 100 samples"):
+            guarded(linear(), strict)(Request(do, arrays, config | more), hospital)
+    assert guarded(linear(), strict)(Request("train", arrays, config), hospital).n == 120
+    every = replace(strict, reply=Leaving(("*",), ("*",), ("*",)))  # errors are of all samples: that is no probe
+    asked = Request("train", arrays, config | {"extras": "squared_errors"})
+    assert len(guarded(linear(), every)(asked, hospital).extras["squared_errors"]) == 120
+
+
+def test_the_least_number_of_samples_holds_for_those_that_are_judged_by(policy: Policy, hospital: Site) -> None:
+    strict = replace(policy, asked=Asked(requests=("evaluate",), min_samples=50))
+    with pytest.raises(Refused, match=r"asked\.min_samples: fewer than 50 samples were used"):
+        guarded(linear(), strict)(Request("evaluate", linear().initial(0)), hospital)  # 120 to train on, 10 to judge by
+
+
+@pytest.mark.parametrize(("used", "said"), [(5, "were used"), (100, "were left out"), (70, ""), (120, "")])
+def test_what_a_request_leaves_out_must_not_be_few_either(policy: Policy, hospital: Site, used: int, said: str) -> None:
+    strict = replace(policy, asked=Asked(requests=("train",), min_samples=50))
+
+    def some(request: Request, site: Site) -> Reply:  # as a head of groups that has only some classes
+        return Reply({}, n=used)
+
+    request = Request("train", MODEL)
+    if not said:
+        assert guarded(some, strict)(request, hospital).n == used // 10 * 10
+        return
+    with pytest.raises(Refused, match=rf"asked\.min_samples: fewer than 50 .*{said}"):
+        guarded(some, strict)(request, hospital)
+
+
+@pytest.mark.parametrize("do", ["train", "probe", "evaluate"])
+def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, do: str) -> None:
+    """A server of groups names the classes of a head, and so which samples are trained on or judged by."""
+    from mutirao.groups.member import Member
+    from mutirao.groups.signature import Bias
+
+    def trainers(outputs: int) -> Trainer:
+        from torch import nn
+
+        return Trainer(lambda: nn.Linear(6, outputs))
+
+    draw, y = np.random.default_rng(0), np.array([0] * 60 + [1] * 60 + [2] * 3)
+    data = Samples(draw.normal(size=(123, 6)).astype(np.float32), y)
+    site = Site("recife", ClientData(data, data))
+    member = Member(trainers, 3, Bias(), 1, "weight")
+    strict = replace(policy, asked=Asked(requests=(do,), min_samples=50), reply=Leaving(arrays=("*",), metrics=("*",)))
+
+    def told(classes: str) -> Reply:
+        config = {"seed": 0, "round": 1, "classes": classes}
+        return guarded(member, strict)(Request(do, trainers(len(classes.split(","))).initial(0), config), site)
+
+    assert told("0,1,2").n == 123
+    assert told("0").n == 60
+    with pytest.raises(Refused, match=r"asked\.min_samples"):
+        told("2")  # three samples
+    with pytest.raises(Refused, match=r"asked\.min_samples"):
+        told("0,1")  # all but three samples
+
+
+def test_figures_of_few_samples_kept_back_do_not_leave_with_an_update(policy: Policy, hospital: Site) -> None:
+    from torch import nn
+
+    from mutirao.images.hospitals import Hospital
+
+    strict = replace(policy, asked=Asked(requests=("train",), min_samples=50), reply=Leaving(("*",), (), ("*",)))
+    trainer = Hospital(lambda: nn.Linear(6, 3))
+    request = Request("train", trainer.initial(0), {"seed": 0, "round": 1})
+    assert "val_acc" in trainer(request, hospital).metrics  # found on ten
+    with pytest.raises(Refused, match="samples were kept back to validate on"):
+        guarded(trainer, strict)(request, hospital)
+
+
+def test_a_model_of_whole_numbers_does_not_escape_the_clip(policy: Policy, hospital: Site) -> None:
+    cover = replace(policy, reply=quiet(), privacy=Cover(clip=1e-3))
+    trainer, config = linear(lr=1.0), {"seed": 0, "round": 1}
+    sent = {k: np.round(v * 10).astype(np.int64) for k, v in trainer.initial(0).items()}
+    moved = trainer(Request("train", sent, config), hospital).arrays
+    assert math.sqrt(sum(float(np.square(moved[k] - sent[k]).sum()) for k in sent)) > 0.1  # the update as it is
+    plain = replace(policy, reply=Leaving(arrays=("*",), metrics=("*",)), privacy=cover.privacy)
+    with pytest.raises(Refused, match=r"privacy\.clip: an array of the update is of another kind"):
+        guarded(trainer, plain)(Request("train", sent, config), hospital)
+    floats = {k: v.astype(np.float32) for k, v in sent.items()}
+    reply = guarded(trainer, plain)(Request("train", floats, config), hospital)
+    assert math.sqrt(sum(float(np.square(reply.arrays[k] - sent[k]).sum()) for k in sent)) < 1.1e-3
+    assert {k: v.dtype for k, v in reply.arrays.items()} == {k: v.dtype for k, v in floats.items()}
+
+
+def test_an_update_of_another_shape_is_not_stretched_around_the_clip(policy: Policy) -> None:
+    def wider(request: Request, site: Site) -> Reply:
+        return Reply({"w": np.ones((50, 40)), "steps": np.array(1)}, n=57)
+
+    narrow = {"w": np.zeros((1, 40)), "steps": np.array(0)}
+    site = Site("recife", (np.zeros((57, 2)), np.zeros(57)))
+    with pytest.raises(Refused, match=r"privacy\.clip"):
+        guarded(wider, replace(policy, privacy=Cover(clip=1.0)))(Request("train", narrow), site)
+
+
+def test_another_architecture_than_pinned_is_refused_before_the_handler_is_called(policy: Policy) -> None:
+    strict = replace(policy, pinned={"quickstart": {"architecture": architecture_of(MODEL)}})
+    assert ask(strict).n == 50
+    for wrong in (
+        {"w": np.zeros((50, 4000)), "steps": np.array(0)},
+        {"w": np.zeros((50, 40), np.float32), "steps": np.array(0)},
+        {"v": np.zeros((50, 40)), "steps": np.array(0)},
+        {"w": np.zeros((50, 40))},
+        {},
+    ):
+        with pytest.raises(Refused) as caught:
+            guarded(never, strict, Asker("1", "quickstart"))(
+                Request("train", wrong), Site("recife", (np.zeros(57), np.zeros(57)))
+            )
+        assert caught.value.rule == "pinned.architecture"
+
+
+def never(request: Request, site: Site) -> Reply:
+    raise AssertionError("this must not be done")
 
 
 NAME = st.text("abw_*?[]", min_size=1, max_size=4)

@@ -55,7 +55,9 @@ def test_judging_is_what_numpy_says_and_known_classes_are_those_held() -> None:
     me, where = member(), site([1, 1, 4], [1, 4, 3, 1, 4, 2])
     names = [1, 3, 4]  # the client holds no 3, and the head no 2
     arrays = me.trainers(3).initial(7)
-    metrics = me(Request("evaluate", arrays, {"classes": "1,3,4"}), where).metrics
+    reply = me(Request("evaluate", arrays, {"classes": "1,3,4"}), where)
+    metrics = reply.metrics
+    assert reply.n == 5  # the loss is over those whose class the head has
     outputs = where.data.test.x.numpy() @ arrays["0.weight"].T + arrays["0.bias"]
     y = where.data.test.y.numpy()
     assert metrics["accuracy"] == pytest.approx(np.mean(np.array(names)[outputs.argmax(1)] == y))

@@ -61,6 +61,7 @@ def test_three_hospitals_behind_tls_and_keys_make_the_model_of_the_local_fleet(
             tmp_path / f"node_{k}",
             *(f"hospital_{k}", f"localhost:{link.port}", link.ca, str(own.parent), ["cytology"]),
             client=f"client_{k}",
+            sets=list(SETTINGS.items()),  # what the hospitals have agreed on
         )
         node.policy_file.write_text(permit_training(node.policy_file.read_text()))
         admit(link.folder, take_key(link.folder, node.public_key))

@@ -69,6 +69,7 @@ next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
 @click.option("--data", default="", help="The folder with this site's data.")
 @click.option("--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given often.")
 @click.option("--task", default="", help="This site's own function from Flower's context to a Task, our_site:task_of.")
+@settings("A setting all have agreed on, which the policy pins.")
 def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
     """Make a site: its key pair, a policy that lets nothing leave yet, the configuration of its SuperNode.
 
@@ -299,9 +300,10 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
 @click.option(
     "--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given many times."
 )
+@settings("A setting all have agreed on, which the policy pins.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it [default: the screen].")
-def policy(recipes: tuple[str, ...], out: Path | None) -> None:
-    """Write a commented policy that allows nothing yet but the recipes named.
+def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> None:
+    """Write a commented policy that allows nothing yet but the recipes named, pinned to their settings.
 
     Example: mutirao site policy --recipe quickstart --out policy.toml
     """
@@ -309,7 +311,7 @@ def policy(recipes: tuple[str, ...], out: Path | None) -> None:
     from mutirao.deploy.policy import policy_template
     from mutirao.errors import ConfigError
 
-    text = policy_template(recipes)
+    text = policy_template(recipes, sets)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -321,14 +323,20 @@ def policy(recipes: tuple[str, ...], out: Path | None) -> None:
 
 @site.command("hash")
 @click.argument("recipe")
-def hash_command(recipe: str) -> None:
+@click.option("--architecture", is_flag=True, help="The digest of its model's arrays instead, which a policy pins.")
+@settings("Change a setting of the recipe, for --architecture.")
+def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
     """Print the content hash of a recipe as it is installed here.
 
-    Example: mutirao site hash quickstart
+    \b
+    Examples:
+      mutirao site hash quickstart
+      mutirao site hash quickstart --architecture --set hidden=128
     """
     from mutirao.deploy.content import content_hash
+    from mutirao.deploy.pins import model_of
 
-    click.echo(content_hash(recipe))
+    click.echo(model_of(recipe, sets) if architecture else content_hash(recipe))
 
 
 @site.command()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mutirao.config import quote
 from mutirao.core.files import write_whole
@@ -43,12 +44,17 @@ def found_site(
     recipes: Sequence[str] = (),
     task: str = "",
     client: str = "",
+    sets: Sequence[tuple[str, Any]] = (),
 ) -> Node:
-    """A key pair, a policy that lets nothing leave yet, and the configuration; `ca` may be added later as `ca.crt`."""
+    """A key pair, a policy that lets nothing leave yet, and the configuration; `ca` may be added later as `ca.crt`.
+
+    The policy pins the recipes to their settings: the defaults, or those in `sets`.
+    """
     node = Node(folder.resolve(), name, superlink, client, task=task)
-    policy = policy_template(recipes)
+    place = str(Path(data).expanduser().resolve()) if data else ""
+    policy = policy_template(recipes, [*sets, *([("data", place)] if data else [])])
     if data:
-        policy = policy.replace(DATA_LINE, f"data = {quote(str(Path(data).expanduser().resolve()))}", 1)
+        policy = policy.replace(DATA_LINE, f"data = {quote(place)}", 1)
     with making(node.folder):
         keys.write_node_key(node.key, node.public_key, client or name)
         if ca is not None:

@@ -7,8 +7,8 @@ around its handler, if the node has a policy; whatever else a site is run by doe
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,16 @@ from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
-from mutirao.deploy.ledger import Ledger, alone, difference
-from mutirao.deploy.policy import Policy, is_allowed
+from mutirao.deploy.ledger import Ledger, alone, difference, without_noise
+from mutirao.deploy.pins import hold_model
+from mutirao.deploy.policy import Policy, assignments, is_allowed, repeatable_in
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.runs.audit import Audit
+from mutirao.selection import PROBE_SAMPLES
 
 Facts = dict[str, Any]
+VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -37,6 +40,7 @@ class Asker:
     recipe: str = ""
     site: str = ""  # the name under which the site was asked
     server: Mapping[str, Scalar] = field(default_factory=dict)  # what `Audit.where` says on its side
+    repeatable: bool = False  # whether the noise of this run comes from its seed
 
     def facts(self) -> Facts:
         """What the trail says of it."""
@@ -44,10 +48,24 @@ class Asker:
         return {k: v for k, v in facts.items() if v}
 
 
-def approve(policy: Policy, asker: Asker, run_config: Mapping[str, Scalar]) -> None:
-    """Judge a recipe and its settings before anything of it is imported; a refusal is written down and raised."""
+def approve(
+    policy: Policy,
+    asker: Asker,
+    run_config: Mapping[str, Scalar],
+    settle: Callable[[], Mapping[str, Scalar]] | None = None,
+) -> Asker:
+    """Judge a recipe and its settings; a refusal is written down and raised. The asker comes back with what is known.
+
+    What the server says is judged before anything of the recipe is imported, then what comes of it with the recipe's
+    defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
+    """
     with discreet(policy, asker.facts()):
-        policy.approve(asker.recipe, run_config)
+        replaces = settle is not None
+        policy.approve(asker.recipe, run_config, replaces)
+        own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
+        settings = settle() if settle else {**own, **dict(assignments(run_config))}
+        policy.hold(asker.recipe, settings, replaces)
+    return replace(asker, repeatable=bool(repeatable_in(settings)))
 
 
 @contextlib.contextmanager
@@ -71,6 +89,33 @@ def write_event(policy: Policy, event: str, **facts: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Held:
+    """How many samples a site holds to train on, and to judge by; None if that cannot be known without using them."""
+
+    train: int | None = None
+    test: int | None = None
+
+    @classmethod
+    def of(cls, data: Any) -> "Held":
+        """Counted in a site's data."""
+        if isinstance(data, cls):
+            return data
+        if isinstance(data, tuple | list):
+            sizes = {len(part) for part in data if hasattr(part, "__len__")}
+            return cls(sizes.pop() if len(sizes) == 1 else None)
+        return cls(count(getattr(data, "train", data)), count(getattr(data, "test", None)))
+
+    def used_by(self, do: str) -> int | None:
+        """How many of them a request may use at most."""
+        return self.test if do in ("evaluate", "take") else self.train
+
+
+def count(samples: Any) -> int | None:
+    """How many samples there are, if they can be counted."""
+    return len(samples) if hasattr(samples, "__len__") and hasattr(samples, "batch") else None
+
+
+@dataclass(frozen=True)
 class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
     """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule."""
 
@@ -87,31 +132,38 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
-            n = self.before(request, site)
+            held = self.before(request, site)
             spent = site.state.get(RELEASES)
             reply = self.handler(request, site)
-            leaving = self.after(request, reply, n)
-            return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
+            by_handler = difference(spent, site.state.get(RELEASES))
+            leaving = self.after(request, reply, held, noised=len(by_handler) > 0)
+            return self.let_go(leaving, by_handler, about)
 
-    def before(self, request: Request, site: Site) -> int | None:
+    def before(self, request: Request, site: Site) -> Held:
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
-        asked, n = self.policy.asked, samples_in(site.data)
+        asked, held = self.policy.asked, Held.of(site.data)
         if request.do not in asked.requests:
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
-        if n is not None and n < asked.min_samples:
+        hold_model(self.policy.pinned.get(self.asker.recipe, {}), request.do, request.arrays)
+        if held.train is not None and held.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
-        return n
+        probed = request.config.get("probe_samples", PROBE_SAMPLES)
+        if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
+            raise Refused("asked.probe_samples", f"a model is probed on {asked.probe_samples} samples here, no others")
+        wanted = {name.strip() for name in str(request.config.get("extras", "")).split(",")}
+        if (request.do == "probe" or wanted - {"", "squared_errors"}) and asked.probe_samples < asked.min_samples:
+            raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
+        return held
 
-    def after(self, request: Request, reply: Reply, samples: int | None = None) -> Reply:
-        """The reply as it may leave; Refused if it may not."""
+    def after(self, request: Request, reply: Reply, held: Held, noised: bool = False) -> Reply:
+        """The reply as it may leave; Refused if it may not. `noised`: by the handler, which has counted it."""
         rules = self.policy.reply
         if not isinstance(reply, Reply):
             raise Refused("reply", "the handler gave no Reply")
-        if samples is None and reply.n < self.policy.asked.min_samples:
-            raise Refused("asked.min_samples", f"fewer than {self.policy.asked.min_samples} samples were used")
+        self.count(request.do, reply, held, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
@@ -128,15 +180,30 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
 
+    def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
+        """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
+        least, here = self.policy.asked.min_samples, held.used_by(do)
+        if noised and here is not None and reply.n == 1:
+            return  # there is no noise on the number of samples, so it does not tell it; enough are here
+        if reply.n < least:
+            raise Refused("asked.min_samples", f"fewer than {least} samples were used")
+        if here is not None and 0 < here - reply.n < least:
+            raise Refused("asked.min_samples", f"fewer than {least} of the samples that are here were left out")
+        if held.test is not None and held.test < least and any(name.startswith(VALIDATED) for name in reply.metrics):
+            raise Refused("asked.min_samples", f"fewer than {least} samples were kept back to validate on")
+
     def cover(self, request: Request, arrays: Arrays) -> Arrays:
         """An update clipped and noised as the policy asks for; what is no update cannot be, and is refused."""
         cover, model = self.policy.privacy, request.arrays
         if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
             raise Refused("privacy.clip", "only an update of the model that was sent can be clipped")
         full = whole(model, arrays)
+        for name, sent in model.items():
+            same = full[name].shape == sent.shape and (full[name].dtype.kind == "f") == (sent.dtype.kind == "f")
+            if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
+                raise Refused("privacy.clip", "an array of the update is of another kind or shape than sent", name[:80])
         update, _ = clip_update(model, full, cover.clip)
-        moved = add_noise(model, update, np.random.default_rng(), cover.noise * cover.clip)
-        return moved if cover.noise else {k: moved[k] if v.dtype.kind == "f" else full[k] for k, v in model.items()}
+        return add_noise(model, update, np.random.default_rng(), cover.noise * cover.clip)  # whole numbers: as sent
 
     def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
         """The values whose names may leave; others are taken out or end it, as the policy says."""
@@ -150,7 +217,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         cover, spent = self.policy.privacy, None
         if cover.budget or cover.run_budget:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
-            releases = own if len(own) else by_handler
+            known = without_noise(by_handler) if self.asker.repeatable else by_handler
+            releases = own if len(own) else known
             if not len(releases):
                 raise Refused("privacy.budget", UNCOUNTED)
             with alone(self.policy.ledger):
@@ -164,12 +232,3 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 def bytes_of(reply: Reply) -> int:
     """How many bytes of numbers a reply holds."""
     return nbytes(reply.arrays) + nbytes(reply.extras) + 8 * (len(reply.metrics) + 1)
-
-
-def samples_in(data: Any) -> int | None:
-    """How many samples a site holds, if its data can say so without being used."""
-    if isinstance(data, tuple | list):
-        sizes = {len(part) for part in data if hasattr(part, "__len__")}
-        return sizes.pop() if len(sizes) == 1 else None
-    data = getattr(data, "train", data)  # what a client only judges by does not count
-    return len(data) if hasattr(data, "__len__") and hasattr(data, "batch") else None

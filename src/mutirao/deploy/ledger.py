@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,14 +43,30 @@ class Ledger:
             ("privacy.run_budget", mine, cover.run_budget),
             ("privacy.budget", everything, cover.budget),
         ):
-            if budget and (after := epsilon(table, cover.delta, cover.accountant)) > budget:
+            if budget and (after := cost(table, cover)) > budget:
                 raise Refused(rule, f"epsilon would be {after:.4g}, {budget:g} is the most")
         self.runs[run] = mine
-        spent = epsilon(everything, cover.delta, cover.accountant)
+        spent = cost(everything, cover)
         runs = {name: rows.tolist() for name, rows in self.runs.items()}
         facts = {"delta": cover.delta, "epsilon": spent, "runs": runs}
         write_whole(self.path, json.dumps(facts, indent=1) + "\n")
         return spent
+
+
+def cost(table: Releases, cover: Cover) -> float:
+    """The epsilon of these releases; infinite if one has no noise, or so little that it cannot be worked out."""
+    if not np.all(table[:, 0] > 0):
+        return math.inf
+    try:
+        spent = epsilon(table, cover.delta, cover.accountant)
+    except (ArithmeticError, ValueError):
+        return math.inf
+    return math.inf if math.isnan(spent) else spent
+
+
+def without_noise(table: Releases) -> Releases:
+    """The same releases with noise that the server knows, which is none: their epsilon is infinite."""
+    return functools.reduce(lambda out, row: add_releases(out, 0.0, row[1], int(row[2])), table.tolist(), NOTHING)
 
 
 def difference(before: Releases | None, after: Releases | None) -> Releases:

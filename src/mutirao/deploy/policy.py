@@ -1,6 +1,7 @@
 """What a site allows, in a file of its own: whatever `policy.toml` does not allow is refused."""
 
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,10 +13,15 @@ from mutirao.accounting import Accountant
 from mutirao.config import coerce, nearest, parse_assignment, read
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.content import content_hash
+from mutirao.deploy.pins import ARCHITECTURE, hold_pins, pin_lines
 from mutirao.errors import ConfigError, Refused
+from mutirao.selection import PROBE_SAMPLES
 
 NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that set nothing in a recipe
 SUSPICIOUS = (":", "/", "\\", "~")  # text that may name code or files
+REPEATABLE = "repeatable"  # the setting of a part that draws its noise from the run's seed, which the server knows
+PREDICTABLE = "noise from the run's seed can be taken off again by whoever knows the seed; only the site may allow it"
+SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of privacy, and of no data
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class Asked:
     """What may be asked of the site."""
 
     requests: tuple[str, ...] = ()
-    min_samples: int = 1
+    min_samples: int = 1  # of those used, and of those left out if any are
+    probe_samples: int = PROBE_SAMPLES  # this many and no other: two probes that differ by a sample tell of that one
     names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
     extras: tuple[str, ...] = ()  # what may come in besides the model; names may hold `*`
 
@@ -55,10 +62,14 @@ class Cover:
 
 @dataclass(frozen=True)
 class Policy:
-    """All a site allows; `recipes` maps names to content hashes, `settings` replace those the server sends."""
+    """All a site allows; `recipes` maps names to content hashes, `settings` replace those the server sends.
+
+    `pinned` are, by recipe, settings that must be as they are there, and the model's architecture.
+    """
 
     recipes: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Scalar] = field(default_factory=dict)
+    pinned: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)
     reply: Leaving = field(default_factory=Leaving)
     privacy: Cover = field(default_factory=Cover)
@@ -69,17 +80,32 @@ class Policy:
         cover, reply = self.privacy, self.reply
         if cover.noise and not cover.clip:
             raise ConfigError("privacy.noise needs privacy.clip: noise is measured against the longest update")
-        if (cover.budget or cover.run_budget) and (reply.extras or reply.metrics) and not spends_only(reply.metrics):
+        told = [*(reply.extras if cover.noise else ()), *(m for m in reply.metrics if m not in SPENT)]
+        if (cover.budget or cover.run_budget) and told:
             raise ConfigError("with a privacy budget reply.extras and reply.metrics must be empty: they are not noised")
 
-    def approve(self, recipe: str, run_config: Mapping[str, Scalar]) -> None:
-        """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported."""
+    def approve(self, recipe: str, run_config: Mapping[str, Scalar], replaces: bool = True) -> None:
+        """Refused unless the site allows this recipe, as it is installed, with these settings; nothing is imported.
+
+        `replaces`: whether `settings` take the place of what the server says, which the site's own code may read.
+        """
         if fault := self.fault_of(recipe):
             raise Refused("recipes", fault)
         for key, value in assignments(run_config):
-            text = isinstance(value, str) and any(mark in value for mark in SUSPICIOUS)
-            if text and key not in self.settings and value not in self.asked.names:
+            if replaces and key in self.settings:
+                continue
+            if isinstance(value, str) and any(m in value for m in SUSPICIOUS) and value not in self.asked.names:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
+            if REPEATABLE in key.lower() and value is not False:
+                raise Refused(f"settings.{key}", PREDICTABLE)
+
+    def hold(self, recipe: str, settings: Mapping[str, Scalar], replaces: bool = True) -> None:
+        """Refused if a setting, as it would be used, makes noise predictable or is not what it is pinned to."""
+        instead = self.settings if replaces else {}
+        for key in repeatable_in(settings):
+            if instead.get(key) is not True:  # only the site itself may say so
+                raise Refused(f"settings.{key}", PREDICTABLE)
+        hold_pins({k: v for k, v in self.pinned.get(recipe, {}).items() if k not in instead}, settings)
 
     def fault_of(self, recipe: str) -> str:
         """Why a recipe, as it is installed, may not run here; empty if it may."""
@@ -93,9 +119,9 @@ class Policy:
         return "" if same else f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
 
 
-def spends_only(metrics: Iterable[str]) -> bool:
-    """Whether nothing but the account of privacy is told."""
-    return set(metrics) <= {"epsilon", "epsilon_next"}
+def repeatable_in(settings: Mapping[str, Scalar]) -> list[str]:
+    """The settings by which noise is drawn from the run's seed."""
+    return [k for k, v in settings.items() if k.lower().endswith(REPEATABLE) and v is not False]
 
 
 def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
@@ -116,18 +142,19 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
 def load_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
     table, kinds = read(path), {"asked": Asked, "reply": Leaving, "privacy": Cover, "records": Records}
-    known = {"recipes", "settings", *kinds}
+    known = {"recipes", "settings", "pinned", *kinds}
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, known)}")
         if not isinstance(table[key], dict):
             raise ConfigError(f"{path}: {key!r} is a table: write [{key}]")
     recipes = {k: coerce(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
-    settings = flat_settings(path, table.get("settings", {}))
+    settings = flat_settings(path, "settings", table.get("settings", {}))
+    pinned = read_pins(path, table.get("pinned", {}))
     parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
     parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
     try:
-        return Policy(recipes, settings, **parts)
+        return Policy(recipes, settings, pinned, **parts)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -166,20 +193,38 @@ def section(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) ->
     return kind(**values)
 
 
-def flat_settings(path: Path, table: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The settings a site insists on, `key` or `part.key`."""
+def flat_settings(path: Path, where: str, table: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Settings in a table of the file, `key` or `part.key`."""
     out: dict[str, Scalar] = {}
     for key, value in table.items():
         pairs = {f"{key}.{sub}": v for sub, v in value.items()} if isinstance(value, dict) else {key: value}
         for name, v in pairs.items():
-            out[name] = coerce(f"{path}: settings.{name}", v, Any)
+            out[name] = coerce(f"{path}: {where}.{name}", v, Any)
     return out
 
 
-def policy_template(recipes: Iterable[str] = ()) -> str:
-    """A policy that allows nothing yet but these recipes as they are installed, with a word on every key."""
-    hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in recipes)
-    return TEMPLATE.replace("@RECIPES@", hashes or '# quickstart = "sha256:..."')
+def read_pins(path: Path, table: Mapping[str, Any]) -> dict[str, dict[str, Scalar]]:
+    """What each recipe is pinned to."""
+    out: dict[str, dict[str, Scalar]] = {}
+    for recipe, pins in table.items():
+        if not isinstance(pins, dict):
+            raise ConfigError(f"{path}: pinned.{recipe} is a table: write [pinned.RECIPE]")
+        out[recipe] = flat_settings(path, f"pinned.{recipe}", pins)
+        if not re.fullmatch("sha256:[0-9a-f]{64}", str(out[recipe].get(ARCHITECTURE, f"sha256:{'0' * 64}"))):
+            raise ConfigError(f"{path}: pinned.{recipe}.{ARCHITECTURE} is not a digest such as sha256:12ab...")
+    return out
+
+
+def policy_template(recipes: Iterable[str] = (), sets: Iterable[tuple[str, Any]] = ()) -> str:
+    """A policy that allows nothing yet but these recipes as they are installed, with a word on every key.
+
+    They are pinned to their settings: the defaults, or what `sets` says.
+    """
+    names, agreed = list(recipes), tuple(sets)
+    hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in names)
+    pins = "\n\n".join(pin_lines(name, agreed) for name in names)
+    text = TEMPLATE.replace("@RECIPES@", hashes or '# quickstart = "sha256:..."')
+    return text.replace("@PINS@", pins or "# [pinned.quickstart]\n# batch_size = 16")
 
 
 TEMPLATE = """\
@@ -196,12 +241,21 @@ TEMPLATE = """\
 # Settings this site insists on, whatever the server says: where its data lie, how much it computes.
 # data = "/srv/mutirao/data"
 # epochs = 1
+# Noise that a run draws from its seed, which the server knows, is refused unless a line here says so:
+# privacy.repeatable = true
+
+# Settings of a run that must be as they are here, or it is refused: with another model, batch size or number of steps
+# a server could read single samples out of an update (see: mutirao drill leak). They are the recipe's own, as it is
+# installed; change them to what all sites agree on. A line that is taken out leaves that setting to the server.
+@PINS@
 
 [asked]
 # Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few).
 requests = []
-# Fewer samples than this, and nothing leaves.
+# With fewer samples than this used, or fewer than this left out of those that are here, nothing leaves.
 min_samples = 50
+# On how many samples a model is probed: on this many, no more and no fewer.
+probe_samples = 100
 # Paths or dotted names that the server may use in settings; without this it may send only numbers and plain names.
 names = []
 # Arrays that a request may carry besides the model, by name; * stands for any letters.
@@ -210,6 +264,7 @@ extras = []
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.
 arrays = []
+# The extra squared_errors, which FedRisk needs, tells the error of each single sample.
 extras = []
 metrics = []
 # true: other metrics and extras are taken out; false: a reply that has any is refused.

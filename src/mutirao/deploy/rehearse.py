@@ -88,7 +88,7 @@ def rehearse(
             server = found_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
             with ThreadPoolExecutor(1) as pool:  # it starts while torch is imported
                 starting = pool.submit(lambda: running.append(start_superlink(server.folder)))
-                nodes = found_sites(folder, server, client_names(recipe, settings), recipe)
+                nodes = found_sites(folder, server, client_names(recipe, settings), recipe, settings)
                 starting.result()
         with made.step("the sites' keys are admitted"):
             for node in nodes:
@@ -130,11 +130,18 @@ def client_names(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[st
     return sorted(found.prepare(resolve(found.config, {}, settings)).population)
 
 
-def found_sites(folder: Path, server: Server, names: Sequence[str], recipe: str, host: str = "localhost") -> list[Node]:
-    """A site for each name, with a policy that lets this recipe train, and a compose file for all."""
+def found_sites(
+    folder: Path,
+    server: Server,
+    names: Sequence[str],
+    recipe: str,
+    sets: Sequence[tuple[str, Scalar]],
+    host: str = "localhost",
+) -> list[Node]:
+    """A site for each name, with a policy that lets this recipe train with these settings; a compose file for all."""
     nodes = []
     for name in names:
-        node = found_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe])
+        node = found_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe], sets=sets)
         write_whole(node.policy_file, permit_training(node.policy_file.read_text(encoding="utf-8")))
         nodes.append(node)
     write_whole(folder / "compose.yaml", compose_text([server, *nodes]))

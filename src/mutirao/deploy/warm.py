@@ -18,6 +18,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
+from mutirao.deploy.guard import Held
 from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
@@ -40,7 +41,8 @@ class Warm:
         """The task of an order: its handler asks the worker, and does by itself (`cold`) what no worker can."""
         wanted = stamp(order)
         try:
-            samples = self.ask(order, wanted, {"ask": "open"})[0].get("samples")
+            told = self.ask(order, wanted, {"ask": "open"})[0]
+            held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
@@ -64,7 +66,7 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: None if samples is None else (range(int(samples)),)}, dict)
+        return Task(handler, {order.name: held}, dict)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mutirao.config import load_name
 from mutirao.core.fleet import Reply, Request, Site, failure_of
 from mutirao.deploy.caller import birth, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
-from mutirao.deploy.guard import samples_in
+from mutirao.deploy.guard import Held
 from mutirao.deploy.orders import Order
 from mutirao.deploy.warm import listen_at
 from mutirao.errors import Refused
@@ -135,7 +136,7 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         task = task_of(order.key())
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
-            return {"samples": samples_in(data)}, {}
+            return asdict(Held.of(data)), {}
         config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))

@@ -117,8 +117,8 @@ class Member:
             raise ValueError(f"a member of groups can warm, train, evaluate, take and probe, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
-        test = own_test_of(site.data)
-        return Reply({}, metrics=self.judge(request, Samples.of(site.data), test), n=max(1, len(test)))
+        metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
+        return Reply({}, metrics=metrics, n=max(1, used))
 
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """The signature of a warm-up and, if asked for, which classes the client holds."""
@@ -142,10 +142,10 @@ class Member:
             raise Refused("privacy", f"{self.privacy!r} keeps no account that a signature could be entered into")
         return self.privacy.charge(site, noise_of(self.signature), 1.0, 1)
 
-    def judge(self, request: Request, train: Samples, test: Samples) -> dict[str, float]:
+    def judge(self, request: Request, train: Samples, test: Samples) -> tuple[dict[str, float], int]:
         """Loss and accuracy on the client's own test samples; `accuracy_known` when only classes it holds may be named.
 
-        A label that the head does not have counts as wrong.
+        A label that the head does not have counts as wrong, and is not in the loss: how many are in it is told, too.
         """
         names = np.array(class_map(request.config, self.classes))
         model = self.trainers(len(names)).fill(request.arrays).eval()
@@ -163,7 +163,7 @@ class Member:
         }
         if bool(seen.any()):
             metrics["loss"] = float(functional.cross_entropy(outputs[seen], target[seen]))
-        return metrics
+        return metrics, int(seen.sum())
 
     def opinions(self, run: Run, samples: Samples) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[int]]]:
         """What the model of each group says of samples, as probabilities, and its class map: what `combine` takes."""

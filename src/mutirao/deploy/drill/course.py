@@ -4,18 +4,25 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mutirao.config import nearest
 from mutirao.deploy.drill.kills import deployed_kills, local_kills
+from mutirao.deploy.drill.leak import Leaking, leak
 from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.deploy.drill.troubles import TROUBLES
 from mutirao.errors import ConfigError, MutiraoError
 
 
 def run_trials(
-    names: Sequence[str], folder: Path | None = None, kills: int = 4, in_process: int = 20, seed: int = 0
+    names: Sequence[str],
+    folder: Path | None = None,
+    kills: int = 4,
+    in_process: int = 20,
+    seed: int = 0,
+    leaking: Leaking | None = None,
 ) -> Iterator[Trial]:
     """Make the trials of these names, one after the other; without a `folder` nothing of good ones is kept."""
     for name in names:
@@ -30,6 +37,8 @@ def run_trials(
             made = deployed_kills(place, kills, seed)
         elif name == "in-process":
             made = local_kills(place, in_process, seed)
+        elif name == "leak":
+            made = run_one(name, place, partial(leak, about=leaking or Leaking(seed=seed)))
         else:
             made = run_one(name, place, TROUBLES[name])
         for trial in made:

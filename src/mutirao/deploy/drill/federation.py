@@ -53,7 +53,7 @@ class Federation:
     def __init__(self, folder: Path, hosts: Sequence[str] = ("127.0.0.1",), host: str = "127.0.0.1") -> None:
         self.folder = folder
         self.server: Server = found_server(folder / "server", list(hosts), port=free_port(), host=host)
-        made = found_sites(folder, self.server, NAMES, "quickstart", hosts[-1])
+        made = found_sites(folder, self.server, NAMES, "quickstart", list(TRIVIAL.items()), hosts[-1])
         self.nodes: dict[str, Node] = {node.name: node for node in made}
         self.env: dict[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
         self.away: set[str] = set()  # sites that are not to be started again

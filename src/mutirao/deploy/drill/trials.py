@@ -19,6 +19,7 @@ TRIALS = {
     "garbage": "a site answers garbage",
     "impostor": "a site answers, fetches and orders in the name of others",
     "forwarder": "a stranger comes through a TCP forwarder on the server's machine",
+    "leak": "a server reads samples out of an update: plain, under a policy, with noise",
 }
 
 

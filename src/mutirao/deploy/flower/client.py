@@ -15,7 +15,8 @@ from mutirao.deploy.caller import OFF
 from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
 from mutirao.deploy.guard import Asker, approve, discreet, guarded
 from mutirao.deploy.orders import Order
-from mutirao.deploy.policy import Policy, load_policy
+from mutirao.deploy.pins import settings_of
+from mutirao.deploy.policy import Policy, assignments, load_policy
 from mutirao.deploy.states import States
 from mutirao.deploy.warm import Warm
 from mutirao.errors import ConfigError, Refused
@@ -99,10 +100,15 @@ def work_under(
     A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
     """
     asked = context.run_config
-    recipe = str(asked.get("recipe", "quickstart")) if task_of is recipe_task else dotted_path(task_of)
+    by_recipe = task_of is recipe_task
+    recipe = str(asked.get("recipe", "quickstart")) if by_recipe else dotted_path(task_of)
     name = str(context.node_config.get("name", ""))
     asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
-    approve(policy, asker, asked)
+
+    def settle() -> Mapping[str, Scalar]:
+        return settings_of(recipe, [*assignments(asked), *policy.settings.items()])
+
+    asker = approve(policy, asker, asked, settle if by_recipe else None)
     with discreet(policy, asker.facts()):
         task = task_for(context, task_of, policy.settings, warm)
         first = str(asker.server.get("first", ""))
