@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from mutirao.accounting import NOTHING, Releases, add_releases
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.fingerprints import reply_fingerprint
@@ -24,6 +22,7 @@ from mutirao.deploy.pins import hold_model
 from mutirao.deploy.policy import Policy, assignments, is_allowed, repeatable_in
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
+from mutirao.randomness import Secret
 from mutirao.runs.audit import Audit
 from mutirao.selection import PROBE_SAMPLES
 
@@ -203,7 +202,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
                 raise Refused("privacy.clip", "an array of the update is of another kind or shape than sent", name[:80])
         update, _ = clip_update(model, full, cover.clip)
-        return add_noise(model, update, np.random.default_rng(), cover.noise * cover.clip)  # whole numbers: as sent
+        return add_noise(model, update, Secret(), cover.noise * cover.clip)  # whole numbers: as sent
 
     def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
         """The values whose names may leave; others are taken out or end it, as the policy says."""
