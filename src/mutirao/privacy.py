@@ -9,8 +9,10 @@ again. `repeatable=true` draws it from the seed all the same, for experiments on
 """
 
 import functools
+import logging
 import math
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 from mutirao.accounting import Accountant, Releases, add_releases, at_worst, epsilon
 from mutirao.config import build
 from mutirao.core.arrays import Arrays, settle
+from mutirao.core.bounds import SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, Merged, as_aggregator, as_handler
 from mutirao.core.roster import Roster
@@ -28,10 +31,13 @@ from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.randomness import rng
 from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many, names_in
 
+log = logging.getLogger("mutirao")
+
 RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
 Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
 AtServer = tuple[AnySelector, AnyAggregator]
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
+SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
 
 
 class Privacy:
@@ -82,6 +88,11 @@ class Settings(Privacy):
         """What these releases cost."""
         return epsilon(table, self.delta, self.accountant)
 
+    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
+        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
+        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
+        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
+
     def draw(self, seed: int, round: int, client: ClientId = "") -> np.random.Generator:
         """A generator for the noise of one release."""
         if self.repeatable:
@@ -123,11 +134,6 @@ class Central(Settings):
             )
         return select, Noised(aggregate, self, rate, max(1.0, expected), config.seed)
 
-    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
-        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
-        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
-        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
-
     def spent(self, run: Run) -> float | None:
         """What the released models cost any client: one of groups has part in those of its own alone."""
         return max((self.epsilon(table) for table in tables_in(run.memory)), default=0.0)
@@ -150,12 +156,36 @@ class AtClient(Settings):
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
-        """What the client that spent most has told."""
-        return float(run.roster.figure(EPSILON, 0.0).max(initial=0.0))
+        """What the client that spent most has told, but no more than the server finds it can have spent."""
+        return self.highest(run, EPSILON, 0, 1)
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
-        """The same, were it asked once more."""
-        return float(run.roster.figure(NEXT, 0.0).max(initial=0.0))
+        """The same, were it asked once more; of one with next to no samples, which refuses for itself in time."""
+        known = run.roster.first_n[run.roster.first_n > 0]
+        return self.highest(run, NEXT, 1, lower_median(known) / SIZE_CAP if len(known) else 1)
+
+    def highest(self, run: Run, figure: str, more: int, fewest: float) -> float:
+        """The highest figure told, each held to what it can be if the client answered whenever it was asked.
+
+        Those told most are looked at first: as a rule one is enough.
+        """
+        roster, most = run.roster, 0.0
+        told = roster.figure(figure, 0.0)
+        for i in np.argsort(-told, kind="stable").tolist():
+            if told[i] <= most:
+                break
+            n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
+            noise, rate, times = self.releases(n)
+            table = add_releases(at_worst(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
+            limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
+            if told[i] > 1.001 * limit:
+                log.warning("%s tells %s=%.4g; %.4g counts, the most it can be", roster.ids[i], figure, told[i], limit)
+            most = max(most, min(float(told[i]), limit))
+        return most
+
+    @abstractmethod
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """Noise, rate and number of the releases that a client with n samples makes in a round."""
 
     def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
         """The site's account with these releases in it; Refused if its budget does not allow them."""
@@ -184,18 +214,31 @@ class Local(AtClient):
         """The handler with clipping and noise around it."""
         return Shielded(handler, self)
 
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One, whatever it holds."""
+        return self.noise / 2, 1.0, 1
+
 
 @dataclass(frozen=True)
 class DPSGD(AtClient):
     """Each step of a client clips every sample's gradient to `clip` and adds noise of deviation `noise` x `clip`.
 
     The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
-    not. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
+    not. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server knows `batch_size` and
+    `epochs` from the configuration.
     """
+
+    batch_size: int | None = None
+    epochs: int | None = None
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The trainer's model, loss and optimiser, with private gradients."""
         return as_handler(handler).private_training(self)
+
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One a step."""
+        batch = self.batch_size or 1
+        return self.noise, min(1.0, batch / n), (self.epochs or 1) * math.ceil(n / batch)
 
 
 NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
@@ -259,7 +302,7 @@ class Shielded:
     @property
     def provides(self) -> frozenset[str]:
         """Nothing but what was spent; what the handler can be told, it can be told still."""
-        return frozenset({f"metrics:{EPSILON}", *(p for p in self.handler.provides if p.startswith("config:"))})
+        return SPENT | {p for p in self.handler.provides if p.startswith("config:")}
 
     @property
     def many(self) -> Many | None:
@@ -355,5 +398,5 @@ def within_budget(
 def promise(part: Any, run: Run) -> dict[str, Any] | None:
     """What a summary says of the privacy of a run: the kind, its settings and what was spent."""
     privacy: Privacy = build("privacy", part)
-    spent = privacy.spent(run)
+    spent = run.history[-1].get(EPSILON) if run.history else privacy.spent(run)
     return None if spent is None else {"kind": part.name, EPSILON: spent, **part.settings}

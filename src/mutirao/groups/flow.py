@@ -5,7 +5,7 @@ fleet.clients -> newcomers: warm-up, admit -> a cohort for each group -> one rou
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, part_of
+from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.evaluation import summarise
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, traffic
@@ -56,6 +57,8 @@ class Plan:
     clients_every: int = 0  # rounds between judgements by every client, worst and all (0: never)
     # With what the memory of a new group begins after a warm-up, given those of the groups before.
     inherit: Callable[[Sequence[Arrays]], Arrays] = lambda before: {}
+    size_cap: float = SIZE_CAP  # times the median samples that a client counts for at most (0: any number)
+    metrics: Collection[str] | None = None  # that clients may tell with an update (None: any that most of them do)
 
 
 def federate_groups(
@@ -103,8 +106,15 @@ def make_round(
 
 def cohort_of(plan: Plan, state: Grouping, group: str, members: list[ClientId]) -> Cohort:
     """A group as one round sees it."""
-    tell = class_map_of(state, group)
-    return Cohort(*plan.parts(len(members)), filters=plan.filters, tell=tell, name=group, members=members)
+    return Cohort(
+        *plan.parts(len(members)),
+        filters=plan.filters,
+        tell=class_map_of(state, group),
+        name=group,
+        members=members,
+        size_cap=plan.size_cap,
+        metrics=plan.metrics,
+    )
 
 
 @dataclass
