@@ -105,7 +105,10 @@ def about(
     """
     headers = {KEY_HEADER: base64.b64encode(public_key).decode()} if public_key is not None else {}
     request = urllib.request.Request(f"https://{address}{ABOUT}", headers=headers)
-    content = json.loads(fetch(request, ca, seconds, direct))
+    try:
+        content = json.loads(fetch(request, ca, seconds, direct))
+    except RecursionError:
+        content = None
     if not isinstance(content, dict) or not isinstance(content.get("versions"), dict):
         raise ValueError("what answers there is no server of Mutirão")
     return content
