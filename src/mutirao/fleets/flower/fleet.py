@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
+from mutirao.core.roster import Roster
 from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message
 
 log = logging.getLogger("mutirao")
@@ -31,13 +32,19 @@ class FlowerFleet(Fleet):
 
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
-    one that `is_entitled` denies it.
+    one that `is_entitled` denies it. `admitted` says with how many samples clients were admitted, if that is known.
     """
 
     def __init__(
-        self, grid: Grid, timeout: float = 600.0, greet: float = 60.0, is_entitled: IsEntitled = lambda name, node: True
+        self,
+        grid: Grid,
+        timeout: float = 600.0,
+        greet: float = 60.0,
+        is_entitled: IsEntitled = lambda name, node: True,
+        admitted: Mapping[ClientId, int] | None = None,
     ) -> None:
         self.grid, self.timeout, self.greet, self.is_entitled = grid, timeout, greet, is_entitled
+        self.admitted = dict(admitted or {})
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -57,6 +64,12 @@ class FlowerFleet(Fleet):
         if (names := sorted(self._nodes)) != self._clients:
             self._clients = names
         return self._clients
+
+    def declare(self, roster: Roster) -> None:
+        """With how many samples clients were admitted."""
+        for client, samples in self.admitted.items():
+            if roster.knows(client):
+                roster.first_n[roster.row(client)] = samples
 
     def keys(self) -> dict[ClientId, str]:
         """The node each client is: a SuperLink that authenticates its nodes gives one key one node, and no more."""
