@@ -306,7 +306,15 @@ def ask_to_judge(
     common = {g: request_of(run, state, g, "evaluate") for g in state.groups.names}
     members = {g: [c for c in who if c in here and plan.honest(c)] for g, who in state.groups.members().items()}
     requests = {c: common[g] for g, who in members.items() for c in who}
-    return sift(fleet.ask(requests), fault_of_extras).replies if requests else {}, members
+    return sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}, members
+
+
+def fault_of_judgement(reply: Reply) -> Failure | None:
+    """What is wrong with what a client says of its group's model, or None: one lie must not become the group's mean."""
+    if (wrong := fault_of_extras(reply)) is not None:
+        return wrong
+    odd = [k for k, v in reply.metrics.items() if k.startswith("accuracy") and not 0 <= v <= 1]
+    return Failure("too_large", f"tells an {odd[0]} that is no share") if odd else None
 
 
 def settle(state: Grouping, group: str, plan: Plan) -> None:
