@@ -1,5 +1,6 @@
 """Clipping, noise and the account of it: what is promised is what happens, in any run that is stopped and resumed."""
 
+import dataclasses
 import json
 import tomllib
 from functools import partial
@@ -283,6 +284,35 @@ def test_any_recipe_of_the_ordinary_flow_can_be_private(kind: str) -> None:
         assert [row["failed"] for row in rows] == [0, 0]
         assert 0 < rows[0]["epsilon"] <= rows[1]["epsilon"]
         assert "train_epsilon" not in rows[0]
+
+
+@pytest.mark.parametrize("kind", ["local", "dpsgd"])
+@pytest.mark.parametrize("lie", [{"metrics": {"epsilon": 1e9, "epsilon_next": 1e9}}, {"n": 1}])
+def test_a_client_that_says_its_budget_is_spent_does_not_end_the_run_of_the_others(
+    kind: str, lie: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = find("quickstart")
+    sets = {"clients": 5, "per_round": 5, "rounds": 3, "epochs": 1, "partition": "iid"}
+    sets |= {"privacy": {"name": kind, "noise": 8.0, "budget": 4.0}}
+    config = resolve(recipe.config, sets)
+    task = recipe.prepare(config)
+
+    def rows(liars: tuple[str, ...]) -> list[dict[str, Any]]:
+        def handler(request: Request, site: Site) -> Reply:
+            reply = task.handler(request, site)
+            told = {"metrics": {"epsilon": 1e9, "epsilon_next": 1e9}} if "n" in lie else {}
+            return dataclasses.replace(reply, **lie, **told) if site.id in liars else reply
+
+        fleet, run = LocalFleet(handler, task.population), Run(task.initial())
+        return [done.row for done in recipe.flow(fleet, config, task, run)]
+
+    honest = [row["epsilon"] for row in rows(())]
+    assert "the most it can be" not in caplog.text
+    lied = [row["epsilon"] for row in rows((sorted(task.population)[0],))]
+    assert len(lied) == 3
+    assert "tells epsilon_next=1e+09" in caplog.text
+    if "n" not in lie or kind == "local":
+        assert lied == pytest.approx(honest)
 
 
 def test_a_flow_that_does_not_keep_to_privacy_is_refused() -> None:

@@ -13,6 +13,7 @@ from mutirao.config import Part, build, complete
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
+from mutirao.scores import mix_scores
 from mutirao.selection import (
     NAMES,
     AoI,
@@ -438,3 +439,59 @@ def test_a_score_of_ones_own_goes_by_its_path_and_says_what_it_needs() -> None:
         Mix(2, f"{__name__}:nothing")
     with pytest.raises(ConfigError, match=r"gave values of shape \(2,\) for 3 clients"):
         Mix(2, f"{__name__}:two_values")(roster_of(["ana", "bia", "caio"]), 1, rng())
+
+
+# Liars.
+
+
+def selections(select: Any, lie: float, clients: int = 20, rounds: int = 40, seed: int = 0) -> tuple[int, float]:
+    """How often a client whose loss is a lie is selected, and how often the others are on average."""
+    roster, draw = Roster(), np.random.default_rng(seed)
+    names = [f"c{i:02d}" for i in range(clients)]
+    roster.meet(names)
+    for number in range(1, rounds + 1):
+        for c in select.probes(roster, number, draw) if hasattr(select, "probes") else []:
+            roster.hear(number, c, {"loss": lie if c == "c00" else float(draw.uniform(0.5, 2))})
+            roster.probed(number, {c: 14})
+        chosen = select(roster, number, draw)
+        roster.mark(number, chosen, dict.fromkeys(chosen, 14))
+        for c in chosen:
+            told = lie if c == "c00" else float(draw.uniform(0.5, 2) * 0.9 ** (number / 4))
+            roster.hear(number, c, {"rms_loss": told, "loss": told, "gradient_norm": told})
+    return int(roster.selected[0]), float(roster.selected[1:].mean())
+
+
+@pytest.mark.parametrize("lie", [1e6, 1e99])
+def test_a_lying_loss_is_selected_by_oort_at_most_twice_as_often_as_the_others(lie: float) -> None:
+    before, _ = selections(Oort(5, most=0.0), lie)
+    assert before >= 33  # of 40 rounds: nearly always
+    times, others = selections(Oort(5), lie)
+    assert times <= 20  # twice the mean of 10
+    assert others > 9
+
+
+@pytest.mark.parametrize("lie", [1e99, -1e99])
+def test_one_absurd_utility_does_not_shrink_those_of_all_others_to_nothing(lie: float) -> None:
+    roster = Roster()
+    roster.meet([f"c{i:02d}" for i in range(21)])
+    for i in range(21):
+        roster.note(f"c{i:02d}", {"loss": lie if i == 0 else float(i)})
+    values = mix_scores({"loss": 1.0}, roster, 5, roster.here())
+    spread = values[1:].max() - values[1:].min()
+    assert spread > 0.9
+    honest = [c for c in Mix(6, "loss")(roster, 5, np.random.default_rng(0)) if c != "c00"]
+    assert set(honest) <= {f"c{i:02d}" for i in range(15, 21)}  # still the highest losses
+
+
+def test_entropies_are_held_to_their_own_bound_so_that_the_published_formula_stays_exact() -> None:
+    roster = Roster()
+    roster.meet([f"c{i}" for i in range(8)])
+    entropies = np.linspace(0.1, 2.0, 8)
+    for i, value in enumerate(entropies):
+        roster.note(f"c{i}", {"entropy": float(value)})
+    exact = (entropies - 0.1) / 1.9
+    np.testing.assert_allclose(mix_scores({"entropy": 1.0}, roster, 3, roster.here(), classes=10), exact)
+    roster.note("c0", {"entropy": 1e99})
+    held = mix_scores({"entropy": 1.0}, roster, 3, roster.here(), classes=10)
+    assert held[0] == 1.0
+    assert held[1:].max() - held[1:].min() > 0.8

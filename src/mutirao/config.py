@@ -72,6 +72,7 @@ class Common:
     select: Part = setting(Part("uniform"), "who takes part in a round")
     aggregate: Part = setting(Part("fedavg"), "how updates are joined")
     screen: Part = setting(Part("none"), "how odd updates are kept out of the model")
+    size_cap: float = setting(10.0, "times the median samples that a client counts for at most (0: any number)", low=0)
     available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
     devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")

@@ -7,12 +7,13 @@ from typing import Literal
 import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, average, blend, settle
-from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.fleet import ClientId, Failure, Reply
 from mutirao.core.parts import Merged
 from mutirao.errors import MutiraoError
 from mutirao.risk import batch_risks
 
 Replies = Mapping[ClientId, Reply]
+NOTHING = np.zeros(0, np.uint8), np.zeros(0, np.int32)  # the errors and batch sizes of a client that told none
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class FedRisk:
     `normalised`: x' = (beta x + alpha sum_k w_k x_k) / (alpha + beta), with w_k = (1 - risk_k) / sum_j (1 - risk_j)
     `memory`, for updates only: `previous` as above, or `momentum`, where the mean weighted update d is gathered in
     v' = momentum v + d (at first v' = d) and x' = beta x + alpha v'.
+
+    With `clamp` no client counts less than nothing: max(0, 1 - risk_k) stands for 1 - risk_k, which the paper lets
+    become negative. With so many `classes` no squared error is above (classes - 1)^2, and who sends a larger one is
+    refused. Still a client may tell the largest errors there can be: this is no defence against liars.
     """
 
     alpha: float = 1.0
@@ -35,6 +40,8 @@ class FedRisk:
     form: Literal["updates", "parameters", "normalised"] = "updates"
     memory: Literal["previous", "momentum"] = "previous"
     momentum: float = 0.9
+    classes: int | None = None  # None: any byte is an error
+    clamp: bool = True
 
     needs = frozenset({"extras:squared_errors"})
 
@@ -50,10 +57,12 @@ class FedRisk:
         """Join the replies of a round."""
         clients = sorted(replies)
         risks = dict(zip(clients, self.risks([replies[c] for c in clients]), strict=True))
-        trust = {c: 1.0 - r for c, r in risks.items()}
+        trust = {c: max(0.0, 1.0 - r) if self.clamp else 1.0 - r for c, r in risks.items()}
         total = sum(trust.values())
         if self.form == "normalised" and total <= 0:
-            raise MutiraoError("fedrisk: the weights of this round's clients sum to 0 or less; lower the aversion")
+            if not self.clamp:
+                raise MutiraoError("fedrisk: the weights of this round's clients sum to 0 or less; lower the aversion")
+            trust, total = dict.fromkeys(clients, 1.0), float(len(clients))  # all are as risky: nobody stands out
         share = {c: t / (total if self.form == "normalised" else len(clients)) for c, t in trust.items()}
         even = [1 / len(clients)] * len(clients)
 
@@ -76,9 +85,22 @@ class FedRisk:
             arrays = {name: join(name, x) for name, x in current.items()}
         return Merged(arrays, share, {c: {"risk": float(r)} for c, r in risks.items()})
 
+    @property
+    def largest(self) -> int:
+        """The largest squared error there can be: between the first class and the last."""
+        return 255 if self.classes is None else min(255, (self.classes - 1) ** 2)
+
+    def fault(self, reply: Reply) -> Failure | None:
+        """Why a reply is not believed, if so: it tells an error that no sample can have."""
+        errors = reply.extras.get("squared_errors")
+        if errors is None or not errors.size or float(errors.max()) <= self.largest:
+            return None
+        why = f"between {self.classes} classes at most {self.largest} is possible"
+        return Failure("too_large", f"sent a squared error of {float(errors.max()):g}; {why}")
+
     def risks(self, replies: list[Reply]) -> list[float]:
         """The risk of each client, from the error bytes it sent; a client that sent nonsense counts as having none."""
-        errors = [usable(r) for r in replies]
+        errors = [usable(r) if self.fault(r) is None else NOTHING for r in replies]
         found = batch_risks([e for e, _ in errors], [s for _, s in errors], self.aversion)
         return [float(r) for r in (found if self.sign == "published" else -found)]
 
@@ -86,9 +108,8 @@ class FedRisk:
 def usable(reply: Reply) -> tuple[Array, Array]:
     """The errors and batch sizes of a reply, or none if they do not fit together: extras come from the client."""
     errors, sizes = reply.extras.get("squared_errors"), reply.extras.get("batch_sizes")
-    nothing = np.zeros(0, np.uint8), np.zeros(0, np.int32)
     if errors is None or sizes is None or errors.dtype != np.uint8 or sizes.dtype != np.int32:
-        return nothing
+        return NOTHING
     if errors.ndim != 1 or sizes.ndim != 1 or (sizes < 1).any() or int(sizes.sum(dtype=np.int64)) != len(errors):
-        return nothing
+        return NOTHING
     return errors, sizes

@@ -13,16 +13,20 @@ How much noise there is can be said, or found: `epsilon=3` gives the noise that 
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mutirao.accounting import Releases, add_releases, at_worst
+import numpy as np
+
+from mutirao.accounting import Releases, add_releases, at_worst, epsilon
 from mutirao.clipping import Follow
 from mutirao.clipping import add_noise as add_noise
 from mutirao.clipping import clip_update as clip_update
 from mutirao.config import Part, Scalar, build
 from mutirao.core.arrays import Arrays
+from mutirao.core.bounds import SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
@@ -39,6 +43,8 @@ from mutirao.terms import Privacy as Privacy
 from mutirao.terms import Settings as Settings
 
 log = logging.getLogger("mutirao")
+
+SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,6 @@ class Central(Settings):
         clips = [float(v[0]) for key, v in run.memory.items() if key == CLIP or key.endswith("/" + CLIP)]
         return super().figures(run) | ({"clip": max(clips)} if clips else {})
 
-    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
-        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
-        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
-        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
-
     def spent(self, run: Run) -> float | None:
         """What the released models cost any client: one of groups has part in those of its own alone."""
         return max((self.cost(table) for table in tables_in(run.memory)), default=0.0)
@@ -151,12 +152,36 @@ class AtClient(Settings):
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
-        """What the client that spent most has told."""
-        return float(run.roster.figure(EPSILON, 0.0).max(initial=0.0))
+        """What the client that spent most has told, but no more than the server finds it can have spent."""
+        return self.highest(run, EPSILON, 0, 1)
 
     def after_another(self, run: Run, outlook: Outlook) -> float:
-        """The same, were it asked once more."""
-        return float(run.roster.figure(NEXT, 0.0).max(initial=0.0))
+        """The same, were it asked once more; of one with next to no samples, which refuses for itself in time."""
+        known = run.roster.first_n[run.roster.first_n > 0]
+        return self.highest(run, NEXT, 1, lower_median(known) / SIZE_CAP if len(known) else 1)
+
+    def highest(self, run: Run, figure: str, more: int, fewest: float) -> float:
+        """The highest figure told, each held to what it can be if the client answered whenever it was asked.
+
+        Those told most are looked at first: as a rule one is enough.
+        """
+        roster, most = run.roster, 0.0
+        told = roster.figure(figure, 0.0)
+        for i in np.argsort(-told, kind="stable").tolist():
+            if told[i] <= most:
+                break
+            n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
+            noise, rate, times = self.releases(n)
+            table = add_releases(at_worst(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
+            limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
+            if told[i] > 1.001 * limit:
+                log.warning("%s tells %s=%.4g; %.4g counts, the most it can be", roster.ids[i], figure, told[i], limit)
+            most = max(most, min(float(told[i]), limit))
+        return most
+
+    @abstractmethod
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """Noise, rate and number of the releases that a client with n samples makes in a round."""
 
     def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
         """The site's account with these releases in it; Refused if its budget does not allow them."""
@@ -196,6 +221,10 @@ class Local(AtClient):
         """The handler with clipping and noise around it."""
         return Shielded(handler, self)
 
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One, whatever it holds."""
+        return self.deviation / 2, 1.0, 1
+
 
 @dataclass(frozen=True)
 class DPSGD(AtClient):
@@ -203,14 +232,23 @@ class DPSGD(AtClient):
 
     The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
     not. With `epsilon`, each client finds its own noise, as few samples need more of it than many. Abadi, Chu,
-    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus.
+    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server knows `batch_size` and `epochs` from
+    the configuration.
     """
 
+    batch_size: int | None = None
+    epochs: int | None = None
     protects = "a sample of a client"
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The trainer's model, loss and optimiser, with private gradients."""
         return as_handler(handler).private_training(self)
+
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One a step."""
+        batch = self.batch_size or 1
+        rate, steps = min(1.0, batch / n), (self.epochs or 1) * math.ceil(n / batch)
+        return self.noise_for(rate, steps), rate, steps
 
 
 NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
@@ -225,7 +263,7 @@ class Shielded:
     @property
     def provides(self) -> frozenset[str]:
         """Nothing but what was spent; what the handler can be told, it can be told still."""
-        return frozenset({f"metrics:{EPSILON}", *(p for p in self.handler.provides if p.startswith("config:"))})
+        return SPENT | {p for p in self.handler.provides if p.startswith("config:")}
 
     @property
     def many(self) -> Many | None:

@@ -32,6 +32,7 @@ class AnyScore(Protocol):
         return frozenset()
 
 
+CUT = (0.05, 0.95)  # quantiles of what clients report beyond which nothing is believed; Oort's
 LARGEST = 1e300  # clients may send any finite number; differences of these are finite too
 ABOVE = 1e-9  # by how much, of itself, the unknown stands above the highest known: more than rounding can hide
 
@@ -100,7 +101,11 @@ def needs_of(name: str) -> frozenset[str]:
 def mix_scores(
     weights: Mapping[str, float], roster: Roster, round: int, rows: Rows, classes: int | None = None
 ) -> Floats:
-    """sum_j w_j scale_to_one(score_j) for these rows; with `classes`, an entropy not known is ln(classes), its most."""
+    """sum_j w_j scale_to_one(score_j) for these rows; with `classes`, an entropy not known is ln(classes), its most.
+
+    A utility without such a bound is cut at the quantiles CUT of those known: a false one cannot shrink all others
+    to nothing.
+    """
     total = np.zeros(len(rows))
     for name, weight in weights.items():
         values = np.asarray(score_of(name)(roster, round), np.float64)
@@ -108,8 +113,23 @@ def mix_scores(
             raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
         most = math.log(classes) if classes and name == "entropy" else LARGEST
         known = np.clip(values[rows], -LARGEST, most)
+        if name in UTILITIES and name != "entropy":
+            known = cut_tails(known)
         total += weight * scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
     return total
+
+
+def cut_tails(values: Floats) -> Floats:
+    """Values with the highest and the lowest brought down and up to the quantiles CUT of those known, if there are 3.
+
+    >>> cut_tails(np.array([1.0, 2.0, 3.0, np.nan, 1e9]))
+    array([ 2.,  2.,  3., nan,  3.])
+    """
+    known = values[~np.isnan(values)]
+    if len(known) < 3:
+        return values
+    low, high = np.quantile(known, CUT[0], method="higher"), np.quantile(known, CUT[1], method="lower")
+    return np.clip(values, low, max(low, high))
 
 
 def fill_unknown(values: Floats, start: float = -LARGEST) -> Floats:

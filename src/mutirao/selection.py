@@ -242,7 +242,9 @@ class Oort(Counted):
     preferred `duration` (0: speed does not matter). A share of explore * explore_decay^(R - 1), at least
     `explore_least`, of the places goes to clients never tried, quick ones first. The others are drawn, in proportion to
     their utility, among those with at least `cut` of the utility of the last to be admitted. The losses are those of
-    the model received, on at most `samples`. Left out are the pacer, which changes the duration, and the blacklist.
+    the model received, on at most `samples`. Who was selected more than `most` times as often as the mean of those
+    tried (0: no matter) is passed over while there are others, so that a false loss pays no better; the paper does so
+    after a fixed number of rounds. Left out is the pacer, which changes the duration.
     """
 
     explore: float = 0.9
@@ -253,10 +255,12 @@ class Oort(Counted):
     duration: float = 0.0
     penalty: float = 2.0
     samples: int = PROBE_SAMPLES
+    most: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probe("all", 1.0, self.samples)
+        check_setting("most", self.most == 0 or self.most >= 1, self.most, "0 (no limit) or at least 1")
         for name in ("explore", "explore_decay", "explore_least", "clip", "cut"):
             check_setting(name, 0 <= getattr(self, name) <= 1, getattr(self, name), "between 0 and 1")
         for name in ("duration", "penalty"):
@@ -274,6 +278,9 @@ class Oort(Counted):
         exploited = min(len(old), wanted - min(len(new), int(share * wanted)))
         chosen = [new[draw_weighted(self.quickness(roster)[new], wanted - exploited, rng)]]
         if exploited:
+            often = roster.selected[old] > self.most * roster.selected[old].mean()
+            if self.most and len(old) - np.count_nonzero(often) >= exploited:
+                old = old[~often]
             utility = self.utility(roster, round, old)
             admitted = np.flatnonzero(utility >= self.cut * np.partition(utility, -exploited)[-exploited])
             chosen.append(old[admitted[draw_weighted(utility[admitted], exploited, rng)]])

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mutirao.accounting import Accountant, Releases, epsilon, find_noise
+from mutirao.accounting import Accountant, Releases, add_releases, at_worst, epsilon, find_noise
 from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
+from mutirao.noising import RELEASES
 from mutirao.randomness import Draw, Secret, rng
 from mutirao.selection import check_setting
 
@@ -108,6 +109,11 @@ class Settings(Privacy):
         """What is found, as settings: if `epsilon` asked for it, with the rounds it holds for."""
         said: dict[str, Scalar] = {} if noise is None else {"noise": noise}
         return said | ({"rounds": self.rounds} if self.epsilon and self.rounds else {})
+
+    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
+        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
+        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
+        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
 
     def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
         """Where the noise of one release comes from, and whatever else must stay unknown."""

@@ -1,5 +1,6 @@
 """No faulty reply gets past the checks, and none of them raises, whatever a client sends."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
 from mutirao.core.checks import fault, fault_of_extras, sift
-from mutirao.core.fleet import Answers, Failure, Reply
+from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, collect, traffic
+from mutirao.core.rounds import Cohort, Patience, Run, step
+from mutirao.fleets.local import LocalFleet
+from mutirao.selection import everyone
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure
 settings.load_profile("steady")
@@ -50,6 +55,7 @@ FAULTY: dict[str, tuple[Reply, str]] = {
     "NaN metric": (good(metrics={"loss": float("nan")}), "not_finite"),
     "infinite metric": (good(metrics={"loss": float("inf")}), "not_finite"),
     "metric beyond floats": (good(metrics={"loss": 10**400}), "not_finite"),
+    "metric beyond all sums": (good(metrics={"loss": 1e308}), "not_finite"),
     "metric that is text": (good(metrics={"loss": "low"}), "dtype"),
     "metric that is None": (good(metrics={"loss": None}), "dtype"),
     "metric that is an array": (good(metrics={"loss": np.ones(1)}), "dtype"),
@@ -63,6 +69,16 @@ FAULTY: dict[str, tuple[Reply, str]] = {
     "a fraction of a sample": (good(n=2.5), "count"),
     "NaN samples": (good(n=float("nan")), "count"),
     "samples as text": (good(n="many"), "count"),
+    "samples as None": (good(n=None), "count"),
+    "samples of 5,000 digits": (good(n=10**5000), "count"),
+    "metrics that are None": (good(metrics=None), "malformed"),
+    "metrics that are a list": (good(metrics=[("loss", 1.0)]), "malformed"),
+    "metrics by number": (good(metrics={1: 1.0}), "malformed"),
+    "extras that are None": (good(extras=None), "malformed"),
+    "extras by number": (good(extras={1: np.ones(1)}), "malformed"),
+    "extras of records": (good(extras={"errors": np.zeros(3, "i4,f4")}), "dtype"),
+    "arrays that are None": (good(arrays=None), "malformed"),
+    "arrays that are an array": (good(arrays=np.ones(3)), "malformed"),
 }
 
 
@@ -118,13 +134,39 @@ junk = st.one_of(
 )
 
 
+def anything(names: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Junk in place of a field, or a dict that has some in it."""
+    deep = st.recursive(junk, lambda inner: st.lists(inner, max_size=2) | st.tuples(inner, inner), max_leaves=4)
+    return deep | st.dictionaries(names | st.integers() | st.none(), deep)
+
+
 @given(
-    arrays=st.dictionaries(st.sampled_from(["w", "steps", "x"]), junk),
-    extras=st.dictionaries(st.text(max_size=2), junk),
-    metrics=st.dictionaries(st.text(max_size=2), junk),
-    n=junk,
+    arrays=anything(st.sampled_from(["w", "steps", "x", "w@rows"])),
+    extras=anything(st.text(max_size=2)),
+    metrics=anything(st.text(max_size=2)),
+    n=anything(st.text(max_size=2)),
 )
 def test_no_junk_raises(arrays: Any, extras: Any, metrics: Any, n: Any) -> None:
     reply = Reply(arrays, extras, metrics, n)
     assert isinstance(fault(CURRENT, reply), Failure)  # none of this can be a whole good reply
     assert fault_of_extras(reply) is None or isinstance(fault_of_extras(reply), Failure)
+    answers = collect(["ana"], [("ana", reply)])
+    assert traffic({}, answers)[1] >= 0  # what is left can be measured
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("field", ["arrays", "extras", "metrics", "n"])
+@pytest.mark.parametrize("value", [None, [1, 2], {1: 2}, 7.5, "text", {"w": None}])
+def test_a_handler_that_puts_junk_into_a_field_fails_alone_in_its_round(field: str, value: Any, together: bool) -> None:
+    def handler(request: Request, site: Site) -> Reply:
+        return replace(good(), **{field: value}) if site.id == "bia" else good()
+
+    if together:
+        handler.many = lambda requests, sites: {c: handler(r, sites[c]) for c, r in requests.items()}  # type: ignore[attr-defined]
+    run = Run({k: v.copy() for k, v in CURRENT.items()})
+    fleet = LocalFleet(handler, dict.fromkeys(["ana", "bia", "caio"]))
+    done = step(run, fleet, [Cohort(everyone, FedAvg())], patience=Patience(wait=0.0))
+    failures = {row["client"]: row["failure"] for row in done.clients}
+    assert failures.pop("bia")
+    assert set(failures.values()) == {""}
+    np.testing.assert_array_equal(run.arrays["w"], good().arrays["w"])

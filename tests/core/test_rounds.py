@@ -241,7 +241,7 @@ def test_as_many_replies_as_asked_for_are_enough(min_replies: int | None, faulty
 def test_rejected_replies_are_not_usable_either_and_have_their_reason() -> None:
     def handler(request: Request, site: Site) -> Reply:
         reply = trained(request, site)
-        far = {"w": reply.arrays["w"] * 1000, "steps": reply.arrays["steps"]}
+        far = {"w": reply.arrays["w"] * 100, "steps": reply.arrays["steps"]}
         return dataclasses.replace(reply, arrays=far) if site.id == "dora" else reply
 
     fleet = LocalFleet(handler, dict.fromkeys(PEOPLE))

@@ -16,6 +16,7 @@ from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
+from mutirao.groups.flow import fault_of_judgement
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import Grouping
 from mutirao.privacy import tables_in
@@ -436,3 +437,9 @@ def test_probes_of_groups_are_in_the_record() -> None:
     assert rounds[0].row["probed"] == len(fleet.asked[1]) > 0
     assert rounds[0].row["bytes_up"] + rounds[0].row["bytes_down"] > rounds[0].row["probe_bytes"] > 0
     assert run.roster.last_probed.max() == 3
+
+
+@pytest.mark.parametrize("told", [{"accuracy": 1e99}, {"accuracy": 0.5, "accuracy_known": -1.0}, {"accuracy": np.nan}])
+def test_a_judgement_that_is_no_share_is_its_clients_failure_alone(told: dict[str, float]) -> None:
+    assert fault_of_judgement(Reply({}, metrics=told, n=3)) is not None
+    assert fault_of_judgement(Reply({}, metrics={"accuracy": 1.0, "accuracy_known": 0.0, "loss": 7.0}, n=3)) is None

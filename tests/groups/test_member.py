@@ -107,7 +107,7 @@ TOLD: dict[str, Scalar] = {"seed": 0, "round": 1}
 def test_where_clients_see_to_their_privacy_only_noised_updates_and_signatures_leave(privacy: Any) -> None:
     me = member(privacy, epsilon=1.0)
     arrays = me.trainers(5).initial(0)
-    assert me.provides == {"metrics:epsilon", "config:mu"}
+    assert me.provides == {"metrics:epsilon", "metrics:epsilon_next", "config:mu"}
     for do in ("evaluate", "probe", "take"):
         for answer, where in both_ways(me, Request(do, arrays, TOLD)):
             assert str(answer) == f"refused: privacy: only noised updates and signatures leave, no answer to {do!r}"

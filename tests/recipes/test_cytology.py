@@ -12,6 +12,7 @@ from PIL import Image
 
 from mutirao.cli import main
 from mutirao.config import resolve
+from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
@@ -79,13 +80,52 @@ def test_pooled_and_alone_use_the_same_training_pictures(federation: Path) -> No
         make(config(federation, only="client_9"))
 
 
-def test_hospitals_whose_classes_differ_are_refused_with_the_difference(federation: Path, tmp_path: Path) -> None:
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize("told", ['["abnormal", "healthy"]', '["normal", "abnormal"]', "7", "{", NESTED])
+def test_one_odd_class_list_stops_nobody_but_its_own_hospital(
+    told: str, federation: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = find("cytology")
+    settings = config(federation)
+    task = recipe.task(settings)
+
+    def handler(request: Request, site: Site) -> Reply:
+        if request.do == "classes" and site.id == "client_3":
+            return Reply({}, {"classes": np.frombuffer(told.encode(), np.uint8)}, n=6)
+        return task.handler(request, site)
+
+    run, fleet = Run(task.initial()), LocalFleet(handler, {c: task.population[c] for c in task.population})
+    with caplog.at_level("WARNING", "mutirao"):
+        rows = [done.row for done in recipe.flow(fleet, settings, task, run)]
+    assert [(row["selected"], row["replied"], row["failed"]) for row in rows] == [(2, 2, 0)] * 2
+    assert "client_3 is refused: its classes are" in caplog.text
+    assert "agreed are 'abnormal', 'normal'" in caplog.text
+
+
+def test_one_hospital_whose_updates_are_beyond_all_measure_does_not_end_the_run(federation: Path) -> None:
+    recipe = find("cytology")
+    settings = config(federation)
+    task = recipe.task(settings)
+
+    def handler(request: Request, site: Site) -> Reply:
+        reply = task.handler(request, site)
+        huge = {k: np.full_like(v, 3e38) for k, v in reply.arrays.items()}
+        return replace(reply, arrays=huge) if request.do == "train" and site.id == "client_3" else reply
+
+    run, fleet = Run(task.initial()), LocalFleet(handler, {c: task.population[c] for c in task.population})
+    assert [done.row["failed"] for done in recipe.flow(fleet, settings, task, run)] == [1, 1]
+
+
+def test_hospitals_most_of_whose_classes_differ_are_refused_with_the_difference(federation: Path) -> None:
     recipe = find("cytology")
     settings = config(federation)
     task = recipe.task(settings)
 
     odd = {c: task.population[c] for c in task.population}
-    odd["client_3"] = replace(odd["client_3"], classes=("abnormal", "healthy"))
+    for name in ("client_2", "client_3"):
+        odd[name] = replace(odd[name], classes=("abnormal", "healthy"))
     flow = recipe.flow(LocalFleet(task.handler, odd), settings, task, Run(task.initial()))
     with pytest.raises(ConfigError, match="client_3 lacks normal"):
         next(flow)

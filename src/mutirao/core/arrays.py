@@ -101,6 +101,17 @@ def _finite(v: Array) -> bool:
     return bool(np.count_nonzero(np.isfinite(v)) == v.size)  # quicker than all()
 
 
+def square(arrays: Arrays) -> float:
+    """The sum of squares of all numbers of floating point; not finite if one is not, or if it is too large."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for v in arrays.values():
+            if v.dtype.kind == "f":
+                line = np.ravel(v if v.dtype.char in "fd" else v.astype(np.float64))
+                total += sum(float(np.vdot(b, b)) for b in (line[i : i + SMALL] for i in range(0, line.size, SMALL)))
+    return total
+
+
 def nbytes(arrays: Arrays) -> int:
     """How many bytes the numbers take on the wire."""
     total = 0

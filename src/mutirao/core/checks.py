@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, is_finite, nbytes
-from mutirao.core.fleet import Answers, ClientId, Failure, Reply
+from mutirao.core.arrays import NUMBERS, Arrays, is_finite, nbytes
+from mutirao.core.fleet import ARRAY, Answers, ClientId, Failure, Reply, fault_of_fields
 from mutirao.core.parts import Merged
 from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
 
 MOST_SAMPLES = 10**12
 MOST_EXTRA_BYTES = 256 * 2**20
 MOST_METRICS = 64
-ARRAY = (np.ndarray, np.generic)  # made once: there is a check for every client of every round
-NUMBER = (int, float, np.integer, np.floating)
+MOST_METRIC = 1e100  # far beyond any loss, and the sum over all clients is finite
+NUMBER = (int, float, np.integer, np.floating)  # made once: there is a check for every client of every round
 WHOLE = (int, np.integer)
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
 
@@ -25,7 +25,7 @@ def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId,
     found = {c: wrong for c, r in replies.items() if (wrong := _fault(current, r)) is not None}
     for name, mine in current.items():
         key = name + ROWS
-        rows = {c: r.arrays[key] for c, r in replies.items() if key in r.arrays and c not in found}
+        rows = {c: r.arrays[key] for c, r in replies.items() if c not in found and key in r.arrays}
         found |= faults_of_order(name, rows, mine)
     return found
 
@@ -36,6 +36,8 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
 
 
 def _fault(current: Arrays, reply: Reply) -> Failure | None:
+    if (wrong := fault_of_fields(reply)) is not None:
+        return wrong
     if not reply.arrays:
         return Failure("empty", "sent no arrays")
     for name in reply.arrays:
@@ -45,8 +47,6 @@ def _fault(current: Arrays, reply: Reply) -> Failure | None:
         theirs = reply.arrays.get(name)
         if theirs is None:
             return Failure("missing_key", f"did not send {name!r}")
-        if not isinstance(theirs, ARRAY):  # NumPy makes a scalar of an array without axes
-            return Failure("dtype", f"{name!r} is of type {type(theirs).__name__}, not an array")
         shape = mine.shape
         if name + ROWS in reply.arrays:  # only these rows travelled
             rows = reply.arrays[name + ROWS]
@@ -60,14 +60,18 @@ def _fault(current: Arrays, reply: Reply) -> Failure | None:
             return Failure("dtype", f"{name!r} is {theirs.dtype}, expected {mine.dtype}")
     if not is_finite(reply.arrays):
         return Failure("not_finite", "sent NaN or infinity in its arrays")
-    return fault_of_extras(reply)
+    return _fault_of_extras(reply)
 
 
 def fault_of_extras(reply: Reply) -> Failure | None:
     """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
+    return fault_of_fields(reply) or _fault_of_extras(reply)
+
+
+def _fault_of_extras(reply: Reply) -> Failure | None:
     if reply.extras:
         for name, extra in reply.extras.items():
-            if not isinstance(extra, ARRAY) or extra.dtype.kind == "O":
+            if extra.dtype.kind not in NUMBERS:
                 return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
         if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
             return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
@@ -86,15 +90,17 @@ def fault_of_figures(reply: Reply) -> Failure | None:
         if not isinstance(value, NUMBER):
             return Failure("dtype", f"metric {name!r} is of type {type(value).__name__}, not a number")
         if not _finite(value):
-            return Failure("not_finite", f"metric {name!r} is NaN, infinite or too large for a float")
-    if not isinstance(reply.n, WHOLE) or not 0 < reply.n <= MOST_SAMPLES:
-        return Failure("count", f"declared {reply.n!r} samples")
+            return Failure("not_finite", f"metric {name!r} is NaN, infinite or beyond {MOST_METRIC:g}")
+    if not isinstance(reply.n, WHOLE):
+        return Failure("count", f"declared samples of type {type(reply.n).__name__}, not a whole number")
+    if not 0 < reply.n <= MOST_SAMPLES:
+        return Failure("count", f"declared {'no' if reply.n <= 0 else 'too many'} samples")
     return None
 
 
 def _finite(value: float) -> bool:
     try:
-        return math.isfinite(value)
+        return math.isfinite(value) and abs(float(value)) <= MOST_METRIC
     except OverflowError:  # a whole number beyond the largest float
         return False
 

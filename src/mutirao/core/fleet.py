@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mutirao.config import Scalar as Scalar
 from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.record import Round
@@ -15,6 +17,7 @@ from mutirao.errors import Refused
 log = logging.getLogger("mutirao")
 
 Where = Callable[[], Mapping[str, Scalar]]  # where an audit trail stands now
+ARRAY = (np.ndarray, np.generic)  # NumPy makes a scalar of an array without axes
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Failure:
     """Why there is no usable reply: a `kind` from a short list and a `reason` for people."""
 
     # raised, refused, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite,
-    # too_large, count
+    # too_large, too_long, count
     kind: str
     reason: str
 
@@ -171,6 +174,20 @@ def failure_of(error: BaseException) -> Failure:
     return Failure("raised", f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
+def fault_of_fields(reply: Reply) -> Failure | None:
+    """What is wrong with the make of a reply: a handler in the same process may put anything into its fields."""
+    for field_name in ("arrays", "extras", "metrics"):
+        held = getattr(reply, field_name)
+        if not isinstance(held, dict):
+            return Failure("malformed", f"{field_name} is of type {type(held).__name__}, not a dict")
+        if not all(type(name) is str for name in held):
+            return Failure("malformed", f"{field_name} has a name that is no text")
+    for name, value in (*reply.arrays.items(), *reply.extras.items()):
+        if not isinstance(value, ARRAY):
+            return Failure("dtype", f"{name[:80]!r} is of type {type(value).__name__}, not an array")
+    return None
+
+
 def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | Failure]]) -> Answers:
     """Sort what came in: strangers are ignored, silence is `late`, two answers of one client count as none."""
     heard: dict[ClientId, Reply | Failure] = {}
@@ -179,7 +196,7 @@ def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | 
         if client in heard:
             heard[client] = Failure("twice", "answered more than once")
         elif client in names:
-            heard[client] = outcome
+            heard[client] = (fault_of_fields(outcome) or outcome) if isinstance(outcome, Reply) else outcome
     for client in names - heard.keys():
         heard[client] = Failure("late", "no answer in time")
     ordered = sorted(heard.items())

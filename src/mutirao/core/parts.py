@@ -111,6 +111,10 @@ class Aggregator(Protocol):
         """Whether it looks at nothing but the mean update, so that noise on the mean covers all it gives away."""
         return False
 
+    def fault(self, reply: Reply) -> Failure | None:
+        """What is wrong with a reply as far as only this method can tell, such as an error that cannot be."""
+        return None
+
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model."""
         ...

@@ -11,7 +11,10 @@ from mutirao.core.arrays import Arrays
 
 ClientId = str
 MOST_FIGURES = 256
-COUNTS = ("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved")
+COUNTS = (
+    *("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved"),
+    *("first_n", "asked"),
+)
 
 
 def _column() -> npt.NDArray[np.int64]:
@@ -23,8 +26,9 @@ class Roster:
     """One row a client, sorted by name, so that nothing depends on who came first.
 
     `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
-    its loss was lower than the one before) are rounds (0: never), `n` is the last declared sample count, `figures`
-    holds the last value of each metric (NaN: unknown).
+    its loss was lower than the one before) are rounds (0: never), `n` is the last sample count that was believed,
+    `first_n` the first, or what the client was admitted with (0: unknown), `asked` counts requests to train, also those
+    of rounds that were undone, `figures` holds the last value of each metric (NaN: unknown).
     """
 
     ids: list[ClientId] = field(default_factory=list)
@@ -36,6 +40,8 @@ class Roster:
     n: npt.NDArray[np.int64] = field(default_factory=_column)
     last_probed: npt.NDArray[np.int64] = field(default_factory=_column)
     last_improved: npt.NDArray[np.int64] = field(default_factory=_column)
+    first_n: npt.NDArray[np.int64] = field(default_factory=_column)
+    asked: npt.NDArray[np.int64] = field(default_factory=_column)
     figures: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,21 +128,26 @@ class Roster:
         """Note who answered a probe in a round, with their sample counts."""
         rows = [self._index[c] for c in answered]
         self.last_probed[rows] = round
-        self.n[rows] = list(answered.values())
+        self._count(rows, answered)
 
     def mark(self, round: int, selected: Iterable[ClientId], replied: Mapping[ClientId, int]) -> None:
         """Count a round for those selected and, with their sample counts, those who replied."""
         chosen = np.array([self._index[c] for c in selected], np.intp)
         self.selected[chosen] += 1
+        self.asked[chosen] += 1
         self.last_selected[chosen] = round
-        answered = np.array([self._index[c] for c in replied], np.intp)
+        answered = [self._index[c] for c in replied]
         self.replied[answered] += 1
         self.last_replied[answered] = round
-        self.n[answered] = list(replied.values())
+        self._count(answered, replied)
+
+    def _count(self, rows: list[int], samples: Mapping[ClientId, int]) -> None:
+        self.n[rows] = list(samples.values())
+        self.first_n[rows] = np.where(self.first_n[rows] > 0, self.first_n[rows], self.n[rows])
 
     def to_arrays(self) -> Arrays:
         """The rows that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
-        touched = (self.selected > 0) | (self.last_probed > 0)
+        touched = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
         for column in self.figures.values():
             touched |= ~np.isnan(column)
         rows = np.flatnonzero(touched)

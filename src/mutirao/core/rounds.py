@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, flat, is_finite, part_of
+from mutirao.core.bounds import SIZE_CAP, faults_of_length, hold_to_bounds
 from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar, traffic
 from mutirao.core.parts import (
+    USUAL,
     Aggregator,
     AnyAggregator,
     AnyFilter,
@@ -74,7 +76,8 @@ class Cohort:
 
     A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
     everybody. Clients are told `tell` besides what the parts need; `address` makes each client's own request of the
-    common one.
+    common one. A client counts for at most `size_cap` times the median samples (0: for as many as it says). `metrics`
+    are those that clients may tell; None: any that most of them do.
     """
 
     def __init__(
@@ -87,10 +90,13 @@ class Cohort:
         name: str = "",
         members: Collection[ClientId] | None = None,
         address: Callable[[ClientId, Request], Request] | None = None,
+        size_cap: float = SIZE_CAP,
+        metrics: Collection[str] | None = None,
     ) -> None:
         self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
         self.filters, self.tell = [as_filter(part) for part in filters], dict(tell or {})
         self.name, self.members, self.address = name, members, address
+        self.size_cap, self.metrics = size_cap, metrics
 
     @property
     def parts(self) -> tuple[Selector | Aggregator | Filter, ...]:
@@ -102,6 +108,12 @@ class Cohort:
         """What its parts need of the clients, and what they are to send besides."""
         besides = {f"extras:{name}" for name in str(self.tell.get("extras", "")).split(",") if name}
         return besides.union(*(part.needs for part in self.parts))
+
+    def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
+        """What its clients answered, held to what one of them may claim; and the samples of who claimed more."""
+        known = USUAL | names_of(self.needs, "metrics") | names_of(self.needs, "probe") | set(self.metrics or ())
+        strict = self.metrics is not None
+        return hold_to_bounds(answers, run.roster, run.round + 1, self.size_cap, known, strict)
 
     def roster(self, roster: Roster) -> Roster:
         """What its selector sees: the roster as if nobody but its members were here."""
@@ -144,6 +156,7 @@ class Try:
     answers: Answers
     replies: dict[ClientId, Reply]
     rejected: dict[ClientId, str]
+    declared: dict[ClientId, int]  # the samples of those who declared more than count
     usable: int  # replies that must be left
     answered: int  # clients that must have answered: whom a filter dropped has done so all the same
 
@@ -236,9 +249,12 @@ def train(
     filters: Sequence[AnyFilter] = (),
     patience: Patience | None = None,
     expect: int = 1,
+    size_cap: float = SIZE_CAP,
+    metrics: Collection[str] | None = None,
 ) -> Iterator[Round]:
     """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on."""
-    patience, everybody = patience or Patience(), Cohort(select, aggregate, filters=filters, tell=tell)
+    patience = patience or Patience()
+    everybody = Cohort(select, aggregate, filters=filters, tell=tell, size_cap=size_cap, metrics=metrics)
     begin(run, fleet, expect, patience)
     while run.round < rounds:
         done = step(run, fleet, [everybody], patience=patience)
@@ -292,7 +308,7 @@ def probe(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], attempt: int) -> tu
         asked |= dict.fromkeys(names, cohort.request(run, "probe", "probe")) if names else {}
     if not asked:
         return {}, 0, 0
-    answers = sift(fleet.ask(asked), fault_of_extras)
+    answers, _ = cohorts[0].bound(run, sift(fleet.ask(asked), fault_of_extras))
     for client, failure in answers.failures.items():
         log.warning("round %d: probe of %s %s", number, client, failure)
     for client, reply in answers.replies.items():
@@ -340,12 +356,14 @@ def sort_out(
         answers = Answers(replies, {c: f for c, f in answers.failures.items() if c in mine})
     current = part_of(run.arrays, cohort.name)
     answers = set_aside(answers, faults(current, answers.replies))
+    answers = sift(set_aside(answers, faults_of_length(current, answers.replies)), cohort.aggregate.fault)
+    answers, declared = cohort.bound(run, answers)
     kept, rejected = cohort.screen(current, answers.replies)
     usable = patience.min_replies or 1
     if patience.min_replies and usable > len(chosen) and not cohort.name:
         raise ConfigError(f"min_replies is {usable}, but only {len(chosen)} clients are selected a round")
     half = (len(chosen) + 1) // 2 if patience.min_replies is None else 0  # none if nobody was selected
-    return Try(cohort, attempt, chosen, answers, kept, rejected, min(usable, len(chosen)), half)
+    return Try(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half)
 
 
 def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Row]) -> Exception:
@@ -409,6 +427,7 @@ def rows_of(run: Run, made: Try, alone: bool) -> list[Row]:
             "failure": str(made.answers.failures.get(c, "")),
             "rejected": made.rejected.get(c, ""),
             **group,
+            **({"n_declared": made.declared[c]} if c in made.declared else {}),
         }
         for c in sorted(made.chosen)
     ]

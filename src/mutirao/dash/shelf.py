@@ -117,7 +117,7 @@ def event(line: bytes) -> Facts:
     """One event, or nothing."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from mutirao.config import coerce, read
 from mutirao.deploy.calls import node_number, register, unregister
 from mutirao.deploy.keys import client_in, public_key_pem
 from mutirao.deploy.layout import Server, server_in
 from mutirao.errors import ConfigError, MutiraoError
+
+SAMPLES = "samples.toml"  # of a line a client, such as: recife = 4000
 
 
 def admit(folder: Path, public_key: Path) -> None:
@@ -42,6 +45,13 @@ def is_entitled(folder: Path, client: str, node: int) -> bool:
         return any(node_of(server, key) == node for key in held)
     except MutiraoError:  # the SuperLink is away for a moment; whoever asks will ask again
         return False
+
+
+def admitted_samples(folder: Path) -> dict[str, int]:
+    """How many samples each client was admitted with, as `samples.toml` in the server's folder says, if it is there."""
+    path = folder / SAMPLES
+    table = read(path) if path.exists() else {}
+    return {client: coerce(f"{path}: {client}", n, int, low=1) for client, n in table.items()}
 
 
 def dismiss(folder: Path, name: str) -> None:

@@ -29,7 +29,10 @@ def about(
     if secret:
         headers[SECRET_HEADER] = secret
     request = urllib.request.Request(f"https://{address}{ABOUT}", headers=headers)
-    content = json.loads(fetch(request, ca, seconds, direct))
+    try:
+        content = json.loads(fetch(request, ca, seconds, direct))
+    except RecursionError:
+        content = None
     if not isinstance(content, dict) or not isinstance(content.get("versions"), dict):
         raise ValueError("what answers there is no server of Mutirão")
     return content

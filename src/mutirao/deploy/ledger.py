@@ -28,7 +28,7 @@ class Ledger:
             content = json.loads(path.read_text(encoding="utf-8"))
             for run, rows in content["runs"].items():
                 self.runs[str(run)] = np.array(rows, np.float64).reshape(-1, 3)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path} cannot be read: without it nobody knows what was spent") from error
 
     def total(self) -> Releases:

@@ -16,7 +16,7 @@ def network_of_run(folder: Path, which: str = "best") -> Model:
         raise ConfigError(f"{verdict} is missing: the run is not finished, or had no global test set")
     try:
         classes = list(json.loads(verdict.read_text(encoding="utf-8"))["classes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error
     return assemble(config, classes, arrays_of_run(folder, which)[0])
 

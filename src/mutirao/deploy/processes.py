@@ -82,7 +82,7 @@ class Process:
         """When it was started (UTC)."""
         try:
             return str(json.loads((self.folder / RECORD).read_text(encoding="utf-8")).get("since", ""))
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -139,7 +139,7 @@ def running(folder: Path) -> Process | None:
         facts = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         what, pid, born = str(facts["what"]), int(facts["pid"]), str(facts["born"])
         process = Process(what, folder.resolve(), pid, born, Path(facts["log"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return process if process.alive() else None
 

@@ -149,9 +149,9 @@ def why_failed(trail: Path, since: float) -> str:
         return ""
     try:
         event = json.loads(trail.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, ValueError, IndexError):  # it is being written
+    except (OSError, ValueError, IndexError, RecursionError):  # it is being written
         return ""
-    return str(event.get("reason", "")) if event.get("event") == "failed" else ""
+    return str(event.get("reason", "")) if isinstance(event, dict) and event.get("event") == "failed" else ""
 
 
 def short(text: str) -> str:

@@ -5,7 +5,7 @@ fleet.clients -> newcomers: warm-up, admit -> a cohort for each group -> one rou
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, part_of
+from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.evaluation import summarise
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, traffic
@@ -56,6 +57,8 @@ class Plan:
     clients_every: int = 0  # rounds between judgements by every client, worst and all (0: never)
     # With what the memory of a new group begins after a warm-up, given those of the groups before.
     inherit: Callable[[Sequence[Arrays]], Arrays] = lambda before: {}
+    size_cap: float = SIZE_CAP  # times the median samples that a client counts for at most (0: any number)
+    metrics: Collection[str] | None = None  # that clients may tell with an update (None: any that most of them do)
 
 
 def federate_groups(
@@ -103,8 +106,15 @@ def make_round(
 
 def cohort_of(plan: Plan, state: Grouping, group: str, members: list[ClientId]) -> Cohort:
     """A group as one round sees it."""
-    tell = class_map_of(state, group)
-    return Cohort(*plan.parts(len(members)), filters=plan.filters, tell=tell, name=group, members=members)
+    return Cohort(
+        *plan.parts(len(members)),
+        filters=plan.filters,
+        tell=class_map_of(state, group),
+        name=group,
+        members=members,
+        size_cap=plan.size_cap,
+        metrics=plan.metrics,
+    )
 
 
 @dataclass
@@ -296,7 +306,15 @@ def ask_to_judge(
     common = {g: request_of(run, state, g, "evaluate") for g in state.groups.names}
     members = {g: [c for c in who if c in here and plan.honest(c)] for g, who in state.groups.members().items()}
     requests = {c: common[g] for g, who in members.items() for c in who}
-    return sift(fleet.ask(requests), fault_of_extras).replies if requests else {}, members
+    return sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}, members
+
+
+def fault_of_judgement(reply: Reply) -> Failure | None:
+    """What is wrong with what a client says of its group's model, or None: one lie must not become the group's mean."""
+    if (wrong := fault_of_extras(reply)) is not None:
+        return wrong
+    odd = [k for k, v in reply.metrics.items() if k.startswith("accuracy") and not 0 <= v <= 1]
+    return Failure("too_large", f"tells an {odd[0]} that is no share") if odd else None
 
 
 def settle(state: Grouping, group: str, plan: Plan) -> None:

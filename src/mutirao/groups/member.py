@@ -22,7 +22,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.state import Grouping
-from mutirao.privacy import EPSILON, RELEASES, AtClient, Central, Open
+from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
 from mutirao.training.descent import one_thread
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
@@ -47,7 +47,7 @@ class Member:
     @property
     def provides(self) -> frozenset[str]:
         """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
-        return frozenset({f"metrics:{EPSILON}", "config:mu"}) if self.private else Trainer.provides | {"evaluate"}
+        return SPENT | {"config:mu"} if self.private else Trainer.provides | {"evaluate"}
 
     @property
     def private(self) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
-from mutirao.errors import ConfigError
 from mutirao.images.features import Extractor
 from mutirao.images.splits import set_apart
 from mutirao.randomness import number
@@ -29,6 +29,8 @@ CLASSES = "classes"
 @dataclass(frozen=True)
 class Hospital(Trainer):
     """A Trainer that also validates what it trained (`val_loss`, `val_acc`), and tells its classes when asked."""
+
+    provides = Trainer.provides | {"metrics:val_loss", "metrics:val_acc"}
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer as a Trainer does, and a question for the class list."""
@@ -112,28 +114,47 @@ def pool_hospitals(wards: Wards) -> dict[ClientId, ClientData]:
     return {"pooled": ClientData(train, kept, parts[0].classes)}
 
 
-def agree_on_classes(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Ask every hospital for its class list before the first round; the run is refused if one differs."""
+def find_odd(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> list[ClientId]:
+    """Ask every hospital for its class list before the first round: those whose list is not the agreed one, named.
+
+    One of them cannot stop the others; if more than half of them differ the run is refused.
+    """
     requests = {c: Request(CLASSES, {}, config) for c in fleet.clients()}
     answers = sift(fleet.ask(requests), fault_of_extras)
-    lists: dict[str, list[str]] = {"the global test set": list(classes)}
-    for client, reply in answers.replies.items():
-        try:
-            names = json.loads(bytes(np.asarray(reply.extras[CLASSES], np.uint8)))
-            lists[client] = [str(name) for name in names]
-        except (KeyError, ValueError, TypeError) as error:
-            raise ConfigError(f"{client} did not tell its class list in a form that can be read") from error
     for client, failure in answers.failures.items():
         log.warning("%s did not tell its class list: %s", client, failure)
-    agree(lists)
+    told = {c: read_classes(r) for c, r in answers.replies.items()}
+    odd = {c: names for c, names in told.items() if names != list(classes)}
+    if 2 * len(odd) > len(told):
+        agree({"the agreed list": classes, **odd})
+    for client, names in odd.items():
+        log.warning("%s is refused: its classes are %s, agreed are %s", client, shown(names), shown(classes))
+    return sorted(odd)
 
 
-def evaluate_at_hospitals(fleet: Fleet, run: Run) -> dict[str, float]:
+def read_classes(reply: Reply) -> list[str]:
+    """The class list in a reply; empty if it cannot be read."""
+    try:
+        names = json.loads(bytes(np.asarray(reply.extras[CLASSES], np.uint8)))
+        return [str(name) for name in names]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return []
+
+
+def shown(names: Sequence[str]) -> str:
+    """A few of these names, fit for a log."""
+    return ", ".join(repr(name[:40]) for name in names[:20]) or "none that can be read"
+
+
+def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:
     """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
     asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
     answers = sift(fleet.ask(asked), fault_of_extras)
-    told = [(r.n, r.metrics) for r in answers.replies.values() if r.n and {"accuracy", "loss"} <= r.metrics.keys()]
-    total = sum(n for n, _ in told)
+    told = {c: r for c, r in answers.replies.items() if r.n and {"accuracy", "loss"} <= r.metrics.keys()}
+    sizes = {c: r.n for c, r in told.items()}
+    sizes |= cap_sizes(sizes, run.roster, size_cap)
+    total = sum(sizes.values())
     if not total:
         return {}
-    return {f"distributed_{k}": sum(n * m[k] for n, m in told) / total for k in ("accuracy", "loss")}
+    means = {k: sum(sizes[c] * r.metrics[k] for c, r in told.items()) / total for k in ("accuracy", "loss")}
+    return {f"distributed_{k}": v for k, v in means.items()}

@@ -15,6 +15,7 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Patience, Round, Run, gather
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
+from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
 from mutirao.randomness import rng
@@ -107,23 +108,21 @@ def task(config: Config) -> Task:
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
-    from mutirao.images.hospitals import agree_on_classes, evaluate_at_hospitals
+    from mutirao.images.hospitals import evaluate_at_hospitals, find_odd
 
     private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
-    hospitals = len(task.population)
     if private:
         log.warning(
             "privacy=%s: hospitals cannot be asked for their class lists; name it: classes=a,b", config.privacy.name
         )
     else:
-        gather(run.roster, fleet, hospitals, Patience(wait=config.wait))
-        agree_on_classes(fleet, task.knows, {"seed": config.seed, "round": run.round})
-    everyone = config.per_round == 1.0 or config.per_round >= hospitals
-    if everyone and not config.min_replies and config.select.name == "uniform" and config.privacy.name == "none":
-        config = replace(config, min_replies=hospitals)  # as in the paper: all must take part
+        gather(run.roster, fleet, len(task.population), Patience(wait=config.wait))
+        if odd := find_odd(fleet, task.knows, {"seed": config.seed, "round": run.round}):
+            task = replace(task, population=PopulationWithout(task.population, odd))
+            fleet = FleetWithout(fleet, odd)
     for done in federate(fleet, config, task, run):
         if not private:
-            done.row.update(evaluate_at_hospitals(fleet, run))
+            done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
                 done.row[papers] = done.row.pop(ours)

@@ -22,7 +22,7 @@ from mutirao.groups.signature import noise_of
 from mutirao.groups.state import Grouping
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
-from mutirao.privacy import Central, Outlook, build_privacy, within_budget
+from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
@@ -165,10 +165,10 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        return privacy.at_server(select, build("aggregate", config.aggregate), clients, config)
+        return privacy.at_server(select, build("aggregate", config.aggregate, classes=task.classes), clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:
-        return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Central) else {}
+        return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Settings) else {}
 
     check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
     first = task.initial()
@@ -192,6 +192,8 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         judged=config.privacy.name in ("none", "central"),  # else nothing but noised updates leaves a client
         clients_every=config.clients_every,
         inherit=inherit,
+        size_cap=config.size_cap,
+        metrics=task.told,
     )
     expect = config.founders or (1 if churns else len(task.population))
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)

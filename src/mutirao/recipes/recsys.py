@@ -33,6 +33,7 @@ class Config(Common):
     clients: int = setting(0, "users that take part in training (0: all there are)", low=0)
     per_round: int | float = setting(50, "users selected a round: a count, or a share such as 0.2", low=1e-9)
     evaluate_every: int = setting(10, "rounds between evaluations", low=1)
+    size_cap: float = setting(50.0, "times the median ratings that a user counts for at most (0: any number)", low=0)
     lr: float = setting(0.2, "learning rate of the items", low=1e-12)
     data: str = setting("generated", "'generated', a folder of MovieLens or Netflix, or a file of ratings")
     columns: str = setting("", "columns of your own file: item,user,rating (no header) or user=NAME,item=NAME")

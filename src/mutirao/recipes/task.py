@@ -10,7 +10,7 @@ from mutirao.config import Common, build, load_name, nearest
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyFilter, AnyHandler, as_handler, check_needs
+from mutirao.core.parts import AnyFilter, AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
 from mutirao.errors import ConfigError
 from mutirao.fleets.churn import Churn
@@ -61,6 +61,11 @@ class Task:
         """What the clients send besides arrays, such as `metrics:loss`."""
         return as_handler(self.handler).provides
 
+    @property
+    def told(self) -> set[str] | None:
+        """The metrics that clients may tell with an update; None if the handler does not say, and any will do."""
+        return names_of(self.provides, "metrics") or None
+
 
 def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
     """The fleet with the clients' devices and their coming and going, if the configuration models any."""
@@ -91,7 +96,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     everyone, fleet = fleet, simulate(fleet, config, run)
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build("select", config.select, count=config.per_round, classes=task.classes)
-    aggregate = build("aggregate", config.aggregate)
+    aggregate = build("aggregate", config.aggregate, classes=task.classes)
     privacy = build_privacy(config)
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
@@ -108,6 +113,8 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         evaluate_every=config.evaluate_every,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
+        size_cap=config.size_cap,
+        metrics=task.told,
     )
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
         if config.clients_every and run.round % config.clients_every == 0:

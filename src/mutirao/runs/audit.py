@@ -66,7 +66,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     """One event, or None if the line is not one."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and {"event", "prev", "hash"} <= event.keys() else None
 

@@ -155,7 +155,7 @@ class Folder:
             return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return content if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"] else None
 
@@ -207,7 +207,10 @@ class Folder:
             parts[part][key] = value
         history = [typed_row(row) for row in self.history.first(facts["history"])]
         self.clients.first(facts["clients"])
-        roster = Roster.from_arrays(parts["roster"])
+        try:
+            roster = Roster.from_arrays(parts["roster"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
         run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
         return run, facts
 

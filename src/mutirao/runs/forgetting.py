@@ -21,7 +21,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged
 from mutirao.fleets.without import names_in
-from mutirao.privacy import RELEASES
+from mutirao.privacy import EPSILON, RELEASES
 from mutirao.recipes.task import find
 from mutirao.runs.audit import check_chain
 from mutirao.runs.execute import Draw, Report, Watch, execute, reopen
@@ -156,6 +156,10 @@ def keep_account(run: Run, before: Run, client: ClientId) -> None:
     """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
     if RELEASES in before.memory:
         run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
+    if EPSILON in before.roster.figures:  # clients keep accounts of their own, which say how often they were asked
+        run.roster.meet([c for c in before.roster.ids if c != client])
+        for c in run.roster.ids:
+            run.roster.asked[run.roster.row(c)] = before.roster.asked[before.roster.row(c)]
     for key, value in before.sites.items():
         name, what = json.loads(key)
         if what == RELEASES and name != client:

@@ -10,7 +10,7 @@ HISTORY |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules
 # clients.csv, a row for each client selected in a round. All else are figures that clients told or the method found.
 TEXTS = frozenset({"client", "group", "failure", "rejected"})  # stay text, whatever they look like
 SIMULATED = frozenset({"sim_seconds", "sim_joules"})
-CLIENTS = TEXTS | SIMULATED | {"round", "try", "replied", "n", "weight", "age"}
+CLIENTS = TEXTS | SIMULATED | {"round", "try", "replied", "n", "n_declared", "weight", "age"}
 USUAL = ("accuracy", "balanced_accuracy", "ndcg@5", "rmse", "auc")  # what runs are judged by, if they do not say
 
 

@@ -111,7 +111,7 @@ class MLflow:
         known = folder / "mlflow.json"
         try:
             return Flow(client, flow.entities, json.loads(known.read_text(encoding="utf-8"))["run"], folder)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         found = client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else client.create_experiment(self.experiment)

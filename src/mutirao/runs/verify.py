@@ -160,7 +160,7 @@ def check_summary(path: Path, events: list[dict[str, Any]]) -> list[str]:
         return ["summary.json: missing"]
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return ["summary.json: not valid JSON"]
     problems = []
     if not isinstance(summary, dict) or summary.get("digest") != ends[-1]["model"]:

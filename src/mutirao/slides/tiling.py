@@ -214,7 +214,7 @@ def known_facts(out: Path, path: Path, cut: Cut, mpp: float | None) -> dict[str,
     try:
         facts: dict[str, Any] = json.loads((out / "slide.json").read_text(encoding="utf-8"))
         wanted = identity(path, cut, mpp)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return facts if all(facts.get(k) == v for k, v in wanted.items()) else None
 

@@ -11,7 +11,7 @@ from mutirao.accounting import import_opacus
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError, Refused
-from mutirao.privacy import DPSGD, RELEASES
+from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.randomness import number
 from mutirao.training.descent import arrays_of, one_thread, seeded
 from mutirao.training.plain import PlainTrainer, answer_in_turn
@@ -30,7 +30,7 @@ class PrivateTrainer:
     trainer: PlainTrainer
     privacy: DPSGD
 
-    provides = frozenset({"metrics:epsilon", "config:mu"})
+    provides = SPENT | {"config:mu"}
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":

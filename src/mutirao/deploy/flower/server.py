@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
-from mutirao.deploy.admission import is_entitled
+from mutirao.deploy.admission import admitted_samples, is_entitled
 from mutirao.deploy.flower.tasks import recipe_from, settings_in
 from mutirao.deploy.layout import MARK
 from mutirao.fleets.flower.fleet import FlowerFleet, IsEntitled, KeepsTrail
@@ -34,7 +34,9 @@ def server_app() -> ServerApp:
         if resume and (out / "config.toml").exists():
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = reopen(recipe, out, configuration.flatten(table))  # refuses other settings
-        fleet = FlowerFleet(grid, timeout, is_entitled=entitlement_here(), keeps_trail=keepers_here(out))
+        admitted = admitted_samples(Path(os.environ.get("MUTIRAO_SITE") or "."))
+        entitled, keepers = entitlement_here(), keepers_here(out)
+        fleet = FlowerFleet(grid, timeout, is_entitled=entitled, keeps_trail=keepers, admitted=admitted)
         execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
     return app

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
+from mutirao.core.roster import Roster
 from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message, tag, to_line
 
 log = logging.getLogger("mutirao")
@@ -33,7 +34,7 @@ class FlowerFleet(Fleet):
     A request not answered after `timeout` seconds is late. A node seen for the first time is asked for its name,
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
     one that `is_entitled` denies it. A client that `keeps_trail`, or has shown once that it does, must send the head of
-    its trail with every reply.
+    its trail with every reply. `admitted` says with how many samples clients were admitted, if that is known.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class FlowerFleet(Fleet):
         greet: float = 60.0,
         is_entitled: IsEntitled = lambda name, node: True,
         keeps_trail: KeepsTrail = lambda name: False,
+        admitted: Mapping[ClientId, int] | None = None,
     ) -> None:
         self.grid, self.timeout, self.greet = grid, timeout, greet
-        self.is_entitled, self.keeps_trail = is_entitled, keeps_trail
+        self.is_entitled, self.keeps_trail, self.admitted = is_entitled, keeps_trail, dict(admitted or {})
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -66,6 +68,12 @@ class FlowerFleet(Fleet):
         if (names := sorted(self._nodes)) != self._clients:
             self._clients = names
         return self._clients
+
+    def declare(self, roster: Roster) -> None:
+        """With how many samples clients were admitted."""
+        for client, samples in self.admitted.items():
+            if roster.knows(client):
+                roster.first_n[roster.row(client)] = samples
 
     def keys(self) -> dict[ClientId, str]:
         """The node each client is: a SuperLink that authenticates its nodes gives one key one node, and no more."""
