@@ -1,6 +1,7 @@
 """What several tests share: a small, real federated task in plain NumPy, and the real data if a user has them."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task
 
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mutirao-")  # the secret that marks runs: not the user's own
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
 X, Y = load_iris(return_X_y=True)

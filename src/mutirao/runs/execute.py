@@ -23,6 +23,7 @@ from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
+from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 
 log = logging.getLogger("mutirao")
 
@@ -163,9 +164,14 @@ def summarise(
     }
 
 
-def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[str, Any]:
-    """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed."""
+def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
+    """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed.
+
+    Code that it names is loaded if the user ran it here before, names it too, or agrees: see `mutirao.runs.trust`.
+    """
     table = read(out / "config.toml")
+    typed = [name, *(value for _, value in sets)]
+    check_trust(out / "config.toml", table, trust, typed, lambda: is_own_run(out))
     recipe = str(table.pop("recipe", ""))
     if name is not None and name != recipe:
         raise ConfigError(f"{out} holds a run of {recipe!r}, not of {name!r}")

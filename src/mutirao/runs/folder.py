@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
+from mutirao.naming import dotted_in
 from mutirao.runs.audit import START, Audit
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
+from mutirao.runs.trust import mark
 
 log = logging.getLogger("mutirao")
 
@@ -56,7 +59,7 @@ class Folder:
         """Write the configuration and round 0, from which everything follows."""
         write_whole(self.path / "config.toml", config)
         model = digest(run.arrays)
-        self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
+        self.audit.append("started", config=fingerprint(config), model=model, versions=versions(), **own_mark(config))
         self.checkpoint(run, model, durable=True)
 
     def take_back(self) -> None:
@@ -88,7 +91,7 @@ class Folder:
                 for damaged in (n for n in rounds if n > number):
                     self._set_aside(damaged)
             write_whole(self.path / "config.toml", config)
-            self.audit.append("resumed", round=number, config=fingerprint(config))
+            self.audit.append("resumed", round=number, config=fingerprint(config), **own_mark(config))
             return run
         raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
 
@@ -244,6 +247,11 @@ class Folder:
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
+
+
+def own_mark(config: str) -> dict[str, str]:
+    """This user's mark, if the configuration names code of its own."""
+    return mark(dotted_in(tomllib.loads(config)), config)
 
 
 def is_plain(name: str) -> bool:

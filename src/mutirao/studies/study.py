@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mutirao.config import flatten, nearest, read, resolve, write_value
+from mutirao.config import dump, flatten, nearest, one_line, read, resolve, write_value
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.metrics import stem
+from mutirao.naming import dotted_in
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 from mutirao.runs.folder import is_plain, locked
-from mutirao.runs.reader import Record
+from mutirao.runs.reader import Record, text_of
 from mutirao.runs.schema import metrics_among
+from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
@@ -57,14 +60,20 @@ class Study:
     last: int = 20  # rounds over which variability is measured
     file: str = ""  # where it was read from, and what was set besides: so that it can go on
     sets: tuple[str, ...] = ()
+    mark: Mapping[str, str] = field(default_factory=dict)  # of a study that names code: that this user agreed to it
 
 
-def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
+def read_study(
+    path: Path, sets: Sequence[tuple[str, Any]] = (), trust: Trust = distrust, out: Path | None = None
+) -> Study:
     """Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
 
-    `seeds`, which counts the seeds or lists them, may be set too.
+    `seeds`, which counts the seeds or lists them, may be set too. Code that the file names is loaded if `trust` says
+    so, or if the user ran the same file into the folder `out` before.
     """
-    table = read(path)
+    table, text = read(path), text_of(path)
+    typed = [value for _, value in sets]
+    check_trust(path, table, trust, typed, lambda: out is not None and is_own_study(out, text))
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, KEYS)}")
@@ -94,6 +103,7 @@ def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
             except ConfigError as error:
                 raise ConfigError(f"{path}: method {method!r}: {error}") from error
             cells.append(Cell(method, place, settings))
+    told = tuple(f"{k}={write_value(v)}" for k, v in sets)
     return Study(
         recipe=recipe,
         cells=tuple(cells),
@@ -103,7 +113,8 @@ def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
         threshold=table.get("threshold", {}),
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
-        sets=tuple(f"{k}={write_value(v)}" for k, v in sets),
+        sets=told,
+        mark=mark(dotted_in([table, typed]), text, *told),
     )
 
 
@@ -187,7 +198,8 @@ def plan_of(study: Study) -> dict[str, Any]:
     """What the study is going to do, for those who look at its folder."""
     names = {"cells": [cell.name for cell in study.cells], "methods": list(study.methods)}
     told = {"recipe": study.recipe, "baseline": study.baseline, "metrics": list(study.metrics)}
-    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
+    origin = {"file": study.file, "sets": study.sets, **study.mark}
+    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), **origin}
 
 
 def settle_on(free: Any, over: Connection) -> None:
@@ -217,8 +229,8 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
         execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
-    except MutiraoError as error:
-        return str(error)
+    except (MutiraoError, OSError) as error:
+        return one_line(error)
     return ""
 
 
@@ -226,6 +238,8 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
     """Whether the run in a folder has these settings; ones that came later have their defaults in an old run."""
     try:
         table = read(out / "config.toml")
+        if not {*dotted_in(table)} <= {*dotted_in(tomllib.loads(dump(recipe, config)))}:
+            return False  # it names code that the study does not
         return bool(table.pop("recipe", "") == recipe and resolve(find(recipe).config, table) == config)
     except ConfigError:
         return False
