@@ -23,6 +23,12 @@ X, Y = load_iris(return_X_y=True)
 X = (X - X.mean(0)) / X.std(0)
 
 
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command of ours sets for the processes it starts is not for those of the next test."""
+    monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
+
+
 def softmax_step(request: Request, site: Site) -> Reply:
     """One epoch of softmax regression on iris; the site counts its visits in a state that never leaves."""
     x, y = site.data
