@@ -1,5 +1,6 @@
 """The command line: a thin shell over the library; heavy things are imported only by the command that needs them."""
 
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from mutirao.cli.site import site
 from mutirao.cli.slides import slides
 from mutirao.errors import ConfigError, MutiraoError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
 
 class Commands(click.Group):
     """A group whose problems end in one clear line and the problem's exit code."""
@@ -28,8 +31,19 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except MutiraoError as error:
             fail(str(error), error.code)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads our output any more: click ends quietly
+                raise
+            fail(disk_problem(error), 1)
         except KeyboardInterrupt:
             fail("stopped; what was done is kept, go on with --resume", 130)
+
+
+def disk_problem(error: OSError) -> str:
+    """What a file, or the disk it lies on, refuses, on one line."""
+    where = f"{error.filename}: " if error.filename else ""
+    full = "; what was done is kept: make room and run the same command again, with --resume for a run"
+    return f"{where}{error.strerror or error}{full if error.errno in FULL else ''}"
 
 
 def fail(text: str, code: int) -> NoReturn:

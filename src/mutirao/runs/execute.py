@@ -183,10 +183,17 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     return recipe, after
 
 
+class Log(logging.FileHandler):
+    """A log that is lost line by line on a full disk, without a word: the run itself says what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Do not print a traceback for a line that could not be written."""
+
+
 @contextlib.contextmanager
 def logged(out: Path) -> Iterator[None]:
     """Write what the run says to `run.log` as well."""
-    handler = logging.FileHandler(out / "run.log", encoding="utf-8", delay=True)
+    handler = Log(out / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("mutirao")
     logger.addHandler(handler)
@@ -194,4 +201,5 @@ def logged(out: Path) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.arrays import Arrays, digest
-from mutirao.core.files import load_arrays, plain, save_arrays, write_whole
+from mutirao.core.files import load_arrays, naming, plain, save_arrays, write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
@@ -273,8 +273,9 @@ def locked(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
         lock(handle, path)
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        with naming(path / ".lock"):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
         try:
             yield
         except BaseException:
@@ -282,7 +283,8 @@ def locked(path: Path) -> Iterator[None]:
                 remove_empty(made)
             raise
         finally:
-            os.ftruncate(handle, 0)
+            with contextlib.suppress(OSError):  # a disk that fails has said so
+                os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
