@@ -97,7 +97,7 @@ def execute(
             stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
         if draw is not None:
             draw(run, task, out)
-        full = folder.finish(run, summarise(name, config, task, run, best, stopped))
+        full = folder.finish(run, summarise(name, config, task, run, best, stopped), task.exhibits.files)
         if report is not None:
             report(out)
         sink.end(full)

@@ -4,6 +4,7 @@ A round is committed when its `state_NNN.safetensors` is in place; rows behind t
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import re
 import socket
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ log = logging.getLogger("mutirao")
 
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
+TABLES = ("history.json", "history.csv", "clients.csv")
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -58,9 +60,10 @@ class Folder:
     def begin(self, run: Run, config: str) -> None:
         """Write the configuration and round 0, from which everything follows."""
         write_whole(self.path / "config.toml", config)
-        model = digest(run.arrays)
-        self.audit.append("started", config=fingerprint(config), model=model, versions=versions(), **own_mark(config))
-        self.checkpoint(run, model, durable=True)
+        facts = self.facts(run)
+        told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
+        self.audit.append("started", **told, versions=versions(), **own_mark(config))
+        self.checkpoint(run, facts, durable=True)
 
     def take_back(self) -> None:
         """Remove what `begin` wrote: no round can be made of it."""
@@ -114,20 +117,21 @@ class Folder:
         durable = time.monotonic() - self._synced > SYNC_EVERY
         if best:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
-        model = digest(run.arrays)
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
-        old = self._too_old()
+        old, facts = self._too_old(), self.facts(run)
         self.audit.append(
             "round",
             round=run.round,
-            model=model,
+            model=facts["model"],
+            state=fingerprint(facts),
             history=fingerprint(rows),
             clients=fingerprint(names),
+            best=best,
             dropped=old,
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
         )
-        self.checkpoint(run, model, durable)
+        self.checkpoint(run, facts, durable)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
@@ -141,14 +145,16 @@ class Folder:
         if isinstance(error, TooFewReplies):
             self.clients.append(error.rows)
         self._write_history(run)
-        self.audit.append("failed", round=run.round + 1, reason=str(plain(str(error))))
+        reason = str(plain(str(error)))
+        self.audit.append("failed", round=run.round + 1, reason=reason, files=self._hashes(TABLES))
 
-    def finish(self, run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the summary and close the trail."""
+    def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
+        """Write the summary and close the trail, which vouches for these further files, too."""
         self._write_history(run)
         full = {"schema": SCHEMA, **summary, "seconds": round(self._seconds(), 3)}
         write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
-        self.audit.append("finished", round=run.round, model=digest(run.arrays), summary=fingerprint(full))
+        told = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
+        self.audit.append("finished", round=run.round, model=digest(run.arrays), **told)
         return full
 
     def summary(self) -> dict[str, Any] | None:
@@ -174,24 +180,25 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def checkpoint(self, run: Run, model: str, durable: bool) -> None:
-        """Write all that is needed to go on after the run's round; `model` is the digest of its arrays."""
-        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
-        parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
-        arrays = {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
-        facts = {
+    def facts(self, run: Run) -> dict[str, Any]:
+        """What a state file says of itself, as far as the trail can vouch for it."""
+        return {
             "schema": SCHEMA,
             "seed": run.seed,
             "round": run.round,
-            "model": model,
-            "rest": digest(arrays),
+            "model": digest(run.arrays),
+            "rest": digest(arrays_beside(run)),
             "history": self.history.rows,
             "clients": self.clients.rows,
-            "trail": [self.audit.first, self.audit.head],
             "elapsed": self._seconds(),
         }
-        facts["check"] = fingerprint(facts)
-        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays, facts, durable)
+
+    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool) -> None:
+        """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
+        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
+        full = {**facts, "trail": [self.audit.first, self.audit.head]}
+        full["check"] = fingerprint(full)
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays_beside(run), full, durable)
 
     def load(self, number: int) -> tuple[Run, dict[str, Any]]:
         """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
@@ -241,12 +248,26 @@ class Folder:
             old.append(rounds[len(old)])
         return old
 
+    def _hashes(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
+
     def _write_history(self, run: Run) -> None:
         rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
+
+
+def hash_of(file: Path) -> str:
+    """The sha256 of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def arrays_beside(run: Run) -> Arrays:
+    """What a run has to remember besides its model."""
+    parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
+    return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
 
 
 def own_mark(config: str) -> dict[str, str]:
@@ -332,9 +353,10 @@ def save_run(run: Run, path: Path | str) -> None:
             folder.model(number).unlink(missing_ok=True)
         folder.history.go_on_after(0)
         rows = folder.history.append(run.history)
-        facts = {"history": fingerprint(rows), "versions": versions()}
-        folder.audit.append("saved", round=run.round, model=digest(run.arrays), **facts)
-        folder.checkpoint(run, digest(run.arrays), durable=True)
+        facts = folder.facts(run)
+        told = {"history": fingerprint(rows), "state": fingerprint(facts), "versions": versions()}
+        folder.audit.append("saved", round=run.round, model=facts["model"], **told)
+        folder.checkpoint(run, facts, durable=True)
 
 
 def load_run(path: Path | str) -> Run:

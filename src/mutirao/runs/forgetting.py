@@ -110,8 +110,8 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
         run.roster = without(run.roster, client)
         keep_account(run, before, client)
-        write_past(new, source, run, client, dump(recipe, config), record)
-        new.checkpoint(run, digest(run.arrays), durable=True)
+        facts = write_past(new, source, run, client, dump(recipe, config), record)
+        new.checkpoint(run, facts, durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
     part.replace(out)
     return record
@@ -164,8 +164,11 @@ def keep_account(run: Run, before: Run, client: ClientId) -> None:
             run.sites[key] = value
 
 
-def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> None:
-    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own."""
+def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> Any:
+    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own.
+
+    Gives the facts for the state of the last one, for which the trail vouches.
+    """
     events = check_chain(source.audit.path)[0]
     rounds = {e["round"]: e for e in events if e["event"] == "round"}
     started = [e["model"] for e in events if e["event"] == "started"]
@@ -173,18 +176,22 @@ def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: 
     model = digest(run.arrays) if not run.round else (started or [""])[-1]
     dropped = [0] if run.round else []
     told = {"config": fingerprint(config), "model": model, "versions": versions(), **own_mark(config)}
+    told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
     new.audit.append("started", **told, forgot=facts, dropped=dropped)
     history = [r for r in source.history.read() if int(r["round"]) <= run.round]
     clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]
     for number in range(1, run.round + 1):
         mine = new.history.append([r for r in history if int(r["round"]) == number])
         names = new.clients.append([r for r in clients if int(r["round"]) == number])
+        last = number == run.round
         new.audit.append(
             "round",
             round=number,
-            model=digest(run.arrays) if number == run.round else rounds[number]["model"],
+            model=digest(run.arrays) if last else rounds[number]["model"],
             history=fingerprint(mine),
             clients=fingerprint(names),
-            dropped=[] if number == run.round else [number],
+            dropped=[] if last else [number],
+            **({"state": fingerprint(vouched := new.facts(run))} if last else {}),
         )
     run.history = [typed_row(row) for row in new.history.read()]
+    return vouched
