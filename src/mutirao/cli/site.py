@@ -306,9 +306,12 @@ def policy(recipes: tuple[str, ...], out: Path | None) -> None:
     Example: mutirao site policy --recipe quickstart --out policy.toml
     """
     from mutirao.core.files import write_whole
+    from mutirao.deploy.content import check_recipe
     from mutirao.deploy.policy import policy_template
     from mutirao.errors import ConfigError
 
+    for recipe in recipes:
+        check_recipe(recipe)
     text = policy_template(recipes)
     if out is None:
         click.echo(text, nl=False)
@@ -326,8 +329,9 @@ def hash_command(recipe: str) -> None:
 
     Example: mutirao site hash quickstart
     """
-    from mutirao.deploy.content import content_hash
+    from mutirao.deploy.content import check_recipe, content_hash
 
+    check_recipe(recipe)
     click.echo(content_hash(recipe))
 
 

@@ -72,16 +72,17 @@ class Control:
 def resume_words(item: Item) -> list[str]:
     """The words after `mutirao` that go on with a run or study.
 
-    Code that a folder names is run only if the user ran it here before: the folder may have been put there. A run is
-    named by its file, so that the command looks at it again, and the words of a study are vouched for by its mark.
+    Code that a folder names is run only if the user ran it here before: the folder may have been put there. A recipe
+    of the user's own is named by the run's file, so that the command asks itself again; a study has a mark, too.
     """
     if item.kind == "run":
         file = item.path.absolute() / "config.toml"
-        if not first_value(text_of(file)):
+        recipe = first_value(text_of(file))
+        if not recipe:
             raise Refused("config.toml does not say which recipe it is for")
         if (names := names_in_file(file)) and not is_own_run(item.path):
             raise Refused(FOREIGN.format("config.toml", ", ".join(names)))
-        return ["run", str(file), "--out", str(item.path), "--resume", "--json"]
+        return ["run", str(file) if ":" in recipe else recipe, "--out", str(item.path), "--resume", "--json"]
     plan = json_of(item.path / "study.json")
     file, sets = Path(str(plan.get("file", ""))), plan.get("sets", [])
     if not file.is_file() or not file.is_absolute():
