@@ -97,13 +97,19 @@ def execute(
             stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
         if draw is not None:
             draw(run, task, out)
-        full = folder.finish(run, summarise(name, config, task, run, best, stopped), task.exhibits.files)
+        full = folder.finish(run, summarise(name, config, task, run, best, stopped), tables_of(task))
         if report is not None:
             report(out)
         sink.end(full)
         if stopped is not None:
             raise stopped
         return full
+
+
+def tables_of(task: Task) -> list[str]:
+    """The files that a task leaves besides, and the tables that stand beside its pictures."""
+    beside = [Path(picture).with_suffix(".csv").name for picture in task.exhibits.pictures]
+    return [*task.exhibits.files, *beside, "plane.csv"]
 
 
 def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:
