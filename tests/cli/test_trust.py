@@ -17,6 +17,7 @@ from living import mutirao as start
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.recipes import task as recipes
+from mutirao.runs.trust import mark
 from mutirao.studies.study import plan_of, read_study, run_cell
 
 COMMAND = str(Path(sys.executable).parent / "mutirao")
@@ -203,6 +204,8 @@ def test_a_mark_is_of_one_configuration_and_of_a_trail_that_holds(here: Path) ->
     config.write_text(config.read_text().replace("mine:First", "evil:First"))
     assert "evil:First" in refusal("run", "iris", "--out", "a", "--resume")
     config.write_text(config.read_text().replace("evil:First", "mine:First"))
+    shutil.copytree(here / "a", here / "sent")  # with the mark: given away, and come back with other code beside it
+    assert "mine:First" in refusal("run", "sent/config.toml", "--out", "b")
     events = [json.loads(line) for line in trail.read_text().splitlines()]
     trail.write_text("\n".join(json.dumps(e | {"seq": 7}) for e in events) + "\n")
     assert "mine:First" in refusal("run", "iris", "--out", "a", "--resume")
@@ -223,7 +226,8 @@ def test_a_study_file_and_a_cell_put_into_its_folder_run_nothing_either(here: Pa
     assert "was made with other settings" in run_cell("iris", study.cells[1], cell)
     assert not (here / "ran").exists()
 
-    (here / "out" / "study.json").write_text(json.dumps(plan_of(study)))
+    marked = plan_of(study) | mark(study.names, here / "out", study.text, *study.sets)
+    (here / "out" / "study.json").write_text(json.dumps(marked))
     read_study(here / "s.toml", out=here / "out")  # the same file into the same folder: asked for once
     (here / "s.toml").write_text(text.replace("mine:First", "evil:First"))
     with pytest.raises(ConfigError, match="names code to run: evil:First"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, look_here, tell
 from mutirao.errors import ConfigError
 
 
@@ -64,6 +64,7 @@ def data_prepare(
     from mutirao.images.splits import prepare_hospitals
     from mutirao.randomness import rng
 
+    look_here(partition)
     if not 0.02 <= share <= 0.5:
         raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
     part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))

@@ -62,7 +62,7 @@ class Folder:
         write_whole(self.path / "config.toml", config)
         facts = self.facts(run)
         told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
-        self.audit.append("started", **told, versions=versions(), **own_mark(config))
+        self.audit.append("started", **told, versions=versions(), **self._mark(config))
         self.checkpoint(run, facts, durable=True)
 
     def take_back(self) -> None:
@@ -94,7 +94,7 @@ class Folder:
                 for damaged in (n for n in rounds if n > number):
                     self._set_aside(damaged)
             write_whole(self.path / "config.toml", config)
-            self.audit.append("resumed", round=number, config=fingerprint(config), **own_mark(config))
+            self.audit.append("resumed", round=number, config=fingerprint(config), **self._mark(config))
             return run
         raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
 
@@ -248,6 +248,9 @@ class Folder:
             old.append(rounds[len(old)])
         return old
 
+    def _mark(self, config: str) -> dict[str, str]:
+        return mark(dotted_in(tomllib.loads(config)), self.path, config)
+
     def _hashes(self, names: Iterable[str]) -> dict[str, str]:
         return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
 
@@ -268,11 +271,6 @@ def arrays_beside(run: Run) -> Arrays:
     """What a run has to remember besides its model."""
     parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
     return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
-
-
-def own_mark(config: str) -> dict[str, str]:
-    """This user's mark, if the configuration names code of its own."""
-    return mark(dotted_in(tomllib.loads(config)), config)
 
 
 def is_plain(name: str) -> bool:

@@ -25,7 +25,7 @@ from mutirao.privacy import RELEASES
 from mutirao.recipes.task import find
 from mutirao.runs.audit import check_chain
 from mutirao.runs.execute import Draw, Report, Watch, execute, reopen
-from mutirao.runs.folder import Folder, own_mark, versions
+from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of, typed_row
 from mutirao.runs.tables import Table
 from mutirao.runs.trust import Trust, distrust
@@ -175,7 +175,7 @@ def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: 
     facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
     model = digest(run.arrays) if not run.round else (started or [""])[-1]
     dropped = [0] if run.round else []
-    told = {"config": fingerprint(config), "model": model, "versions": versions(), **own_mark(config)}
+    told = {"config": fingerprint(config), "model": model, "versions": versions()}
     told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
     new.audit.append("started", **told, forgot=facts, dropped=dropped)
     history = [r for r in source.history.read() if int(r["round"]) <= run.round]

@@ -62,28 +62,31 @@ def is_own_run(folder: Path) -> bool:
     text = text_of(folder / "config.toml")
     if problems or not told or told[-1]["config"] != fingerprint(text):
         return False
-    return is_mark(told[-1].get("mark"), text)
+    return is_mark(told[-1].get("mark"), folder, text)
 
 
 def is_own_study(folder: Path, text: str) -> bool:
     """Whether this user ran a study with this text, and the settings its folder tells, on this machine."""
     plan = json_of(folder / "study.json")
     sets = plan.get("sets")
-    return isinstance(sets, list) and is_mark(plan.get("mark"), text, *map(str, sets))
+    return isinstance(sets, list) and is_mark(plan.get("mark"), folder, text, *map(str, sets))
 
 
-def mark(names: Sequence[str], *texts: str) -> dict[str, str]:
-    """The mark of texts that name this code; nothing if they name none, or where no secret can be kept."""
+def mark(names: Sequence[str], folder: Path, *texts: str) -> dict[str, str]:
+    """The mark of texts that name this code; nothing if they name none, or where no secret can be kept.
+
+    It holds in this folder only: who is given the folder cannot send it back with other code beside it.
+    """
     if not names or (key := own_key(make=True)) is None:
         return {}
-    return {"mark": signed(key, texts)}
+    return {"mark": signed(key, (str(folder.resolve()), *texts))}
 
 
-def is_mark(given: Any, *texts: str) -> bool:
-    """Whether it is this user's mark for these texts."""
+def is_mark(given: Any, folder: Path, *texts: str) -> bool:
+    """Whether it is this user's mark for these texts in this folder."""
     if not isinstance(given, str) or (key := own_key()) is None:
         return False
-    return hmac.compare_digest(given.encode(), signed(key, texts).encode())
+    return hmac.compare_digest(given.encode(), signed(key, (str(folder.resolve()), *texts)).encode())
 
 
 def signed(key: bytes, texts: Sequence[str]) -> str:

@@ -60,7 +60,8 @@ class Study:
     last: int = 20  # rounds over which variability is measured
     file: str = ""  # where it was read from, and what was set besides: so that it can go on
     sets: tuple[str, ...] = ()
-    mark: Mapping[str, str] = field(default_factory=dict)  # of a study that names code: that this user agreed to it
+    text: str = ""  # of the file, and the code it names
+    names: tuple[str, ...] = ()
 
 
 def read_study(
@@ -114,7 +115,8 @@ def read_study(
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
         sets=told,
-        mark=mark(dotted_in([table, typed]), text, *told),
+        text=text,
+        names=tuple(dotted_in([table, typed])),
     )
 
 
@@ -133,7 +135,8 @@ def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, s
         try:
             if study.metrics:
                 check_declared(study.metrics, pool.submit(declared_metrics, study.recipe, study.cells[0]).result())
-            write_whole(out / "study.json", json.dumps(plan_of(study), indent=2) + "\n")
+            plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
+            write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
             return run_cells(study, out, pool, watch)
         except BaseException:
             alive.close()  # the workers see it, as they do if this process is killed
@@ -198,8 +201,7 @@ def plan_of(study: Study) -> dict[str, Any]:
     """What the study is going to do, for those who look at its folder."""
     names = {"cells": [cell.name for cell in study.cells], "methods": list(study.methods)}
     told = {"recipe": study.recipe, "baseline": study.baseline, "metrics": list(study.metrics)}
-    origin = {"file": study.file, "sets": study.sets, **study.mark}
-    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), **origin}
+    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
 
 
 def settle_on(free: Any, over: Connection) -> None:
