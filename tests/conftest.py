@@ -1,6 +1,7 @@
 """What several tests share: a small, real federated task in plain NumPy, and the real data if a user has them."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,17 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task
 
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mutirao-")  # the secret that marks runs: not the user's own
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
 X, Y = load_iris(return_X_y=True)
 X = (X - X.mean(0)) / X.std(0)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command of ours sets for the processes it starts is not for those of the next test."""
+    monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
 
 
 def softmax_step(request: Request, site: Site) -> Reply:

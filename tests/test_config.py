@@ -52,7 +52,7 @@ class Odd:
     größe: float = 2.0
     kind: Literal["a", "b"] = "a"
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, current: Any, replies: Any, memory: Any) -> None:
         raise NotImplementedError
 
 
@@ -62,6 +62,9 @@ def plain_function(current: Any, replies: Any, memory: Any, *, alpha: float = 1.
 
 class Unresolvable:
     def __init__(self, x: "Nowhere" = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+        raise NotImplementedError
+
+    def __call__(self, current: Any, replies: Any, memory: Any) -> None:
         raise NotImplementedError
 
 
@@ -234,11 +237,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"aggregate": "fedavg", "aggregate.lr": 1.0}, "aggregate=fedavg has no setting 'lr'"),
     ({"aggregate": "no.such.module:part"}, "cannot load 'no.such.module:part': No module named 'no'"),
     ({"aggregate": f"{HERE}:nothing"}, f"cannot load '{HERE}:nothing': module '{HERE}' has no attribute 'nothing'"),
-    ({"aggregate": f"{HERE}:NOT_CALLABLE"}, f"aggregate: '{HERE}:NOT_CALLABLE' is not something that can be called"),
+    ({"aggregate": f"{HERE}:NOT_CALLABLE"}, f"aggregate: '{HERE}:NOT_CALLABLE' is not an aggregator; right would "),
     ({"aggregate": f"{HERE}:Unresolvable"}, f"aggregate: the settings of '{HERE}:Unresolvable' cannot be read: "),
     ({"aggregate": ":x"}, "cannot load ':x': "),
     ({"aggregate": ".a:x"}, "cannot load '.a:x': "),
-    ({"aggregate": "builtins:dict"}, "aggregate: the settings of 'builtins:dict' cannot be read: "),
+    ({"aggregate": "builtins:dict"}, "aggregate: 'builtins:dict' is not an aggregator but part of Python itself"),
     ({"aggregate": f"{HERE}:Odd", "aggregate.kind": "c"}, "aggregate.kind: 'c' is not one of a, b"),
     ({"aggregate": f"{HERE}:Odd", "aggregate.anything": [1]}, "aggregate.anything: [1] is not true or false or "),
     ({"aggregate": f"{HERE}:plain_function", "aggregate.rest": 1}, "has no setting 'rest' (valid: alpha)"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mutirao.errors import ConfigError
+from mutirao.naming import check_module, check_part, is_dotted
 
 C = TypeVar("C", bound="Common")
 Scalar = bool | int | float | str
@@ -104,23 +105,33 @@ def one_line(error: Exception) -> str:
 
 
 def load_name(path: str) -> Any:
-    """The object behind a dotted path `package.module:name`."""
+    """The object behind a dotted path `package.module:name`; a path from a file must have been trusted before."""
     module, _, name = path.partition(":")
+    if not is_dotted(path):
+        raise ConfigError(f"cannot load {path!r}: it is not of the form package.module:name")
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:  # a user's module may raise anything while it is imported
         raise ConfigError(f"cannot load {path!r}: {one_line(error)}") from error
 
 
+def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
+    """A user's own part behind a dotted path, checked before anybody calls it."""
+    check_module(kind, path)
+    found = load_name(path)
+    try:
+        check_part(kind, path, found, like)
+    except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes
+        raise ConfigError(f"{kind}: the settings of {path!r} cannot be read: {one_line(error)}") from error
+    return typing.cast(Callable[..., Any], found)
+
+
 def factory(kind: str, part: Part) -> Callable[..., Any]:
     """The part of that kind and name, from the kind's dictionary or by a dotted path."""
     name = part.name
-    if ":" in name:
-        found = load_name(name)
-        if not callable(found):
-            raise ConfigError(f"{kind}: {name!r} is not something that can be called")
-        return typing.cast(Callable[..., Any], found)
     names: dict[str, Callable[..., Any]] = importlib.import_module(part.home or KINDS[kind]).NAMES
+    if ":" in name:
+        return load_part(kind, name, names.values())
     if name not in names:
         raise ConfigError(f"{kind}: no part is called {name!r}{nearest(name, names)}")
     return names[name]

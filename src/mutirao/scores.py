@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.config import load_name, nearest
+from mutirao.config import load_part, nearest
 from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
@@ -87,8 +87,7 @@ def score_of(name: str) -> Score:
     """The score of that name, or behind a dotted path `package.module:name`."""
     if name not in SCORES and ":" not in name:
         raise ConfigError(f"no score is called {name!r}{nearest(name, SCORES)}")
-    found: Score = SCORES[name] if name in SCORES else load_name(name)
-    return found
+    return SCORES[name] if name in SCORES else load_part("scores", name, SCORES.values())
 
 
 def needs_of(name: str) -> frozenset[str]:

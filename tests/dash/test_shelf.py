@@ -12,6 +12,7 @@ from mutirao.dash.clients import clients_of, page_of
 from mutirao.dash.control import Control, Refused, resume_words
 from mutirao.dash.shelf import History, Item, Shelf
 from mutirao.dash.watching import MOST_WAITING, Listener, Watcher
+from mutirao.runs.execute import execute
 from mutirao.runs.reader import Columns
 
 
@@ -150,6 +151,27 @@ def test_only_a_process_at_work_in_the_folder_can_be_ended(tmp_path: Path) -> No
         control.cancel(item)
     with pytest.raises(Refused, match="cell of the study"):
         control.cancel(Item("a", tmp_path / "a", "run", study="s"))
+
+
+def test_code_that_a_folder_names_goes_on_only_if_it_was_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "own"
+    execute("conftest:iris", {"rounds": 1}, out)
+    item = Item("own", out, "run")
+    assert resume_words(item)[:2] == ["run", str(out / "config.toml")]
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+        with pytest.raises(Refused, match="names code to run, conftest:iris, and was not run by you"):
+            resume_words(item)
+    (out / "config.toml").write_text((out / "config.toml").read_text().replace("conftest:iris", "evil:iris"))
+    with pytest.raises(Refused, match="names code to run, evil:iris"):
+        resume_words(item)
+
+
+def test_a_carriage_return_in_a_table_does_not_stop_the_page(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_bytes(b"round\r,accuracy\n1,0.5\n2\r,0.9\n")
+    History(tmp_path / "history.csv").read_on()
 
 
 def test_the_words_of_a_resume_cannot_be_options(tmp_path: Path) -> None:

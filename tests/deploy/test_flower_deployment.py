@@ -155,8 +155,11 @@ def test_a_deployed_run_equals_the_local_one(deployment: Deployment) -> None:
 def test_a_simulated_run_equals_the_local_one_and_is_quiet(tmp_path: Path) -> None:
     sets = [text for key, value in SETTINGS.items() for text in ("--set", f"{key}={value}")]
     command = [COMMANDS / "mutirao", "run", "quickstart", *sets, "--fleet", "flower", "--out", "run", "--json"]
+    for name in ("flwr", "numpy", "torch", "ray"):  # code in the working folder, which no worker may import
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
+    assert not (tmp_path / "ran").exists()
     assert json.loads(ended.stdout)["digest"] == local_run(tmp_path / "local")["digest"]
     assert_same_run(tmp_path / "local", tmp_path / "run")

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from mutirao.errors import ConfigError
 from mutirao.recsys import lines, reading
 from mutirao.recsys.ratings import Ratings
-from mutirao.recsys.reading import check_ratings, read_ratings
+from mutirao.recsys.reading import check_ratings, read_catalogue, read_ratings
 
 DAY = 86_400
 
@@ -216,3 +216,48 @@ def test_numpy_and_slow_path_agree_on_a_real_file(real_data: Path, monkeypatch: 
     monkeypatch.setattr(lines, "fast_block", lambda text, layout: None)
     slow = fast()
     assert table(quick) == table(slow)
+
+
+LATIN = "user,item,rating\n" + "".join(f"{name}{k},{k},4\n" for k in range(15) for name in ("é", "è"))
+
+
+@pytest.mark.parametrize("columns", ["", "user,item,rating"])
+def test_users_whose_names_are_not_utf_8_are_refused_with_their_line_not_merged(tmp_path: Path, columns: str) -> None:
+    file, text = tmp_path / "own.csv", LATIN.partition("\n")[2] if columns else LATIN
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"own.csv, line {1 if columns else 2}: byte 0xe9 is not UTF-8 text"):
+        read_ratings(file, columns)
+    file.write_bytes(text.encode())
+    assert len(read_ratings(file, columns).users) == 30
+    file.write_bytes("\ufeff".encode() + text.encode())
+    assert len(read_ratings(file, columns).users) == 30
+
+
+def test_a_header_that_is_not_utf_8_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes("user,item,rating,année\nana,1,4,9\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"own\.csv, line 1: byte 0xe9 is not UTF-8"):
+        read_ratings(tmp_path / "own.csv")
+
+
+@pytest.mark.parametrize("name", ["own.csv", "ratings.dat", "u.data"])
+def test_a_bare_carriage_return_or_a_zero_byte_in_a_line_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
+    separator = {"own.csv": ",", "ratings.dat": "::", "u.data": "\t"}[name]
+    lines = [["1", "2", "3", "4"], ["5", "6", "3", "4\r5"]]
+    head = "user,item,rating,time\n" if name == "own.csv" else ""
+    file = tmp_path / name
+    for odd in ("\r", "\0"):
+        text = head + "".join(separator.join(cells) + "\n" for cells in lines).replace("\r", odd)
+        file.write_bytes(text.encode())
+        with pytest.raises(ConfigError, match=f"{name}, line {3 if head else 2}: a (carriage return|zero byte)"):
+            read_ratings(file)
+
+
+def test_a_catalogue_of_ones_own_in_latin_1_is_refused_and_a_publishers_is_read(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes("id,title\n1,Léon\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"own\.csv, line 2: byte 0xe9"):
+        read_catalogue(tmp_path / "own.csv")
+    (tmp_path / "movies.dat").write_bytes("1::Léon (1994)::Drama\n".encode("latin-1"))
+    assert read_catalogue(tmp_path / "movies.dat").titles == ("Léon (1994)",)
+    (tmp_path / "own.csv").write_bytes(b"id,title\n1,Le\ron\n")
+    with pytest.raises(ConfigError, match=r"own\.csv, line 3: 1 cells"):
+        read_catalogue(tmp_path / "own.csv")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,8 @@ import mutirao.runs.folder
 from conftest import IrisConfig, iris, iris_task
 from mutirao.config import Part, resolve
 from mutirao.core.arrays import digest
-from mutirao.core.files import load_arrays
+from mutirao.core.files import load_arrays, save_arrays
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Answers, Failure, Request, collect
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
@@ -301,6 +303,63 @@ def test_verify_says_exactly_what_was_altered(
     shutil.copytree(whole, out)
     alter(out, file, old, new)
     assert any(said in line for line in verify(out)[1]), verify(out)[1]
+
+
+AUDITED = ["config.toml", "history.csv", "history.json", "clients.csv", "summary.json", "audit.jsonl"]
+AUDITED += [f"checkpoints/{n}.safetensors" for n in ("round_000", "round_004", "state_000", "state_004", "best")]
+
+
+@pytest.mark.parametrize("file", AUDITED)
+def test_verify_names_the_file_of_which_any_one_byte_was_changed(whole: Path, tmp_path: Path, file: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    content = (out / file).read_bytes()
+    draw = random.Random(file)
+    for at in {0, len(content) // 2, len(content) - 1, *(draw.randrange(len(content)) for _ in range(25))}:
+        spoilt = bytearray(content)
+        spoilt[at] ^= draw.choice([1, 2, 16, 128])
+        (out / file).write_bytes(spoilt)
+        assert any(line.startswith(file) for line in verify(out)[1]), (at, content[at], spoilt[at])
+    (out / file).write_bytes(content)
+    assert verify(out)[1] == []
+    (out / file).unlink()
+    assert verify(out)[1]
+
+
+def test_no_file_of_a_run_goes_unaudited_but_pictures_the_page_and_the_log(whole: Path) -> None:
+    files = {f.relative_to(whole).as_posix() for f in whole.rglob("*") if f.is_file()}
+    rest = {
+        name for name in files - {*AUDITED} if not re.fullmatch(r"checkpoints/(round|state)_00\d.safetensors", name)
+    }
+    assert {name for name in rest if not name.endswith(".png")} <= {".lock", "run.log", "report.html"}
+
+
+def test_verify_names_what_was_altered_by_somebody_who_knows_the_form(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for key, value in (("elapsed", 1.0), ("seed", 5), ("history", 3), ("rest", None)):
+        state = out / "checkpoints" / "state_004.safetensors"
+        content = state.read_bytes()
+        rest, facts = load_arrays(state)
+        del facts["check"]
+        if key == "rest":
+            rest["memory/more"], value = np.ones(3), None
+            facts["rest"] = digest(rest)
+        else:
+            facts[key] = value
+        save_arrays(state, rest, facts | {"check": fingerprint(facts)})
+        assert verify(out)[1] == ["checkpoints/state_004.safetensors: it is not the audited one"]
+        state.write_bytes(content)
+    best = out / "checkpoints" / "best.safetensors"
+    arrays, facts = load_arrays(best)
+    save_arrays(best, arrays, {"round": facts["round"] + 1})
+    assert verify(out)[1] == [f"checkpoints/best.safetensors: it does not say that it is of round {facts['round']}"]
+    shutil.copy(out / "checkpoints" / "round_001.safetensors", best)
+    assert verify(out)[1] == ["checkpoints/best.safetensors: its arrays are not the audited ones"]
+    save_arrays(best, arrays, facts)
+    history = json.loads((out / "history.json").read_text())
+    (out / "history.json").write_text(json.dumps(history))
+    assert verify(out)[1] == ["history.json: altered since the run ended"]
 
 
 def test_verify_notices_lost_lines_of_the_trail_and_swapped_models(whole: Path, tmp_path: Path) -> None:

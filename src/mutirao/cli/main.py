@@ -1,7 +1,9 @@
 """The command line: a thin shell over the library; heavy things are imported only by the command that needs them."""
 
+import errno
 import json
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any, NoReturn
 import click
 
 from mutirao.cli.catalogue import catalogue
+from mutirao.cli.data import data
 from mutirao.cli.drill import drill
-from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, settings, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell
 from mutirao.cli.site import site
 from mutirao.cli.slides import slides
 from mutirao.errors import ConfigError, MutiraoError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 class Commands(click.Group):
@@ -26,8 +31,19 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except MutiraoError as error:
             fail(str(error), error.code)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads our output any more: click ends quietly
+                raise
+            fail(disk_problem(error), 1)
         except KeyboardInterrupt:
             fail("stopped; what was done is kept, go on with --resume", 130)
+
+
+def disk_problem(error: OSError) -> str:
+    """What a file, or the disk it lies on, refuses, on one line."""
+    where = f"{error.filename}: " if error.filename else ""
+    full = "; what was done is kept: make room and run the same command again, with --resume for a run"
+    return f"{where}{error.strerror or error}{full if error.errno in FULL else ''}"
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -45,7 +61,7 @@ def main(verbose: bool) -> None:
     Example: mutirao run quickstart --set rounds=10
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
-    sys.path.insert(0, str(Path.cwd()))  # a user's own recipe or part lies where they work
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here takes code from the working folder
 
 
 @main.command("list")
@@ -58,6 +74,7 @@ def list_command(recipe: str | None, as_json: bool) -> None:
     """
     from mutirao.cli.listing import parts, recipes, settings_of
 
+    look_here(recipe)
     tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings_of(recipe)}
     if as_json:
         click.echo(json.dumps(tables, indent=2))
@@ -79,8 +96,16 @@ def list_command(recipe: str | None, as_json: bool) -> None:
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the summary, as JSON.")
 @click.option("--progress", type=click.Choice(["auto", "lines", "jsonl", "quiet"]), default="auto", show_default=True)
+@TRUST
 def run(
-    recipe: str, sets: Assignments, out: Path | None, fleet: str, resume: bool, as_json: bool, progress: str
+    recipe: str,
+    sets: Assignments,
+    out: Path | None,
+    fleet: str,
+    resume: bool,
+    as_json: bool,
+    progress: str,
+    trust: Agreement,
 ) -> None:
     """Run a recipe, or repeat a run from its config.toml.
 
@@ -94,17 +119,21 @@ def run(
     from mutirao.config import read, resolve
     from mutirao.recipes.task import find
     from mutirao.runs.execute import reopen
+    from mutirao.runs.trust import check_trust, is_own_run, names_in_file
 
     table: dict[str, Any] = {}
-    name = recipe
+    name, values = recipe, [value for _, value in sets]
     if recipe.endswith(".toml"):
-        table = read(Path(recipe))
+        table, file = read(Path(recipe)), Path(recipe)
+        own = file.name == "config.toml"
+        check_trust(file, table, trust, values, lambda: own and is_own_run(file.parent))
         name = str(table.pop("recipe", ""))
         if not name:
             raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
     folder = out or default_out(name, resume)
+    look_here(name, table, values, names_in_file(folder / "config.toml") if resume else [])
     if resume and (folder / "config.toml").exists():
-        name, config = reopen(name, folder, sets)
+        name, config = reopen(name, folder, sets, trust)
     else:
         config = resolve(find(name).config, table, sets)
 
@@ -143,7 +172,8 @@ def default_out(name: str, resume: bool) -> Path:
 @settings("A setting for all cells, such as data=PATH.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the table, as JSON.")
-def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool) -> None:
+@TRUST
+def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool, trust: Agreement) -> None:
     """Run a grid of methods x folds x seeds and compare them; finished cells are kept.
 
     Example: mutirao study studies/quickstart.toml
@@ -151,11 +181,13 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     from mutirao.cli.terminal import CellBar, show_table
     from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
+    from mutirao.runs.trust import names_in_file
     from mutirao.studies.comparison import compare, write_tables
     from mutirao.studies.study import carry_out, read_study
 
-    grid = read_study(file, sets)
     folder = out or Path("runs") / f"study-{file.stem}"
+    look_here(names_in_file(file), [value for _, value in sets])
+    grid = read_study(file, sets, trust, folder)
     with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:
             problems = carry_out(grid, folder, workers, watch)
@@ -202,7 +234,8 @@ def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: b
 @click.option("--out", required=True, type=FOLDER, help="Folder of the new run.")
 @click.option("--prepare", is_flag=True, help="Only write the folder; a server that reaches the sites resumes it.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as JSON.")
-def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -> None:
+@TRUST
+def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: Agreement) -> None:
     """Train again without a client, from the last round it had no part in; the same command goes on after a stop.
 
     Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
@@ -213,9 +246,12 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool) -
     from mutirao.runs.forgetting import forget as without
     from mutirao.runs.forgetting import rounds_of
     from mutirao.runs.progress import Progress
+    from mutirao.runs.trust import names_in_file
 
-    with Progress(rounds_of(folder), quiet=as_json) as watch:
-        record = without(folder, client, out, watch=watch, prepare_only=prepare, draw=draw_run, report=write_report)
+    look_here(names_in_file(folder / "config.toml"))
+    parts: Any = {"draw": draw_run, "report": write_report, "trust": trust}
+    with Progress(rounds_of(folder, trust), quiet=as_json) as watch:
+        record = without(folder, client, out, watch=watch, prepare_only=prepare, **parts)
     if prepare and not as_json:
         click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
     elif as_json:
@@ -306,15 +342,18 @@ def plot(
 @settings("The other policy, such as select=aoi.")
 @click.option("--own", is_flag=True, help="Let the policy live with its own choices, not with those of the run.")
 @click.option("--json", "as_json", is_flag=True, help="Whom it selects in every round, for machines.")
-def replay(folder: Path, sets: Assignments, own: bool, as_json: bool) -> None:
+@TRUST
+def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Agreement) -> None:
     """Show whom another policy would have selected in a finished run, without training.
 
     Example: mutirao replay runs/selection --set select=aoiu --set select.alpha=0.9
     """
     from mutirao.cli.terminal import show_replay
     from mutirao.runs.replay import replay_folder
+    from mutirao.runs.trust import names_in_file
 
-    part, found = replay_folder(folder, sets, own)
+    look_here(names_in_file(folder / "config.toml"), [value for _, value in sets])
+    part, found = replay_folder(folder, sets, own, trust)
     if as_json:
         content = {"select": {"name": part.name, **part.settings}, "actual": found.actual, "other": found.other}
         click.echo(json.dumps(content | {"overlap": found.overlap}, indent=2))
@@ -322,74 +361,8 @@ def replay(folder: Path, sets: Assignments, own: bool, as_json: bool) -> None:
         show_replay(part, found)
 
 
-@main.group()
-def data() -> None:
-    """Data sets: what is known, and whether a copy on disk is whole.
-
-    Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
-    """
-
-
-@data.command("list")
-@JSON
-def data_list(as_json: bool) -> None:
-    """List the data sets that recipes can read.
-
-    Example: mutirao data list
-    """
-    from mutirao.datasets import DATA_SETS
-
-    bold = (f"{click.style(k, bold=True)}\n  {d.about}\n  layout: {d.layout}" for k, d in DATA_SETS.items())
-    tell({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, as_json, *bold)
-
-
-@data.command("check")
-@click.argument("name")
-@click.argument("path", required=False, type=FILE)
-@JSON
-def data_check(name: str, path: Path | None, as_json: bool) -> None:
-    """Read a data set as its recipe would and say what was found.
-
-    Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
-    """
-    from mutirao.datasets import check_data_set
-
-    findings = check_data_set(name, path.expanduser() if path else None)
-    tell(findings, as_json, *findings)
-
-
-@data.command("prepare")
-@click.argument("source", type=FILE)
-@click.option("--out", type=FOLDER, required=True, help="A new or empty folder.")
-@click.option("--clients", type=click.IntRange(min=1), default=3, show_default=True, help="How many hospitals.")
-@click.option("--partition", default="even", show_default=True, help="even, dirichlet, by_slide, by_laboratory, ...")
-@click.option("--alpha", type=float, help="Of partition=dirichlet: the smaller, the more skewed.")
-@click.option("--slide", default=r"^(\d+)-", show_default=True, help="Pattern or table that tells a picture's slide.")
-@click.option("--test", "share", default=0.2, show_default=True, help="Share for the test, if there is no Test/.")
-@click.option("--seed", default=0, show_default=True)
-def data_prepare(
-    source: Path, out: Path, clients: int, partition: str, alpha: float | None, slide: str, share: float, seed: int
-) -> None:
-    """Deal pictures to hospitals: client_1/ .. client_k/ and global_test/, from Training/ and Test/ or class folders.
-
-    Example: mutirao data prepare herlev --out federation --clients 3
-    """
-    from mutirao.config import Part, build, complete
-    from mutirao.images.splits import prepare_hospitals
-    from mutirao.randomness import rng
-
-    if not 0.02 <= share <= 0.5:
-        raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
-    part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))
-    deal = build("partition", part)
-    sizes = prepare_hospitals(
-        source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide
-    )
-    for name, count in sizes.items():
-        click.echo(f"{out / name}: {count:,} pictures")
-
-
 main.add_command(catalogue)
+main.add_command(data)
 main.add_command(slides)
 main.add_command(site)
 main.add_command(drill)

@@ -1,11 +1,15 @@
 """What commands have in common: kinds of paths, options, and how a result is told."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from mutirao.naming import dotted_in
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -24,6 +28,38 @@ def settings(about: str) -> Callable[[Command], Command]:
         return [parse_assignment(text) for text in texts]
 
     return click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help=about, callback=parse)
+
+
+@dataclass
+class Agreement:
+    """Whether the user agrees to run the code that a file names: by `--trust`, or asked once on a terminal."""
+
+    given: bool
+    agreed: set[str] = field(default_factory=set)
+
+    def __call__(self, where: Path, names: Sequence[str]) -> bool:
+        """Whether this code may be run; nobody is asked where nobody can answer."""
+        if self.given or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return self.given
+        new = [name for name in names if name not in self.agreed]
+        if new and not click.confirm(f"{where} names code to run: {', '.join(new)}. Run it?", err=True):
+            return False
+        self.agreed.update(new)
+        return True
+
+
+TRUST = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the code that a file names (package.module:name).",
+    callback=lambda context, option, given: Agreement(given),
+)
+
+
+def look_here(*named: Any) -> None:
+    """Look for code of the user's own in the working folder too, behind all that is installed, if any is named."""
+    if dotted_in(named) and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def tell(content: Any, as_json: bool, *lines: str) -> None:

@@ -308,9 +308,12 @@ def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> Non
     Example: mutirao site policy --recipe quickstart --out policy.toml
     """
     from mutirao.core.files import write_whole
+    from mutirao.deploy.content import check_recipe
     from mutirao.deploy.policy import policy_template
     from mutirao.errors import ConfigError
 
+    for recipe in recipes:
+        check_recipe(recipe)
     text = policy_template(recipes, sets)
     if out is None:
         click.echo(text, nl=False)
@@ -333,9 +336,10 @@ def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
       mutirao site hash quickstart
       mutirao site hash quickstart --architecture --set hidden=128
     """
-    from mutirao.deploy.content import content_hash
+    from mutirao.deploy.content import check_recipe, content_hash
     from mutirao.deploy.pins import model_of
 
+    check_recipe(recipe)
     click.echo(model_of(recipe, sets) if architecture else content_hash(recipe))
 
 

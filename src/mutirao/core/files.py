@@ -1,8 +1,9 @@
 """Files that are whole or not there: atomic writes, and arrays on disk that know if they are damaged."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,34 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Replace a file in one step: readers and crashes see the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    part.replace(path)
+    with naming(path):
+        try:
+            with part.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)  # what did not fit must not fill the disk
+            raise
 
 
 def append_whole(path: Path, content: bytes) -> None:
     """Add bytes at the end of a file; OSError if not all of them fit, where a plain write may just write fewer."""
-    with path.open("ab", buffering=0) as file:
+    with naming(path), path.open("ab", buffering=0) as file:
         view = memoryview(content)
         while view:
             view = view[file.write(view) :]
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the disk say which file it was about: a write by itself does not know."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def plain(value: Any) -> Any:

@@ -9,9 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import IO
 
+from mutirao.config import parse_assignment
 from mutirao.dash.shelf import Item
+from mutirao.naming import dotted_in
 from mutirao.report.state import holder
 from mutirao.runs.reader import json_of, text_of
+from mutirao.runs.trust import is_own_run, is_own_study, names_in_file
+
+FOREIGN = "{} names code to run, {}, and was not run by you on this machine; go on with it from a terminal"
 
 
 class Refused(Exception):
@@ -43,7 +48,7 @@ class Control:
             raise Refused("it is running already")
         words = resume_words(item)
         says = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        command = [sys.executable, "-m", "mutirao.cli", *words]
+        command = [sys.executable, "-P", "-m", "mutirao.cli", *words]  # -P: no code from the working folder
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=says, start_new_session=True
         )
@@ -65,16 +70,26 @@ class Control:
 
 
 def resume_words(item: Item) -> list[str]:
-    """The words after `mutirao` that go on with a run or study."""
+    """The words after `mutirao` that go on with a run or study.
+
+    Code that a folder names is run only if the user ran it here before: the folder may have been put there. A recipe
+    of the user's own is named by the run's file, so that the command asks itself again; a study has a mark, too.
+    """
     if item.kind == "run":
-        recipe = first_value(text_of(item.path / "config.toml"))
+        file = item.path.absolute() / "config.toml"
+        recipe = first_value(text_of(file))
         if not recipe:
             raise Refused("config.toml does not say which recipe it is for")
-        return ["run", recipe, "--out", str(item.path), "--resume", "--json"]
+        if (names := names_in_file(file)) and not is_own_run(item.path):
+            raise Refused(FOREIGN.format("config.toml", ", ".join(names)))
+        return ["run", str(file) if ":" in recipe else recipe, "--out", str(item.path), "--resume", "--json"]
     plan = json_of(item.path / "study.json")
     file, sets = Path(str(plan.get("file", ""))), plan.get("sets", [])
-    if not file.is_file():
+    if not file.is_file() or not file.is_absolute():
         raise Refused(f"the study's file {file} is not there any more")
+    names = dotted_in([names_in_file(file), [parse_assignment(text)[1] for text in sets if "=" in str(text)]])
+    if names and not is_own_study(item.path, text_of(file)):
+        raise Refused(FOREIGN.format("the study", ", ".join(names)))
     flags = [word for text in sets if isinstance(text, str) for word in ("--set", text)]
     return ["study", str(file), "--out", str(item.path), "--json", *flags]
 

@@ -46,7 +46,7 @@ class History:
             replaced = self._inode not in (0, stat.st_ino)  # a resumed run drops the rows of an unfinished round so
             if head != self._head or stat.st_size < self.offset or replaced:
                 self.columns, self.rows, self.offset, self._head = [], [], len(head), head
-                self.columns = next(csv.reader([head.decode("utf-8", errors="replace")]), [])
+                self.columns = next(csv.reader(head.decode("utf-8", errors="replace").splitlines()), [])
             file.seek(self.offset)
             block = file.read()
         self._seen = (stat.st_size, stat.st_mtime_ns)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.text import read_text
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng as generator
 
@@ -150,7 +151,7 @@ def _names(folder: Path) -> tuple[str, ...]:
     """The class names as published; without the file that lists them, as everybody knows them."""
     text, packed = folder / "batches.meta.txt", folder / "batches.meta"
     if text.is_file():
-        names = tuple(text.read_text(encoding="utf-8", errors="replace").split())
+        names = tuple(read_text(text).split())
     elif packed.is_file():
         found = _unpickle(packed, packed.read_bytes())
         listed = found.get(b"label_names", found.get("label_names")) if isinstance(found, Mapping) else None

@@ -4,7 +4,6 @@ What cannot be used is named and left out; what would make results wrong (the sa
 class folders that differ) is refused.
 """
 
-import csv
 import hashlib
 import logging
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.config import one_line
+from mutirao.core.text import read_table
 from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
 
@@ -144,13 +143,7 @@ def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[
 
 def origin_table(path: Path) -> dict[str, tuple[str, str]]:
     """A table of files with their slides and laboratories."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(
-            f"cannot read the table {path}: {getattr(error, 'strerror', None) or one_line(error)}"
-        ) from error
+    rows = read_table(path)
     if not rows or not {"file", "slide"} <= set(rows[0]):
         raise ConfigError(f"{path} must have columns 'file' and 'slide', and may have 'laboratory'")
     return {r["file"]: (r["slide"] or "", r.get("laboratory") or "") for r in rows}

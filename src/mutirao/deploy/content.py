@@ -3,9 +3,13 @@
 import functools
 import hashlib
 import importlib.util
+import symtable
 from pathlib import Path
 
+from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
+from mutirao.naming import is_dotted
+from mutirao.recipes.task import NAMES
 
 SOURCES = {".py", ".c", ".h"}
 
@@ -22,6 +26,32 @@ def content_hash(recipe: str) -> str:
         for name, content in sources(place):
             sha.update(f"{name}\x1f{content}\x1e".encode())
     return f"sha256:{sha.hexdigest()}"
+
+
+def check_recipe(recipe: str) -> None:
+    """Refuse the name of a recipe that is not installed; what it names is looked at, never imported."""
+    if ":" not in recipe:
+        if recipe not in NAMES:
+            raise ConfigError(f"no recipe is called {recipe!r}{nearest(recipe, NAMES)}")
+        return
+    module, _, name = recipe.partition(":")
+    if not is_dotted(recipe):
+        raise ConfigError(f"{recipe!r} is not of the form package.module:name")
+    top, *rest = module.split(".")
+    sources(top)  # says so if there is no such package
+    spec = importlib.util.find_spec(top)
+    origin = Path(spec.origin) if spec and spec.origin else Path()
+    places = [origin.parent.joinpath(*rest).with_suffix(".py"), origin.parent.joinpath(*rest, "__init__.py")]
+    file = next((place for place in places if place.is_file()), None) if rest else origin
+    if file is None:
+        raise ConfigError(f"there is no module {module!r} in {origin.parent}")
+    try:
+        told = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{file} is not Python that can be read: {one_line(error)}") from error
+    names = [s.get_name() for s in told.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()]
+    if name not in names:
+        raise ConfigError(f"{module} has no {name!r}{nearest(name, names)}")
 
 
 @functools.lru_cache(maxsize=8)

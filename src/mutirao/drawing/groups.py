@@ -1,10 +1,9 @@
 """Pictures of groups: who is near whom, and how many there are for each eps."""
 
-import csv
-import io
 from pathlib import Path
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, palette, save, tidy
 from mutirao.groups.record import Plane, Scan
 
@@ -32,11 +31,9 @@ def draw_plane(found: Plane, path: Path) -> None:
     if groups.count <= 12:
         add_legend(axes, title="clients", loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", "x", "y"])
-    writer.writerows([client, *place] for client, place in zip(groups.clients, plane.tolist(), strict=False))
-    write_whole(path.with_name("plane.csv"), text.getvalue())  # the report draws it again
+    places = zip(groups.clients, plane.tolist(), strict=False)
+    rows = [["client", "x", "y"], *([client, *place] for client, place in places)]
+    write_whole(path.with_name("plane.csv"), write_rows(rows))  # the report draws it again
 
 
 def draw_scan(scan: Scan, path: Path) -> None:

@@ -3,10 +3,8 @@
 Figures are made as objects of their own, never through pyplot, so nothing global changes and threads may draw.
 """
 
-import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, every, palette, save, scatter_risks, tidy
 from mutirao.errors import ConfigError
 from mutirao.partition import PartitionSummary
@@ -66,9 +65,7 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
         _scale(figure, axes, summary.classes)
     save(figure, path)
     lines = [["client", *map(str, summary.classes)], *([k, *row] for k, row in enumerate(summary.counts.tolist()))]
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    write_whole(Path(path).with_suffix(".csv"), text.getvalue(), durable=False)
+    write_whole(Path(path).with_suffix(".csv"), write_rows(lines), durable=False)
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path: Path | str, title: str = "") -> None:

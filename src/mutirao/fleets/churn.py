@@ -6,7 +6,6 @@ Every round takes one step of time; if nobody is there, the server waits, step b
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.core.rounds import Round, Run
+from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 
@@ -88,13 +88,11 @@ NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedul
 def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:
     """The times at which each client of a schedule is there."""
     found: dict[ClientId, list[tuple[int, int]]] = {}
+    rows = read_table(Path(file).expanduser())
     try:
-        with Path(file).expanduser().open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                found.setdefault(row["client"], []).append((int(row["from"]), int(row["until"])))
-    except OSError as error:
-        raise ConfigError(f"available.file: cannot read {file}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        for row in rows:
+            found.setdefault(row["client"], []).append((int(row["from"]), int(row["until"])))
+    except (KeyError, ValueError) as error:
         raise ConfigError(f"available.file: {file} must have the columns client, from, until") from error
     return found
 

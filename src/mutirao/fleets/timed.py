@@ -8,7 +8,6 @@ time: `watts` while computing, `radio_watts` while sending or receiving.
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +22,7 @@ from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
 from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
+from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.selection import sizes
@@ -166,15 +166,13 @@ def device_lines(file: str) -> tuple[list[ClientId], Floats]:
     """The clients of a device table and their figures."""
     names: list[ClientId] = []
     rows: list[list[float]] = []
+    lines = read_table(Path(file).expanduser())
     try:
-        with Path(file).expanduser().open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                names.append(row["client"])
-                given = [float(row[k]) for k in ("speed", "down", "up")]
-                rows.append([*given, *(float(row.get(k) or d) for k, d in DEFAULTS.items())])
-    except OSError as error:
-        raise ConfigError(f"devices.file: cannot read {file}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        for row in lines:
+            names.append(row["client"])
+            given = [float(row[k]) for k in ("speed", "down", "up")]
+            rows.append([*given, *(float(row.get(k) or d) for k, d in DEFAULTS.items())])
+    except (KeyError, ValueError) as error:
         raise ConfigError(f"devices.file: {file} must have numbers in the columns client, speed, down, up") from error
     values = np.array(rows, np.float64).reshape(-1, 6)
     good = len(names) and np.isfinite(values).all() and (values >= 0).all()

@@ -17,6 +17,7 @@ from mutirao.fleets.churn import Churn
 from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
+from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
 
@@ -161,6 +162,7 @@ def find(name: str) -> Recipe:
     """The recipe of that name, or behind a dotted path `package.module:name`."""
     if ":" not in name and name not in NAMES:
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
+    check_module("recipe", name)
     recipe = load_name(NAMES[name][0] if name in NAMES else name)
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{name!r} is not a Recipe")

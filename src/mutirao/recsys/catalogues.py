@@ -1,7 +1,5 @@
 """What is being recommended: a catalogue of items, as publishers ship it."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.text import read_rows, read_text
 from mutirao.errors import ConfigError
 
 YEAR = re.compile(r"\((\d{4})(?:\s*[-–/]\s*\d{0,4})?\)\s*$")
@@ -71,24 +70,13 @@ def catalogue_file(path: Path) -> Path | None:
 
 def _rows(file: Path) -> Iterator[tuple[int, str, str, int]]:
     """Line, id, title and year of each item."""
-    text = _decoded(file)
+    text = read_text(file, latin1=file.suffix != ".csv")  # MovieLens and Netflix ship their titles in Latin-1
     if file.name == "movie_titles.txt":
         yield from _netflix(file, text)
     elif file.suffix == ".csv":
         yield from _csv(file, text)
     else:
         yield from _movielens(file, text, "|" if file.name == "u.item" else "::")
-
-
-def _decoded(file: Path) -> str:
-    """The text of a file: UTF-8 if it is, or else latin-1, in which MovieLens and Netflix ship their titles."""
-    content = file.read_bytes()
-    if b"\0" in content:
-        raise ConfigError(f"{file} is not a text file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("latin-1")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -117,24 +105,24 @@ def _netflix(file: Path, text: str) -> Iterator[tuple[int, str, str, int]]:
 
 
 def _csv(file: Path, text: str) -> Iterator[tuple[int, str, str, int]]:
-    reader = csv.reader(io.StringIO(text))
-    header = [name.strip().lower() for name in next(reader, [])]
+    rows = read_rows(text, file)
+    header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     at: Mapping[str, int] = {name: k for k, name in enumerate(header)}
     key = next((at[name] for name in ID_COLUMNS if name in at), None)
     if key is None or "title" not in at:
         raise ConfigError(
             f"{file}, line 1: the columns are {', '.join(header) or 'none'}; right would be id,title,year"
         )
-    for cells in reader:
+    for line, cells in rows:
         if not cells:
             continue
         if len(cells) != len(header) or not cells[key].strip():
-            raise ConfigError(f"{file}, line {reader.line_num}: {len(cells)} cells, or no id; {len(header)} are needed")
+            raise ConfigError(f"{file}, line {line}: {len(cells)} cells, or no id; {len(header)} are needed")
         title, year = cells[at["title"]].strip(), cells[at["year"]].strip() if "year" in at else ""
         if year and year != "NULL" and not re.fullmatch(r"\d{1,4}(\.0)?", year):
-            raise ConfigError(f"{file}, line {reader.line_num}: {year!r} is not a year")
+            raise ConfigError(f"{file}, line {line}: {year!r} is not a year")
         number = int(float(year)) if year and year != "NULL" else _year(title)
-        yield reader.line_num, cells[key].strip(), title, number
+        yield line, cells[key].strip(), title, number
 
 
 def _year(title: str) -> int:

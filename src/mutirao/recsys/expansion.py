@@ -5,8 +5,6 @@ ratings each of its blocks keeps; every block is the small set itself, shuffled 
 Krichene, Chen and Anderson, "Scalable Realistic Recommendation Datasets through Fractal Expansions", 2019.
 """
 
-import csv
-import io
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.randomness import rng
@@ -171,11 +170,9 @@ def _slope(values: Floats, first: int, last: int) -> float:
 
 def write_ratings(ratings: Ratings, folder: Path) -> None:
     """Write ratings as a folder in the layout of MovieLens 20M: ratings.csv and movies.csv, with the year apart."""
-    c, text = ratings.catalogue, io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["movieId", "title", "year"])
-    table.writerows(zip(c.ids, c.titles, [y or "" for y in c.years.tolist()], strict=True))
-    write_whole(folder / "movies.csv", text.getvalue())
+    c = ratings.catalogue
+    rows = zip(c.ids, c.titles, [y or "" for y in c.years.tolist()], strict=True)
+    write_whole(folder / "movies.csv", write_rows([["movieId", "title", "year"], *rows]))
     part = folder / ".ratings.csv.part"
     with part.open("w", encoding="utf-8") as file:  # user by user: a thousand million lines are no one piece of text
         file.write("userId,movieId,rating,timestamp\n")

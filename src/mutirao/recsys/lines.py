@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.text import decode
 from mutirao.errors import ConfigError
 
 MOST_DIGITS = 18  # whole numbers up to here fit into 64 bits
@@ -65,15 +66,15 @@ NETFLIX = Layout(",", 3, 0, -1, 1, 2)  # the item stands in a heading of its own
 
 def read_block(text: bytes, layout: Layout, file: Path, first: int) -> Columns:
     """Whole lines, the first of which is line `first` of the file."""
-    found = fast_block(text, layout)
+    found = None if b"\0" in text else fast_block(text, layout)
     if found is not None:
         return found
     rows = []
-    for number, line in enumerate(text.split(b"\n"), first):
+    for number, line in enumerate(decode(text, file, first).split("\n"), first):
         if line.strip():
             try:
-                rows.append(read_line(line.rstrip(b"\r").decode("utf-8", "replace"), layout))
-            except ValueError as error:
+                rows.append(read_line(line.rstrip("\r"), layout))
+            except (ValueError, csv.Error) as error:
                 raise ConfigError(f"{file}, line {number}: {error}; right would be {layout.form!r}") from error
     users, items, values, times = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Columns(_ids(users), _ids(items), np.array(values, np.float64), np.array(times, np.int64))
@@ -85,6 +86,8 @@ def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, i
     >>> read_line("1::1193::5::978300760", MOVIELENS_1M)
     (1, 1193, 5.0, 978300760)
     """
+    if "\r" in line:
+        raise ValueError("a carriage return stands inside the line")
     if len(layout.separator) > 1:
         cells = line.split(layout.separator)
     else:

@@ -1,6 +1,5 @@
 """Ratings and catalogues as publishers ship them: MovieLens, the Netflix Prize, or any table with named columns."""
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.text import BOM, decode, read_rows
 from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue, catalogue_file, read_titles
 from mutirao.recsys.embeddings import load_embeddings
@@ -134,10 +134,10 @@ def reader(file: Path, columns: str) -> Callable[[], Iterator[Columns]]:
         return partial(read_parquet, file, columns)
     if columns and "=" not in columns:
         return partial(read_lines, file, layout_of(file, [c.strip() for c in columns.split(",")], ",", "", False))
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        first = stream.readline()
+    with file.open("rb") as stream:
+        first = decode(stream.readline().removeprefix(BOM), file)
     separator = "\t" if "\t" in first else ","
-    header = next(csv.reader([first], delimiter=separator), [])
+    _, header = next(read_rows(first, file, separator), (1, []))
     return partial(read_lines, file, layout_of(file, header, separator, columns, True))
 
 
@@ -177,6 +177,8 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Columns]:
         if layout.header:
             stream.readline()
             first = 2
+        elif stream.peek(3)[:3] == BOM:
+            stream.read(3)
         while text := stream.read(BLOCK):
             text += stream.readline()
             yield read_block(text, layout, file, first)
@@ -185,7 +187,7 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Columns]:
 
 def read_netflix(file: Path) -> Iterator[Columns]:
     """Lines USER,RATING,YYYY-MM-DD under headings ITEM: as in the Netflix Prize."""
-    text = file.read_bytes()
+    text = file.read_bytes().removeprefix(BOM)
     before, *rest = HEADING.split(text)
     if before.strip() or not rest:
         raise ConfigError(f"{file}, line 1: no heading ITEM: stands before the ratings; is this a file of Netflix's?")

@@ -1,12 +1,11 @@
 """Matches as a table that a person corrects: `write` gives it out, `verdicts` and `pairs` take it back."""
 
-import csv
-import io
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import read_rows, read_text, write_rows
 from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.matching import Matches, Pair
@@ -24,14 +23,11 @@ def write_matches(matches: Matches, path: Path) -> None:
 
     An empty verdict leaves a pair as the matcher judged it; a person writes yes or no.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
     doubtful, rest = ([p for p in matches.found if p.doubtful == which] for which in (True, False))
     near, refused = set(matches.near), set(matches.refused)
-    for pair in (*doubtful, *matches.near, *rest, *matches.refused):
-        table.writerow(_cells(matches, pair, NONE if pair in near else pair.step, pair in refused))
-    write_whole(path, text.getvalue())
+    pairs = (*doubtful, *matches.near, *rest, *matches.refused)
+    rows = (_cells(matches, pair, NONE if pair in near else pair.step, pair in refused) for pair in pairs)
+    write_whole(path, write_rows([COLUMNS, *rows]))
 
 
 def _cells(matches: Matches, pair: Pair, step: str, refused: bool) -> list[str]:
@@ -76,30 +72,25 @@ def pairs_between(path: Path, a: Catalogue, b: Catalogue) -> tuple[tuple[str, st
 
 def _rows(path: Path) -> Iterator[tuple[tuple[str, str], str, bool | None]]:
     """Ids, step and verdict of each row; None where nobody judged."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
-        ) from error
+    text = read_text(path)
     first = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text), delimiter=";" if ";" in first and "," not in first else ",")
-    header = [name.strip().lower() for name in next(reader, [])]
+    rows = read_rows(text, path, ";" if ";" in first and "," not in first else ",")
+    header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     missing = [name for name in NEEDED if name not in header]
     if missing:
         raise ConfigError(f"{path}, line 1: column {missing[0]!r} is missing; right would be {','.join(COLUMNS)}")
     seen: dict[tuple[str, str], int] = {}
-    for cells in reader:
+    for line, cells in rows:
         if not any(cells):
             continue
         row = dict(zip(header, (cell.strip() for cell in cells), strict=False))
         ids, said = (row.get("a_id", ""), row.get("b_id", "")), row.get("verdict", "").lower()
-        where = f"{path}, line {reader.line_num}"
+        where = f"{path}, line {line}"
         if not all(ids):
             raise ConfigError(f"{where}: a_id or b_id is missing")
         if said not in ("", *VERDICTS):
             raise ConfigError(f"{where}: verdict is {said!r}; right would be yes, no or nothing")
         if ids in seen:
             raise ConfigError(f"{where}: the pair {ids[0]!r}, {ids[1]!r} stands in line {seen[ids]} already")
-        seen[ids] = reader.line_num
+        seen[ids] = line
         yield ids, row.get("step", ""), VERDICTS.get(said)

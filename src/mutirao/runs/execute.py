@@ -24,6 +24,7 @@ from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
+from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 
 log = logging.getLogger("mutirao")
 
@@ -98,13 +99,19 @@ def execute(
             stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
         if draw is not None:
             draw(run, task, out)
-        full = folder.finish(run, summarise(name, config, task, run, best, stopped))
+        full = folder.finish(run, summarise(name, config, task, run, best, stopped), tables_of(task))
         if report is not None:
             report(out)
         sink.end(full)
         if stopped is not None:
             raise stopped
         return full
+
+
+def tables_of(task: Task) -> list[str]:
+    """The files that a task leaves besides, and the tables that stand beside its pictures."""
+    beside = [Path(picture).with_suffix(".csv").name for picture in task.exhibits.pictures]
+    return [*task.exhibits.files, *beside, "plane.csv"]
 
 
 def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:
@@ -165,9 +172,14 @@ def summarise(
     }
 
 
-def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[str, Any]:
-    """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed."""
+def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
+    """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed.
+
+    Code that it names is loaded if the user ran it here before, names it too, or agrees: see `mutirao.runs.trust`.
+    """
     table = read(out / "config.toml")
+    typed = [name, *(value for _, value in sets)]
+    check_trust(out / "config.toml", table, trust, typed, lambda: is_own_run(out))
     recipe = str(table.pop("recipe", ""))
     if name is not None and name != recipe:
         raise ConfigError(f"{out} holds a run of {recipe!r}, not of {name!r}")
@@ -179,10 +191,17 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]]) -> tuple[st
     return recipe, after
 
 
+class Log(logging.FileHandler):
+    """A log that is lost line by line on a full disk, without a word: the run itself says what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Do not print a traceback for a line that could not be written."""
+
+
 @contextlib.contextmanager
 def logged(out: Path) -> Iterator[None]:
     """Write what the run says to `run.log` as well."""
-    handler = logging.FileHandler(out / "run.log", encoding="utf-8", delay=True)
+    handler = Log(out / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("mutirao")
     logger.addHandler(handler)
@@ -190,4 +209,5 @@ def logged(out: Path) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()

@@ -1,11 +1,11 @@
 """Tables of runs for other tools: history or clients of one run, or of all runs below a folder, as Parquet or CSV."""
 
-import csv
 import io
 from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
 from mutirao.runs.reader import Record
 
@@ -47,9 +47,7 @@ def column(values: list[Any]) -> list[Any]:
 
 def text(columns: dict[str, list[Any]]) -> str:
     """The columns as CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
-    return out.getvalue()
+    return write_rows([list(columns), *zip(*columns.values(), strict=True)])
 
 
 def parquet(columns: dict[str, list[Any]]) -> bytes:

@@ -4,30 +4,35 @@ A round is committed when its `state_NNN.safetensors` is in place; rows behind t
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mutirao.core.arrays import Arrays, digest
-from mutirao.core.files import load_arrays, plain, save_arrays, write_whole
+from mutirao.core.files import load_arrays, naming, plain, save_arrays, write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
+from mutirao.naming import dotted_in
 from mutirao.runs.audit import START, Audit
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
+from mutirao.runs.trust import mark
 
 log = logging.getLogger("mutirao")
 
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
+TABLES = ("history.json", "history.csv", "clients.csv")
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -55,9 +60,10 @@ class Folder:
     def begin(self, run: Run, config: str) -> None:
         """Write the configuration and round 0, from which everything follows."""
         write_whole(self.path / "config.toml", config)
-        model = digest(run.arrays)
-        self.audit.append("started", config=fingerprint(config), model=model, versions=versions())
-        self.checkpoint(run, model, durable=True)
+        facts = self.facts(run)
+        told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
+        self.audit.append("started", **told, versions=versions(), **self._mark(config))
+        self.checkpoint(run, facts, durable=True)
 
     def take_back(self) -> None:
         """Remove what `begin` wrote: no round can be made of it."""
@@ -88,7 +94,7 @@ class Folder:
                 for damaged in (n for n in rounds if n > number):
                     self._set_aside(damaged)
             write_whole(self.path / "config.toml", config)
-            self.audit.append("resumed", round=number, config=fingerprint(config))
+            self.audit.append("resumed", round=number, config=fingerprint(config), **self._mark(config))
             return run
         raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
 
@@ -111,20 +117,21 @@ class Folder:
         durable = time.monotonic() - self._synced > SYNC_EVERY
         if best:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
-        model = digest(run.arrays)
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
-        old = self._too_old()
+        old, facts = self._too_old(), self.facts(run)
         self.audit.append(
             "round",
             round=run.round,
-            model=model,
+            model=facts["model"],
+            state=fingerprint(facts),
             history=fingerprint(rows),
             clients=fingerprint(names),
+            best=best,
             dropped=old,
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
         )
-        self.checkpoint(run, model, durable)
+        self.checkpoint(run, facts, durable)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
@@ -138,14 +145,16 @@ class Folder:
         if isinstance(error, TooFewReplies):
             self.clients.append(error.rows)
         self._write_history(run)
-        self.audit.append("failed", round=run.round + 1, reason=str(plain(str(error))))
+        reason = str(plain(str(error)))
+        self.audit.append("failed", round=run.round + 1, reason=reason, files=self._hashes(TABLES))
 
-    def finish(self, run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the summary and close the trail."""
+    def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
+        """Write the summary and close the trail, which vouches for these further files, too."""
         self._write_history(run)
         full = {"schema": SCHEMA, **summary, "seconds": round(self._seconds(), 3)}
         write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
-        self.audit.append("finished", round=run.round, model=digest(run.arrays), summary=fingerprint(full))
+        told = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
+        self.audit.append("finished", round=run.round, model=digest(run.arrays), **told)
         return full
 
     def summary(self) -> dict[str, Any] | None:
@@ -171,24 +180,25 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def checkpoint(self, run: Run, model: str, durable: bool) -> None:
-        """Write all that is needed to go on after the run's round; `model` is the digest of its arrays."""
-        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
-        parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
-        arrays = {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
-        facts = {
+    def facts(self, run: Run) -> dict[str, Any]:
+        """What a state file says of itself, as far as the trail can vouch for it."""
+        return {
             "schema": SCHEMA,
             "seed": run.seed,
             "round": run.round,
-            "model": model,
-            "rest": digest(arrays),
+            "model": digest(run.arrays),
+            "rest": digest(arrays_beside(run)),
             "history": self.history.rows,
             "clients": self.clients.rows,
-            "trail": [self.audit.first, self.audit.head],
             "elapsed": self._seconds(),
         }
-        facts["check"] = fingerprint(facts)
-        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays, facts, durable)
+
+    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool) -> None:
+        """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
+        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
+        full = {**facts, "trail": [self.audit.first, self.audit.head]}
+        full["check"] = fingerprint(full)
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays_beside(run), full, durable)
 
     def load(self, number: int) -> tuple[Run, dict[str, Any]]:
         """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
@@ -241,12 +251,29 @@ class Folder:
             old.append(rounds[len(old)])
         return old
 
+    def _mark(self, config: str) -> dict[str, str]:
+        return mark(dotted_in(tomllib.loads(config)), self.path, config)
+
+    def _hashes(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
+
     def _write_history(self, run: Run) -> None:
         rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
+
+
+def hash_of(file: Path) -> str:
+    """The sha256 of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def arrays_beside(run: Run) -> Arrays:
+    """What a run has to remember besides its model."""
+    parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
+    return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
 
 
 def is_plain(name: str) -> bool:
@@ -268,8 +295,9 @@ def locked(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
         lock(handle, path)
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        with naming(path / ".lock"):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
         try:
             yield
         except BaseException:
@@ -277,7 +305,8 @@ def locked(path: Path) -> Iterator[None]:
                 remove_empty(made)
             raise
         finally:
-            os.ftruncate(handle, 0)
+            with contextlib.suppress(OSError):  # a disk that fails has said so
+                os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
@@ -325,9 +354,10 @@ def save_run(run: Run, path: Path | str) -> None:
             folder.model(number).unlink(missing_ok=True)
         folder.history.go_on_after(0)
         rows = folder.history.append(run.history)
-        facts = {"history": fingerprint(rows), "versions": versions()}
-        folder.audit.append("saved", round=run.round, model=digest(run.arrays), **facts)
-        folder.checkpoint(run, digest(run.arrays), durable=True)
+        facts = folder.facts(run)
+        told = {"history": fingerprint(rows), "state": fingerprint(facts), "versions": versions()}
+        folder.audit.append("saved", round=run.round, model=facts["model"], **told)
+        folder.checkpoint(run, facts, durable=True)
 
 
 def load_run(path: Path | str) -> Run:

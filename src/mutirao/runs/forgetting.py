@@ -28,6 +28,7 @@ from mutirao.runs.execute import Draw, Report, Watch, execute, reopen
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of, typed_row
 from mutirao.runs.tables import Table
+from mutirao.runs.trust import Trust, distrust
 
 RECORD = "forget.json"
 
@@ -41,6 +42,7 @@ def forget(
     prepare_only: bool = False,
     draw: Draw | None = None,
     report: Report | None = None,
+    trust: Trust = distrust,
 ) -> dict[str, Any]:
     """Make the run in `folder` again in `out` as if `client` had left before its first contribution.
 
@@ -48,7 +50,7 @@ def forget(
     redone, and the metrics before and after. `prepare_only` leaves the training to whoever resumes the new run, such
     as a server that reaches real sites.
     """
-    recipe, config = reopen(None, folder, [])
+    recipe, config = reopen(None, folder, [], trust)
     if client in names_in(config.exclude):
         raise ConfigError(f"{folder} is a run without {client!r} already")
     config = replace(config, exclude=",".join(sorted({*names_in(config.exclude), client})))
@@ -76,9 +78,9 @@ def forget(
     return record
 
 
-def rounds_of(folder: Path) -> int:
+def rounds_of(folder: Path, trust: Trust = distrust) -> int:
     """How many rounds the run in a folder is to have."""
-    return int(reopen(None, folder, [])[1].rounds)
+    return int(reopen(None, folder, [], trust)[1].rounds)
 
 
 def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
@@ -108,8 +110,8 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
         run.roster = without(run.roster, client)
         keep_account(run, before, client)
-        write_past(new, source, run, client, fingerprint(dump(recipe, config)), record)
-        new.checkpoint(run, digest(run.arrays), durable=True)
+        facts = write_past(new, source, run, client, dump(recipe, config), record)
+        new.checkpoint(run, facts, durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
     part.replace(out)
     return record
@@ -166,26 +168,34 @@ def keep_account(run: Run, before: Run, client: ClientId) -> None:
             run.sites[key] = value
 
 
-def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> None:
-    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own."""
+def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> Any:
+    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own.
+
+    Gives the facts for the state of the last one, for which the trail vouches.
+    """
     events = check_chain(source.audit.path)[0]
     rounds = {e["round"]: e for e in events if e["event"] == "round"}
     started = [e["model"] for e in events if e["event"] == "started"]
     facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
     model = digest(run.arrays) if not run.round else (started or [""])[-1]
     dropped = [0] if run.round else []
-    new.audit.append("started", config=config, model=model, versions=versions(), forgot=facts, dropped=dropped)
+    told = {"config": fingerprint(config), "model": model, "versions": versions()}
+    told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
+    new.audit.append("started", **told, forgot=facts, dropped=dropped)
     history = [r for r in source.history.read() if int(r["round"]) <= run.round]
     clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]
     for number in range(1, run.round + 1):
         mine = new.history.append([r for r in history if int(r["round"]) == number])
         names = new.clients.append([r for r in clients if int(r["round"]) == number])
+        last = number == run.round
         new.audit.append(
             "round",
             round=number,
-            model=digest(run.arrays) if number == run.round else rounds[number]["model"],
+            model=digest(run.arrays) if last else rounds[number]["model"],
             history=fingerprint(mine),
             clients=fingerprint(names),
-            dropped=[] if number == run.round else [number],
+            dropped=[] if last else [number],
+            **({"state": fingerprint(vouched := new.facts(run))} if last else {}),
         )
     run.history = [typed_row(row) for row in new.history.read()]
+    return vouched

@@ -25,6 +25,7 @@ from mutirao.recipes.task import find
 from mutirao.runs.participation import Participation, everybody
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import figures_of
+from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +117,12 @@ def collect_told(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list
     return found
 
 
-def replay_folder(folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False) -> tuple[Part, Replay]:
+def replay_folder(
+    folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False, trust: Trust = distrust
+) -> tuple[Part, Replay]:
     """Play the run in a folder again with `select` and its settings changed by `sets`."""
     record, table = Record.begun(folder), read(folder / "config.toml")
+    check_trust(folder / "config.toml", table, trust, (value for _, value in sets), lambda: is_own_run(folder))
     recipe = str(table.pop("recipe", ""))
     for key, _ in sets:
         if key.partition(".")[0] not in ("select", "per_round", "seed"):

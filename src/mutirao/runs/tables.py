@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import append_whole, plain, write_whole
+from mutirao.core.text import write_rows
 from mutirao.errors import Damaged
 
 MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a table without end
@@ -63,13 +64,10 @@ class Table:
         return not content or content.endswith(b"\n")
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_whole(self.path, ",".join(self.columns) + "\n" + self._text(rows))
+        write_whole(self.path, write_rows([self.columns]) + self._text(rows))
 
     def _text(self, rows: Iterable[Mapping[str, Any]]) -> str:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerows([plain(row.get(k, "")) for k in self.columns] for row in rows)
-        return out.getvalue()
+        return write_rows([row.get(k, "") for k in self.columns] for row in rows)
 
 
 def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:

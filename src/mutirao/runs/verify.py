@@ -10,7 +10,7 @@ from mutirao.core.files import load_arrays
 from mutirao.core.fingerprints import fingerprint
 from mutirao.errors import ConfigError, Damaged
 from mutirao.runs.audit import check_chain
-from mutirao.runs.folder import Folder
+from mutirao.runs.folder import Folder, hash_of
 from mutirao.runs.tables import Table
 from mutirao.runs.trails import count_heads, cross_check, export, read_trail
 
@@ -27,9 +27,14 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
     folder = Folder(path)
     rounds = last_of_each_round(events)
     saved = [e for e in events if e["event"] == "saved"]
+    tables = check_saved(path, saved[-1]) if saved else check_tables(path, rounds)
     for name, check in (
         ("config.toml", check_config(path, events)),
-        ("history.csv, clients.csv", check_saved(path, saved[-1]) if saved else check_tables(path, rounds)),
+        ("history.csv, clients.csv", tables),
+        (
+            "history.json and all files",
+            [p for p in check_files(path, events) if p.partition(":")[0] not in str(tables)],
+        ),
         ("checkpoints", check_checkpoints(folder, events, rounds)),
         ("summary.json", check_summary(path, events)),
     ):
@@ -118,15 +123,26 @@ def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict
         path = folder.model(number)
         if not path.exists() and number in dropped:
             continue
-        problems += check_model(folder, path, [model])
-    problems += check_states(folder, {e["hash"] for e in events})
-    best = folder.checkpoints / "best.safetensors"
-    return problems + (check_model(folder, best, list(models)) if best.exists() else [])
+        problems += check_model(folder, path, [model], number)
+        if path.exists() and not folder.state(number).exists():
+            problems.append(f"{folder.state(number).relative_to(folder.path)}: missing")
+    problems += check_states(folder, events)
+    return problems + check_best(folder, rounds, list(models))
 
 
-def check_states(folder: Folder, hashes: set[str]) -> list[str]:
-    """Every state kept must be whole, and the trail must still hold what it held when the state was written."""
+def check_best(folder: Folder, rounds: dict[int, dict[str, Any]], models: list[str]) -> list[str]:
+    """The best model must be that of the last round the trail calls the best so far, or any if it calls none so."""
+    path = folder.checkpoints / "best.safetensors"
+    called = [e for e in rounds.values() if e.get("best")]
+    if called:
+        return check_model(folder, path, [called[-1]["model"]], called[-1]["round"])
+    return check_model(folder, path, models) if path.exists() else []
+
+
+def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
+    """Every state kept must be whole and the one audited, and the trail must still hold what it held back then."""
     problems = []
+    by_hash = {e["hash"]: e for e in events}
     for number in folder.committed():
         name = folder.state(number).relative_to(folder.path)
         try:
@@ -135,19 +151,51 @@ def check_states(folder: Folder, hashes: set[str]) -> list[str]:
             if str(folder.state(number)) in str(error):
                 problems.append(f"{name}: {str(error).removeprefix(str(folder.state(number))).strip()}")
             continue  # damage elsewhere is reported where it is
-        if facts["trail"][1] not in hashes:
+        event = by_hash.get(facts["trail"][1])
+        if event is None:
             problems.append(f"audit.jsonl: events known to {name} are gone")
+        elif event.get("state", told := fingerprint({k: v for k, v in facts.items() if k != "trail"})) != told:
+            problems.append(f"{name}: it is not the audited one")
     return problems
 
 
-def check_model(folder: Folder, path: Path, digests: list[str]) -> list[str]:
-    """One model file against the digests it may have."""
+def check_model(folder: Folder, path: Path, digests: list[str], round: int | None = None) -> list[str]:
+    """One model file against the digests it may have, and the round it must say it is of."""
     name = path.relative_to(folder.path)
     try:
-        found = digest(load_arrays(path)[0])
+        arrays, facts = load_arrays(path)
+        found = digest(arrays)
     except Damaged as error:
         return [f"{name}: {str(error).removeprefix(str(path)).strip()}"]
-    return [] if found in digests else [f"{name}: its arrays are not the audited ones"]
+    if found not in digests:
+        return [f"{name}: its arrays are not the audited ones"]
+    return [] if round in (None, facts.get("round")) else [f"{name}: it does not say that it is of round {round}"]
+
+
+def check_files(path: Path, events: list[dict[str, Any]]) -> list[str]:
+    """Files the end of the run vouches for must be as they were; until then history.json may only lag behind."""
+    ends = [e for e in events if e["event"] in ("started", "resumed", "round", "finished", "failed")]
+    told: dict[str, str] = ends[-1].get("files", {}) if ends else {}
+    problems = []
+    for name, right in told.items():
+        if not (path / name).is_file():
+            problems.append(f"{name}: missing")
+        elif hash_of(path / name) != right:
+            problems.append(f"{name}: altered since the run ended")
+    file = path / "history.json"
+    if "history.json" not in told and file.exists() and not lags(file, Table(path / "history.csv").read()):
+        problems.append("history.json: it does not say what history.csv does")
+    return problems
+
+
+def lags(file: Path, rows: list[dict[str, str]]) -> bool:
+    """Whether a history.json holds the rows of the table, or the first of them."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        texts = [{k: str(v) for k, v in row.items() if str(v) != ""} for row in told]
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return False
+    return texts == rows[: len(texts)]
 
 
 def check_summary(path: Path, events: list[dict[str, Any]]) -> list[str]:

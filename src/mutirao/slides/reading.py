@@ -3,7 +3,6 @@
 A slide must say how large its pixels are, or the user must: micrometres per pixel are never guessed.
 """
 
-import csv
 import importlib.util
 import io
 import threading
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from mutirao.config import one_line
+from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
@@ -242,12 +242,9 @@ def is_plain_tiff(path: Path) -> bool:
 def mpp_table(path: Path) -> dict[str, float]:
     """A table (CSV) with columns `slide` and `mpp`: the size of the pixels of slides that do not say it."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-        return {row["slide"]: float(row["mpp"]) for row in rows}
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
-        why = getattr(error, "strerror", None) or one_line(error)
-        raise ConfigError(f"{path} is no table with columns 'slide' and 'mpp': {why}") from error
+        return {row["slide"]: float(row["mpp"]) for row in read_table(path)}
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{path} is no table with columns 'slide' and 'mpp': {one_line(error)}") from error
 
 
 def encode(picture: Image.Image, form: str = "JPEG", **options: int) -> bytes:

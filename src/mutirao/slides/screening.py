@@ -4,9 +4,7 @@ The page is for a pathologist who takes part in research. It is no diagnosis, an
 """
 
 import base64
-import csv
 import html
-import io
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
 from mutirao.slides.masking import mask_slide
 from mutirao.slides.models import NOTICE, Model
@@ -142,12 +141,8 @@ def contact_sheet(found: Screened) -> Image.Image:
 
 def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
     """Write scores.csv, heat.jpg, sheet.jpg, screening.json and the page index.html; return the facts."""
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["tile", "x", "y", "side", "score", "class"])
-    for s in found.tiles:
-        writer.writerow([s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label])
-    write_whole(out / "scores.csv", lines.getvalue())
+    rows = ([s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles)
+    write_whole(out / "scores.csv", write_rows([["tile", "x", "y", "side", "score", "class"], *rows]))
     pictures = {
         name: encode(picture, quality=85)
         for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))

@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import read_table as rows_in
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.slides.masking import Masked, mask_slide
 from mutirao.slides.ranking import Choice, measures
@@ -131,13 +132,11 @@ def write_table(tiles: Sequence[Tile], path: Path) -> None:
 
 def read_table(path: Path) -> list[Tile]:
     """The tiles of a table written by `write_table`."""
+    if not path.exists():
+        raise ConfigError(f"{path} is missing; run mutirao slides tile first")
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-        return [tile_of(row) for row in rows]
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing; run mutirao slides tile first") from error
-    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        return [tile_of(row) for row in rows_in(path)]
+    except (KeyError, ValueError) as error:
         raise ConfigError(f"{path} is no table of tiles: {error}") from error
 
 

@@ -1,7 +1,5 @@
 """The tables of a study: means with intervals, paired tests against a baseline, and what they allow to say."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.files import write_whole
+from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
 from mutirao.metrics import Direction, rounds_to
 from mutirao.randomness import rng
@@ -187,10 +186,7 @@ def latex(lines: Sequence[Line]) -> str:
 
 def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
     """Write the table as CSV, JSON, Markdown and LaTeX."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([HEADER, *(cells_of(line) for line in lines)])
-    write_whole(out / "table.csv", text.getvalue())
+    write_whole(out / "table.csv", write_rows([HEADER, *(cells_of(line) for line in lines)]))
     write_whole(out / "table.md", markdown(lines))
     write_whole(out / "table.tex", latex(lines))
     rows = [

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -15,16 +16,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mutirao.config import flatten, nearest, read, resolve, write_value
+from mutirao.config import dump, flatten, nearest, one_line, read, resolve, write_value
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.metrics import stem
+from mutirao.naming import dotted_in
 from mutirao.privacy import asked
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 from mutirao.runs.folder import is_plain, locked
-from mutirao.runs.reader import Record
+from mutirao.runs.reader import Record, text_of
 from mutirao.runs.schema import metrics_among
+from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
@@ -58,14 +61,21 @@ class Study:
     last: int = 20  # rounds over which variability is measured
     file: str = ""  # where it was read from, and what was set besides: so that it can go on
     sets: tuple[str, ...] = ()
+    text: str = ""  # of the file, and the code it names
+    names: tuple[str, ...] = ()
 
 
-def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
+def read_study(
+    path: Path, sets: Sequence[tuple[str, Any]] = (), trust: Trust = distrust, out: Path | None = None
+) -> Study:
     """Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
 
-    `seeds`, which counts the seeds or lists them, may be set too.
+    `seeds`, which counts the seeds or lists them, may be set too. Code that the file names is loaded if `trust` says
+    so, or if the user ran the same file into the folder `out` before.
     """
-    table = read(path)
+    table, text = read(path), text_of(path)
+    typed = [value for _, value in sets]
+    check_trust(path, table, trust, typed, lambda: out is not None and is_own_study(out, text))
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, KEYS)}")
@@ -95,6 +105,7 @@ def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
             except ConfigError as error:
                 raise ConfigError(f"{path}: method {method!r}: {error}") from error
             cells.append(Cell(method, place, settings))
+    told = tuple(f"{k}={write_value(v)}" for k, v in sets)
     return Study(
         recipe=recipe,
         cells=tuple(cells),
@@ -104,7 +115,9 @@ def read_study(path: Path, sets: Sequence[tuple[str, Any]] = ()) -> Study:
         threshold=table.get("threshold", {}),
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
-        sets=tuple(f"{k}={write_value(v)}" for k, v in sets),
+        sets=told,
+        text=text,
+        names=tuple(dotted_in([table, typed])),
     )
 
 
@@ -123,7 +136,8 @@ def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, s
         try:
             if study.metrics:
                 check_declared(study.metrics, pool.submit(declared_metrics, study.recipe, study.cells[0]).result())
-            write_whole(out / "study.json", json.dumps(plan_of(study), indent=2) + "\n")
+            plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
+            write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
             return run_cells(study, out, pool, watch)
         except BaseException:
             alive.close()  # the workers see it, as they do if this process is killed
@@ -218,8 +232,8 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
         execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
-    except MutiraoError as error:
-        return str(error)
+    except (MutiraoError, OSError) as error:
+        return one_line(error)
     return ""
 
 
@@ -227,6 +241,8 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
     """Whether the run in a folder has these settings; ones that came later have their defaults in an old run."""
     try:
         table = read(out / "config.toml")
+        if not {*dotted_in(table)} <= {*dotted_in(tomllib.loads(dump(recipe, config)))}:
+            return False  # it names code that the study does not
         same_recipe, made = table.pop("recipe", "") == recipe, resolve(find(recipe).config, table)
         plain, mine = (replace(c, privacy=asked(c.privacy)) for c in (made, config))  # a run writes down what it found
         return bool(same_recipe and plain == mine)

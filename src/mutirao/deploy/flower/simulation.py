@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import queue
+import sys
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -88,13 +89,16 @@ class Simulation(Wrapper):
 
 def run_engine(app: ServerApp, toml: str, nodes: int, cpus: float, gpus: float) -> None:
     """Run Flower's simulation engine, silently, until its server app returns."""
+    import ray
     from flwr.simulation import run_simulation
+    from ray.job_config import JobConfig
 
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    settings: Any = {
-        "init_args": {"logging_level": "error", "log_to_driver": False},
-        "client_resources": {"num_cpus": cpus, "num_gpus": gpus},
-    }
+    if not ray.is_initialized():  # of a "client" its workers look for code where we do, not in the working folder first
+        path = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
+        quiet: Any = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+        ray.init(job_config=JobConfig(_client_job=True), runtime_env=path, **quiet)
+    settings: Any = {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}}
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # what matters of it comes as failures and errors

@@ -1,0 +1,110 @@
+"""A user's own code by its dotted name `package.module:name`: where such names stand, and whether one is a part.
+
+Importing a module runs it, so a name out of a file is a request to run code: see `mutirao.runs.trust`.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mutirao.errors import ConfigError
+
+PLAIN = {"data", "exclude"}  # settings that hold paths and names of clients: never code
+WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
+WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
+
+
+def is_dotted(text: str) -> bool:
+    """Whether the text is a dotted name, and nothing but one.
+
+    >>> is_dotted("mine.parts:Longest"), is_dotted("dirichlet"), is_dotted("../x:y")
+    (True, False, False)
+    """
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(word.isidentifier() for word in (*module.split("."), *name.split(".")))
+
+
+def dotted_in(content: Any) -> list[str]:
+    """The dotted names anywhere in a table or list, each once; a mixture of scores may hold several.
+
+    >>> dotted_in({"select": {"name": "mix", "scores": "age + 0.5 mine:score"}, "recipe": "wine:recipe"})
+    ['mine:score', 'wine:recipe']
+    """
+    if isinstance(content, str):
+        found = [word for word in content.split() if is_dotted(word)]
+    elif isinstance(content, Mapping):
+        found = [name for key, value in content.items() if key not in PLAIN for name in dotted_in(value)]
+    elif isinstance(content, list | tuple):
+        found = [name for value in content for name in dotted_in(value)]
+    else:
+        found = []
+    return list(dict.fromkeys(found))
+
+
+def check_module(kind: str, path: str) -> None:
+    """Refuse a name of Python's own library before anything is imported: none of it is a part."""
+    if path.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"{kind}: {path!r} is not {word_for(kind)} but part of Python itself")
+
+
+def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., Any]]) -> None:
+    """Refuse what is not defined where it is said to be, or cannot be called as the parts it should be `like` are."""
+    home, module = home_of(found), path.partition(":")[0]
+    if home and home != module and not home.startswith(f"{module}."):
+        raise ConfigError(f"{kind}: {path!r} is defined in {home}, not there; a part is named by its own module")
+    parts = list(like)
+    if not home or not (fits(found, parts) if any(call_of(part) for part in parts) else has_methods(found, parts)):
+        raise ConfigError(f"{kind}: {path!r} is not {word_for(kind)}; right would be {right_form(parts)}")
+
+
+def word_for(kind: str) -> str:
+    """What a part of that kind is called."""
+    return WORDS.get(kind, f"a part for {kind!r}")
+
+
+def home_of(found: Any) -> str:
+    """The module in which a function, class or part is defined; empty for what is none of these."""
+    if isinstance(found, functools.partial):
+        return home_of(found.func)
+    if not inspect.isfunction(found) and not inspect.isclass(found):
+        found = type(found) if callable(found) and not inspect.isbuiltin(found) else None
+    return str(getattr(found, "__module__", "") or "")
+
+
+def call_of(part: Any) -> list[inspect.Parameter]:
+    """What a part takes when it is called, once it is made; nothing if it is not called at all."""
+    if not inspect.isclass(part):
+        return list(inspect.signature(part).parameters.values())
+    call = next((vars(c)["__call__"] for c in part.__mro__ if "__call__" in vars(c)), None)
+    return list(inspect.signature(call).parameters.values())[1:] if inspect.isfunction(call) else []
+
+
+def required(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """The names of those that must be given."""
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def fits(found: Any, parts: Iterable[Any]) -> bool:
+    """Whether it takes as many values as one of the parts does; what has a default is a setting, not one of them."""
+    return len(required(call_of(found))) in {len(required(call)) for part in parts if (call := call_of(part))}
+
+
+def has_methods(found: Any, parts: Iterable[Any]) -> bool:
+    """Whether it is a class with the methods that all the parts have."""
+    return inspect.isclass(found) and all(callable(getattr(found, name, None)) for name in methods(parts))
+
+
+def methods(parts: Iterable[Any]) -> list[str]:
+    """The methods that all of these classes have."""
+    each = [{k for k in dir(part) if not k.startswith("_") and callable(getattr(part, k))} for part in parts]
+    return sorted(set.intersection(*each))
+
+
+def right_form(parts: Iterable[Any]) -> str:
+    """What a part like these looks like."""
+    calls = [call for part in parts if (call := call_of(part))]
+    if not calls:
+        return f"a class with {', '.join(methods(parts))}"
+    return f"a function, or a class with __call__, of ({', '.join(required(calls[0]))})"
