@@ -16,7 +16,7 @@ FLOORS = [
     "errors randomness metrics stats config",
     "core",
     "aggregation fedrisk risk selection scores partition filters attacks privacy accounting",
-    "fleets",
+    "fleets secure",
     "training",
     "datasets",
     "ranking recsys groups images slides",

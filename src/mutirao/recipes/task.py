@@ -19,6 +19,8 @@ from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
 from mutirao.privacy import Privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.secure import Open, Secure
+from mutirao.secure.kinds import secure_of
 
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -44,6 +46,7 @@ class Task:
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
+    secure: Secure = Open()  # how what clients answer is summed
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -93,13 +96,14 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate)
     privacy: Privacy = build("privacy", config.privacy)
+    task.secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     check_own_tests(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     rounds = train(
         run,
-        fleet,
+        task.secure.at_server(fleet, task.provides),
         rounds=config.rounds,
         select=select,
         aggregate=aggregate,
@@ -125,12 +129,15 @@ class Recipe:
     task: Callable[[Any], Task]
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
     private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
+    secure: bool = False  # the same of `config.secure`
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
         if config.privacy.name != "none" and self.flow is not federate and not self.private:
             raise ConfigError(f"privacy={config.privacy.name}: the flow of this recipe does not keep to it; use none")
-        task = self.task(config)
+        if config.secure.name != "none" and self.flow is not federate and not self.secure:
+            raise ConfigError(f"secure={config.secure.name}: the flow of this recipe looks at single clients; use none")
+        task = replace(self.task(config), secure=secure_of(config))
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
         if as_handler(task.handler).private:
