@@ -52,7 +52,7 @@ def test_the_mean_of_a_sum_is_the_exact_one_to_half_a_step(secure: Settings, cli
 def test_a_sum_of_extremes_never_wraps(secure: Settings, clients: int, sign: float) -> None:
     scale = Scale(secure, clients, ("loss",))
     current = {"w": np.zeros(2), "steps": np.array([0, 5])}
-    far = {"w": sign * np.array([1e300, secure.range]), "steps": np.array([int(sign), 5 + int(sign)]) * 2**61}
+    far = {"w": sign * np.array([1e300, secure.range]), "steps": np.array([0, 5]) + int(sign) * 2**61}
     part = scale.write(current, Reply(far, metrics={"loss": sign * 1e300}, n=1), secure.most_samples)
     with np.errstate(over="ignore"):
         update, wide = part[0] * part[0].dtype.type(clients), part[1] * np.uint64(clients)

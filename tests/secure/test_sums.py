@@ -67,7 +67,7 @@ def test_clients_that_get_lost_at_any_stage_up_to_the_threshold_cost_only_themse
 def test_beyond_the_threshold_there_is_no_sum_and_everyone_has_a_typed_failure(
     stage: str, count: int, lost: int
 ) -> None:
-    inside, fleet = lossy(count, SecAggPlus(least=2), after=dict.fromkeys(names(count)[:lost], stage))
+    _, fleet = lossy(count, SecAggPlus(least=2), after=dict.fromkeys(names(count)[:lost], stage))
     answers = ask(fleet, names(count))
     assert answers.replies == {}
     kinds = Counter(f.kind for f in answers.failures.values())

@@ -166,8 +166,9 @@ class Masked:
         scale = Scale(self.secure, int(word_of(request, "clients")), tuple(names_in(request, "metrics")))
         weight = min(int(reply.n), self.secure.most_samples) if trained else 1
         peers = {n: bytes.fromhex(memory["peers"][n][1]) for n in memory["received"]}
-        secrets = (bytes.fromhex(memory[kind]) for kind in ("own", "masks"))
-        update, wide = cover(memory["session"], scale.write(plain.arrays, reply, weight), site.id, *secrets, peers)
+        own, masks = (bytes.fromhex(memory[kind]) for kind in ("own", "masks"))
+        part = scale.write(plain.arrays, reply, weight)
+        update, wide = cover(memory["session"], part, site.id, own, masks, peers)
         kept = ("session", "needed", "mine", "received")
         remember(site, {"next": UNMASK} | {k: memory[k] for k in kept})
         return Reply({"update": update, "wide": wide}, {}, {}, weight if self.secure.sizes == "public" else 1)

@@ -78,9 +78,7 @@ class SecAggPlus(Settings, Secure):
         if config.privacy.settings.get("clip_quantile"):
             raise ConfigError(f"privacy.clip_quantile goes by the lengths of single updates, and {only}; use 0")
         if config.centralised:
-            raise ConfigError(
-                "centralised: there is one client then, and the sum of one is its update; use secure=none"
-            )
+            raise ConfigError("centralised: there is one client, and the sum of one is its update; use secure=none")
         most = clients if isinstance(config.per_round, float) else min(clients, config.per_round)
         if most < self.least:
             raise ConfigError(f"secure=secagg+ sums at least {self.least} clients, and {most} take part in a round")

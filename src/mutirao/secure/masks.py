@@ -36,7 +36,7 @@ def cut(stream: npt.NDArray[np.uint8], like: Part) -> Part:
 
 def minus(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """-words, modulo their size."""
-    return np.negative(words)
+    return np.asarray(np.negative(words))
 
 
 def plus(one: Part, other: Part) -> Part:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, Wrapper, traffic
 from mutirao.secure.graph import draw_neighbours
 from mutirao.secure.keys import PUBLIC, SHARE, commit, join, public_of
@@ -197,7 +198,7 @@ class Sum:
             near = [n for n in self.near[client] if n in self.dealt]
             sealed = [self.letters[n, client] for n in near]
             width = max(map(len, sealed), default=0)
-            extras = {
+            extras: Arrays = {
                 "secagg.sealed": np.array([list(s.ljust(width, b"=")) for s in sealed], np.uint8).reshape(-1, width),
                 "secagg.sizes": np.array([len(s) for s in sealed], np.int32),
             }

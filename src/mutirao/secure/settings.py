@@ -36,5 +36,5 @@ class Settings:
         check_setting("sizes", self.sizes in ("masked", "public"), self.sizes, "masked or public")
 
     def needed(self, party: int) -> int:
-        """How many of a client and its neighbours, so many in all, must stay: more than half, so no two sets of them."""
+        """How many of a client and its neighbours, so many in all, must stay: more than half, so not two sets."""
         return max(party // 2 + 1, math.ceil(self.threshold * party - 1e-9))
