@@ -30,7 +30,7 @@ def update_of(client: ClientId, model: Arrays) -> Reply:
     """What a client makes of the model: known to the test, and unlike that of any other."""
     i = int(client.split()[1])
     draw = np.random.default_rng(1000 + i)
-    arrays = {
+    arrays: Arrays = {
         "w": (model["w"] + draw.normal(0, 0.3, (3, 4))).astype(np.float32),
         "b": model["b"] + draw.normal(0, 0.3, 2),
         "steps": np.asarray(model["steps"] + i % 3),

@@ -24,8 +24,11 @@ from mutirao.deploy.policy import Policy, is_allowed
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.runs.audit import Audit
+from mutirao.secure import Open, Secure
+from mutirao.secure.settings import KEYS, SHARES, UNMASK
 
 Facts = dict[str, Any]
+WITHOUT_DATA = {KEYS, SHARES, UNMASK}  # stages of a sum in which nothing leaves that depends on data
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -77,6 +80,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     handler: AnyHandler
     policy: Policy
     asker: Asker = field(default_factory=Asker)
+    secure: Secure = Open()  # what is judged in the clear leaves as this makes it
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply as the site lets it leave."""
@@ -87,11 +91,14 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
-            n = self.before(request, site)
             spent = site.state.get(RELEASES)
-            reply = self.handler(request, site)
-            leaving = self.after(request, reply, n)
+            leaving = self.secure.at_client(self.judge)(request, site)
             return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
+
+    def judge(self, request: Request, site: Site) -> Reply:
+        """What the handler does, if it may be asked, as far as it may leave."""
+        n = self.before(request, site)
+        return self.after(request, self.handler(request, site), n)
 
     def before(self, request: Request, site: Site) -> int | None:
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
@@ -148,7 +155,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
         cover, spent = self.policy.privacy, None
-        if cover.budget or cover.run_budget:
+        if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
             releases = own if len(own) else by_handler
             if not len(releases):

@@ -22,6 +22,7 @@ from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.recipes.task import Task
+from mutirao.secure.kinds import from_table
 
 log = logging.getLogger("mutirao")
 
@@ -40,7 +41,8 @@ class Warm:
         """The task of an order: its handler asks the worker, and does by itself (`cold`) what no worker can."""
         wanted = stamp(order)
         try:
-            samples = self.ask(order, wanted, {"ask": "open"})[0].get("samples")
+            found = self.ask(order, wanted, {"ask": "open"})[0]
+            samples, secure = found.get("samples"), from_table(found["secure"])
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
@@ -64,7 +66,8 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: None if samples is None else (range(int(samples)),)}, dict)
+        held = {order.name: None if samples is None else (range(int(samples)),)}
+        return Task(handler, held, dict, secure=secure)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None

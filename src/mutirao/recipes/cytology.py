@@ -109,12 +109,11 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
     from mutirao.images.hospitals import agree_on_classes, evaluate_at_hospitals
 
-    private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
+    # Then nothing leaves a hospital but noised updates, or what goes into a sum.
+    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
     hospitals = len(task.population)
     if private:
-        log.warning(
-            "privacy=%s: hospitals cannot be asked for their class lists; name it: classes=a,b", config.privacy.name
-        )
+        log.warning("hospitals cannot be asked for their class lists; name it: classes=a,b")
     else:
         gather(run.roster, fleet, hospitals, Patience(wait=config.wait))
         agree_on_classes(fleet, task.knows, {"seed": config.seed, "round": run.round})
@@ -130,4 +129,4 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True)
+recipe = Recipe(Config, task, flow, private=True, secure=True)

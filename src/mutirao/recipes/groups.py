@@ -93,6 +93,7 @@ def task(config: Config) -> Task:
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_privacy(config)
+    check_secure(config)
     x, y, x_test, y_test = load(config)
     parts, truth = split(config, y)
     test = x_test, y_test
@@ -139,6 +140,18 @@ def check_privacy(config: Config) -> None:
         )
 
 
+def check_secure(config: Config) -> None:
+    """Refuse what shows the server more of a client than the signature of its one warm-up."""
+    if config.secure.name == "none":
+        return
+    if config.head != "full":
+        raise ConfigError(
+            f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
+        )
+    if config.regroup:
+        raise ConfigError(f"secure={config.secure.name}: regroup asks for signatures again and again; use 0")
+
+
 @dataclass(frozen=True)
 class Known:
     """What only a simulation knows of its clients."""
@@ -151,13 +164,15 @@ class Known:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
-    member = knows.member
+    fleet, member = task.secure.at_server(fleet, task.provides), knows.member
     privacy: Privacy = build("privacy", config.privacy)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        return privacy.at_server(select, build("aggregate", config.aggregate), clients, config)
+        aggregate = build("aggregate", config.aggregate)
+        task.secure.check(config, select, aggregate, len(task.population))
+        return privacy.at_server(select, aggregate, clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:
         return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Central) else {}
@@ -203,4 +218,4 @@ def look_ahead(run: Run, plan: Plan) -> Outlook:
     return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
 
 
-recipe = Recipe(Config, task, flow, private=True)
+recipe = Recipe(Config, task, flow, private=True, secure=True)

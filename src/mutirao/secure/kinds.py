@@ -1,7 +1,7 @@
 """What there is to choose: no secure aggregation, or SecAgg+ with its settings; and what neither goes with."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -91,6 +91,16 @@ def secure_of(config: Any) -> Secure:
         clip = float(config.privacy.settings["clip"])
         return replace(secure, most_samples=1, clip=min(clip, secure.clip) if secure.clip else clip)
     return secure
+
+
+def to_table(secure: Secure) -> dict[str, Any]:
+    """A kind with its settings, as it travels between processes of one site."""
+    return {"name": "secagg+", **asdict(secure)} if isinstance(secure, SecAggPlus) else {"name": "none"}
+
+
+def from_table(table: Mapping[str, Any]) -> Secure:
+    """What `to_table` was given."""
+    return SecAggPlus(**{k: v for k, v in table.items() if k != "name"}) if table["name"] == "secagg+" else Open()
 
 
 def require_flower() -> None:

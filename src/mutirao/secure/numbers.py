@@ -48,7 +48,7 @@ class Scale:
 
     @property
     def word(self) -> np.dtype[Any]:
-        """The smallest word in which no sum of updates wraps: |sum| <= clients most 2^(bits - 1), less than half of it."""
+        """The smallest word in which no sum of updates wraps: |sum| <= clients most 2^(bits - 1), below half of it."""
         return np.dtype(np.uint32 if self.secure.bits + self.count_bits <= 32 else np.uint64)
 
     @property

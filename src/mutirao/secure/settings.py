@@ -4,12 +4,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mutirao.core.fleet import Request
 from mutirao.selection import check_setting
 
 Sizes = Literal["masked", "public"]
 SUMMED = ("train", "evaluate")  # the requests whose answers are summed
 # The four stages of a sum, as requests.
 KEYS, SHARES, MASKED, UNMASK = STAGES = ("secagg.keys", "secagg.shares", "secagg.masked", "secagg.unmask")
+
+
+def summed_in(request: Request) -> str:
+    """What a request amounts to at a site: a masked answer is one to what it is masked from."""
+    return str(request.config.get("secagg.do", "")) if request.do == MASKED else request.do
 
 
 @dataclass(frozen=True)
