@@ -116,5 +116,5 @@ def test_a_run_leaves_nothing_of_one_client_on_the_wire_or_in_its_folder(tmp_pat
         rows = list(csv.DictReader(lines))
     assert len({(r["round"], r["n"], r["loss"], r["accuracy"], r["weight"]) for r in rows}) == 3 < len(rows)
     wire, folder = run_and_search(tmp_path / "plain", "none")
-    assert {"1.weight as model", "loss as a double"} <= wire
+    assert {"0.bias as model", "loss as a double"} <= wire
     assert "loss as text" in folder
