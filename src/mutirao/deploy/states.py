@@ -47,6 +47,7 @@ class States:
         now = {k: v for k, v in state.items() if k.startswith(FLEETING)}
         if now:
             save_arrays(self.now, now, {})
+            self.now.chmod(0o600)
         else:
             self.now.unlink(missing_ok=True)
         if number or len(state) > len(now):

@@ -26,6 +26,7 @@ from mutirao.privacy import Central, Outlook, Privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
+from mutirao.secure.kinds import secure_of
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 
@@ -164,14 +165,15 @@ class Known:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
-    fleet, member = task.secure.at_server(fleet, task.provides), knows.member
+    secure, member = secure_of(config), knows.member
+    fleet = secure.at_server(fleet, task.provides)
     privacy: Privacy = build("privacy", config.privacy)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
         aggregate = build("aggregate", config.aggregate)
-        task.secure.check(config, select, aggregate, len(task.population))
+        secure.check(config, select, aggregate, len(task.population))
         return privacy.at_server(select, aggregate, clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:

@@ -46,7 +46,7 @@ class Task:
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
-    secure: Secure = Open()  # how what clients answer is summed
+    secure: Secure = Open()  # what clients do so that the server sees sums alone
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -96,14 +96,15 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate)
     privacy: Privacy = build("privacy", config.privacy)
-    task.secure.check(config, select, aggregate, len(task.population))
+    secure = secure_of(config)
+    secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     check_own_tests(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     rounds = train(
         run,
-        task.secure.at_server(fleet, task.provides),
+        secure.at_server(fleet, task.provides),
         rounds=config.rounds,
         select=select,
         aggregate=aggregate,
