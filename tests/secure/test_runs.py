@@ -100,12 +100,6 @@ def test_selection_by_age_and_lot_is_allowed(select: str, tmp_path: Path) -> Non
     assert execute("quickstart", config_of(select=select), tmp_path / "run")["rounds"] == 2
 
 
-@pytest.mark.parametrize("recipe", ["recsys"])
-def test_a_recipe_whose_flow_asks_single_clients_is_refused(recipe: str) -> None:
-    with pytest.raises(ConfigError, match="the flow of this recipe looks at single clients"):
-        find(recipe).prepare(resolve(find(recipe).config, {"secure": "secagg+"}))
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"), [({}, "tells which classes"), ({"head": "full", "regroup": 1}, "regroup")]
 )

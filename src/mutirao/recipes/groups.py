@@ -166,7 +166,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
     secure, member = secure_of(config), knows.member
-    fleet = secure.at_server(fleet, task.provides)
+    fleet = secure.at_server(fleet, task.provides | {"metrics:accuracy_known"})
     privacy: Privacy = build("privacy", config.privacy)
     screen = build_screen(config, head=member.head)
 

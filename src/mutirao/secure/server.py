@@ -77,7 +77,7 @@ class Sum:
         self.near: dict[ClientId, list[ClientId]] = {}
         self.letters: dict[tuple[ClientId, ClientId], bytes] = {}  # from, to
         self.commits: dict[ClientId, bytes] = {}
-        self.dealt: list[ClientId] = []  # who has shared its secrets
+        self.dealt: dict[ClientId, None] = {}  # who has shared its secrets
         self.parts: dict[ClientId, tuple[Part, int]] = {}
         self.shares: dict[ClientId, list[bytes]] = {}
         self.mean: Reply | None = None
@@ -129,7 +129,7 @@ class Sum:
         elif stage == KEYS:
             self.near = draw_neighbours(self.here, self.secure.neighbours)
         elif stage == SHARES:
-            self.dealt = list(self.here)
+            self.dealt = dict.fromkeys(self.here)
         elif stage == MASKED and (short := [c for c in self.dealt if self.left(c) < self.needed(c)]):
             self.end(f"{self.left(short[0])} of {short[0]} and its neighbours are left, {self.needed(short[0])} needed")
         elif stage == UNMASK:
@@ -241,7 +241,8 @@ class Sum:
 
     def finish(self) -> None:
         """Take the masks off the sum of all parts, and read the mean in it."""
-        short = [c for c in self.dealt if c in self.owing and len(self.shares.get(c, ())) < self.needed(c)]
+        owing = self.owing
+        short = [c for c in self.dealt if c in owing and len(self.shares.get(c, ())) < self.needed(c)]
         if short:
             held = len(self.shares.get(short[0], ()))
             self.end(f"{held} shares that unmask {short[0]} came, {self.needed(short[0])} are needed")
