@@ -196,6 +196,7 @@ TEMPLATE = """\
 # Settings this site insists on, whatever the server says: where its data lie, how much it computes.
 # data = "/srv/mutirao/data"
 # epochs = 1
+# secure = "secagg+"  # the server sees sums of updates alone, and nothing is answered in the clear
 
 [asked]
 # Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few).
