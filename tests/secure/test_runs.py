@@ -203,6 +203,24 @@ def test_a_round_tried_again_is_a_new_session_with_new_masks(tmp_path: Path) -> 
     assert model_of(tmp_path / "run") == model_of(tmp_path / "calm")
 
 
+def test_a_server_that_dies_in_the_middle_of_a_sum_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    config = config_of(rounds=3)
+    execute("quickstart", config, tmp_path / "calm")
+    for stage in STAGES[1:]:
+        task = find("quickstart").prepare(config)
+        fleet = Lossy(LocalFleet(task.secure.at_client(task.handler), task.population))
+
+        def die(client: str, request: Request, stage: str = stage) -> Request:
+            if (request.config["round"], request.do) == (2, stage):
+                raise KeyboardInterrupt
+            return request
+
+        fleet.meddle = die
+        with pytest.raises(KeyboardInterrupt):
+            execute("quickstart", config, tmp_path / stage, fleet=fleet)
+        assert execute("quickstart", config, tmp_path / stage, resume=True)["digest"] == model_of(tmp_path / "calm")
+
+
 def over_flower(task: Any) -> tuple[LoopGrid, FlowerFleet]:
     grid = LoopGrid(client_app(lambda _: task))
     for name in NAMES:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.secure import SecAggPlus
 from mutirao.secure.graph import draw_neighbours
 from mutirao.secure.numbers import Scale
-from mutirao.secure.settings import MASKED, SHARES, STAGES, UNMASK
+from mutirao.secure.settings import KEYS, MASKED, SHARES, STAGES, UNMASK
 
 
 def assert_mean_of(reply: Reply, clients: list[str], secure: SecAggPlus) -> None:
@@ -186,6 +187,21 @@ def test_a_client_that_sends_rubbish_is_lost_alone(stage: str) -> None:
         assert_mean_of(answers.replies[names(6)[1]], names(6)[1:], SecAggPlus())
     else:
         assert_mean_of(answers.replies[names(6)[1]], names(6), SecAggPlus())
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda letters, masks: (letters, letters), lambda letters, masks: (letters * 0, masks)]
+)
+def test_a_client_with_keys_that_are_none_is_lost_alone(spoil: Any) -> None:
+    def twist(client: str, request: Request, reply: Reply) -> Reply:
+        if request.do != KEYS or client != names(1)[0]:
+            return reply
+        letters, masks = spoil(reply.extras["letters"], reply.extras["masks"])
+        return Reply({}, {"letters": letters, "masks": masks}, {}, 1)
+
+    answers = ask(lossy(6, SecAggPlus(), twist=twist)[1], names(6))
+    assert {c: f.kind for c, f in answers.failures.items()} == {names(1)[0]: "malformed"}
+    assert_mean_of(answers.replies[names(6)[1]], names(6)[1:], SecAggPlus())
 
 
 @given(st.integers(2, 60), st.integers(2, 30))

@@ -45,6 +45,14 @@ def agree(secret: bytes, public: bytes) -> bytes:
     return generate_shared_key(private(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
 
 
+def is_public(key: bytes) -> bool:
+    """Whether it is a public key: a point on the curve."""
+    try:
+        return bool(ec.EllipticCurvePublicKey.from_encoded_point(CURVE, key))
+    except ValueError:
+        return False
+
+
 def seal(key: bytes, text: bytes) -> bytes:
     """A letter that only who has the key can read or write."""
     return encrypt(key, text)

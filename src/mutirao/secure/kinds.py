@@ -88,7 +88,7 @@ def secure_of(config: Any) -> Secure:
     """The kind that a configuration asks for; with central privacy each client counts once, within its clip."""
     secure: Secure = build("secure", config.secure)
     if isinstance(secure, SecAggPlus) and config.privacy.name == "central":
-        clip = float(config.privacy.settings["clip"])
+        clip = float(build("privacy", config.privacy).clip)
         return replace(secure, most_samples=1, clip=min(clip, secure.clip) if secure.clip else clip)
     return secure
 

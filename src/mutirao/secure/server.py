@@ -11,6 +11,7 @@ Clients may get lost at any stage; as long as enough of everybody's neighbours s
 update came.
 """
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, Wrapper, traffic
 from mutirao.secure.graph import draw_neighbours
-from mutirao.secure.keys import PUBLIC, SHARE, commit, join, public_of
+from mutirao.secure.keys import PUBLIC, SHARE, commit, is_public, join, public_of
 from mutirao.secure.masks import Part, minus, own_mask, plus, shared_mask
 from mutirao.secure.numbers import Scale
 from mutirao.secure.settings import KEYS, MASKED, SHARES, STAGES, SUMMED, UNMASK, Settings
@@ -44,7 +45,8 @@ class SecureFleet(Wrapper):
         """The mean of each sum as the reply of everyone in it; who got lost on the way has a failure of its own."""
         apart: dict[Any, dict[ClientId, Request]] = {}
         for client, request in sorted(requests.items()):
-            about = (request.do, id(request.arrays), sorted((k, repr(v)) for k, v in request.config.items()))
+            extras = sorted((k, id(v)) for k, v in request.extras.items())
+            about = request.do, id(request.arrays), extras, sorted((k, repr(v)) for k, v in request.config.items())
             apart.setdefault(repr(about) if request.do in SUMMED else None, {})[client] = request
         aside = apart.pop(None, {})
         sums = [Sum(list(asked), next(iter(asked.values())), self.secure, self.metrics) for asked in apart.values()]
@@ -153,6 +155,8 @@ class Sum:
         if any(f is None or f.dtype != np.uint8 or f.shape != (PUBLIC,) for f in found):
             return "sent no two keys"
         letters, masks = (f.tobytes() for f in found if f is not None)
+        if letters == masks or not (is_public(letters) and is_public(masks)):
+            return "sent no two keys"
         if {letters, masks} & {key for pair in self.keys.values() for key in pair}:
             return "sent another client's key"
         self.keys[client] = (letters, masks)
@@ -248,8 +252,9 @@ class Sum:
             self.end(f"{held} shares that unmask {short[0]} came, {self.needed(short[0])} are needed")
             return
         try:
-            total = next(parts := (part for part, _ in self.parts.values()))
-            for part in (*parts, *self.masks(total)):
+            parts = (part for part, _ in self.parts.values())
+            total = next(parts)
+            for part in itertools.chain(parts, self.masks(total)):  # one at a time: models may be large
                 total = plus(total, part)
             arrays, metrics, weight = self.scale.read(self.request.arrays, *total, self.trained)
         except ValueError as error:
