@@ -159,6 +159,25 @@ def test_letters_that_were_altered_or_exchanged_are_refused() -> None:
     assert "not written by the neighbour" in refusal_of(MASKED, exchange)
 
 
+def test_a_clients_own_letter_is_not_taken_for_its_neighbours_answer() -> None:
+    inside, fleet = lossy(6, SecAggPlus())
+
+    def reflect(client: str, request: Request) -> Request:
+        if client != ANA or request.do != MASKED:
+            return request
+        mine = next(reply for c, r, reply in inside.seen if c == ANA and r.do == SHARES)
+        asked = next(r for c, r, _ in inside.seen if c == ANA and r.do == SHARES)
+        assert mine is not None
+        at, place = listed(asked, "peers").index(BIA), listed(request, "from").index(BIA)
+        rows = request.extras["secagg.sealed"].copy()
+        rows[place] = mine.extras["sealed"][at]  # the two have one key, so that it can be read
+        return replace(request, extras={**request.extras, "secagg.sealed": rows})
+
+    inside.meddle = reflect
+    answers = ask(fleet, names(6))
+    assert "of another session, or for another client" in answers.failures[ANA].reason
+
+
 def test_what_is_not_summed_is_not_masked() -> None:
     assert "is not summed" in refusal_of(MASKED, lambda r: told(r, do="probe"))
 
