@@ -15,6 +15,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import NAMES, Task, find
+from mutirao.secure.kinds import secure_of
 
 SMALL = {
     "quickstart": {"clients": 8, "per_round": 4, "epochs": 1},
@@ -64,3 +65,35 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
     assert is_finite(run.arrays)
     total = sum(r["weight"] for r in rounds[-1].clients)
     assert total > 0 if aggregate == "fedrisk" else total == pytest.approx(1.0)  # 1 - risk need not sum to one
+
+
+# What each recipe has to be told before it goes with secure aggregation, which is for means alone.
+SUMMED = {
+    "quickstart": {},
+    "selection": {"select": "aoi"},
+    "ranking": {"aggregate": "fedavg"},
+    "groups": {"head": "full", "per_round": 4},
+    "cifar10": {},
+    "cytology": {"per_round": 3, "classes": "abnormal,normal"},
+}
+
+
+@pytest.mark.parametrize("recipe", list(SUMMED))
+def test_two_rounds_with_secure_aggregation(recipe: str) -> None:
+    found = find(recipe)
+    config = resolve(found.config, {**SMALL[recipe], "rounds": 2, "secure": "secagg+", **SUMMED[recipe]})
+    task = task_of(recipe) if recipe != "groups" else found.task(config)
+    run = Run(task.initial(), seed=1)
+    fleet = LocalFleet(secure_of(config).at_client(task.handler), task.population)
+    rounds = list(found.flow(fleet, config, task, run))
+    assert [r.row["round"] for r in rounds] == [1, 2]
+    assert all(r.row["failed"] == 0 for r in rounds)
+    for done in rounds:
+        told = {(r.get("group"), r["n"], r["loss"]) for r in done.clients if r["try"] == 1}
+        assert len(told) == len({r.get("group") for r in done.clients if r["try"] == 1})
+
+
+def test_only_recsys_does_not_go_with_secure_aggregation() -> None:
+    assert NAMES.keys() - SUMMED.keys() == {"recsys"}
+    with pytest.raises(ConfigError, match="looks at single clients"):
+        find("recsys").prepare(resolve(find("recsys").config, {"secure": "secagg+"}))

@@ -16,7 +16,7 @@ FLOORS = [
     "errors randomness metrics stats naming config",
     "core",
     "aggregation fedrisk risk selection scores partition filters attacks privacy accounting clipping noising terms",
-    "fleets",
+    "fleets secure",
     "training",
     "datasets",
     "ranking recsys groups images slides",

@@ -31,6 +31,7 @@ KINDS = {
     "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",
     "screen": "mutirao.filters",
+    "secure": "mutirao.secure",
 }
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {"labels", "keys", "queries", "x", "clients", "rng", "roster", "round"}
@@ -77,6 +78,7 @@ class Common:
     available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
     devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
+    secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting("auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "plain"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)

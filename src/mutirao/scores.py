@@ -54,6 +54,7 @@ def seconds_of(roster: Roster) -> Floats:
 
 SINCE = {"age": "last_selected", "since_reply": "last_replied", "since_improvement": "last_improved"}
 AGES = {name: since(column) for name, column in SINCE.items()}
+FOUND = {"update_norm", "samples", "since_improvement"}  # what the server works out of the replies itself
 UTILITIES = {name: last(name) for name in ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm")}
 SCORES: dict[str, Score] = {
     **AGES,
@@ -92,8 +93,8 @@ def score_of(name: str) -> Score:
 
 def needs_of(name: str) -> frozenset[str]:
     """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
-    if name == "update_norm":
-        return frozenset({"replies:update_norm"})  # the server works it out of the replies itself
+    if name in FOUND:
+        return frozenset({f"replies:{name}"})
     return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 

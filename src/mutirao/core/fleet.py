@@ -16,6 +16,7 @@ from mutirao.errors import Refused
 
 log = logging.getLogger("mutirao")
 
+FLEETING = "now."
 Where = Callable[[], Mapping[str, Scalar]]  # where an audit trail stands now
 ARRAY = (np.ndarray, np.generic)  # NumPy makes a scalar of an array without axes
 
@@ -45,7 +46,10 @@ class Reply:
 
 @dataclass
 class Site:
-    """A client's own place: its data, and a state that outlives the request and never leaves."""
+    """A client's own place: its data, and a state that outlives the request and never leaves.
+
+    What stands in the state under `FLEETING` is of the round being made, and no checkpoint holds it.
+    """
 
     id: ClientId
     data: Any = None
@@ -57,7 +61,7 @@ class Failure:
     """Why there is no usable reply: a `kind` from a short list and a `reason` for people."""
 
     # raised, refused, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite,
-    # too_large, too_long, count
+    # too_large, too_long, too_few, count
     kind: str
     reason: str
 

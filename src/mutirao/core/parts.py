@@ -5,7 +5,7 @@ A part says once what it `needs`, and what clients are told, asked and watched f
     metrics:NAME       a number that clients tell with their update, such as `metrics:entropy`
     extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
     probe:NAME         a number that clients tell when they are asked before the selection
-    replies:NAME       what the server finds in the replies: `update_norm`, or their `rows` as they were sent
+    replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
     config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
 
 A handler says what it `provides` in the same words, a setting without its value.

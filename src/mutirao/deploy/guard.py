@@ -24,10 +24,13 @@ from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.randomness import Secret
 from mutirao.runs.audit import Audit
+from mutirao.secure import Open, Secure
+from mutirao.secure.settings import KEYS, SHARES, UNMASK
 from mutirao.selection import PROBE_SAMPLES
 
 Facts = dict[str, Any]
 VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
+WITHOUT_DATA = {KEYS, SHARES, UNMASK}  # stages of a sum in which nothing leaves that depends on data
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -121,6 +124,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     handler: AnyHandler
     policy: Policy
     asker: Asker = field(default_factory=Asker)
+    secure: Secure = Open()  # what is judged in the clear leaves as this makes it
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply as the site lets it leave."""
@@ -131,12 +135,16 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
-            held = self.before(request, site)
             spent = site.state.get(RELEASES)
-            reply = self.handler(request, site)
-            by_handler = difference(spent, site.state.get(RELEASES))
-            leaving = self.after(request, reply, held, noised=len(by_handler) > 0)
-            return self.let_go(leaving, by_handler, about)
+            leaving = self.secure.at_client(self.judge)(request, site)
+            return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
+
+    def judge(self, request: Request, site: Site) -> Reply:
+        """What the handler does, if it may be asked, as far as it may leave."""
+        held, spent = self.before(request, site), site.state.get(RELEASES)
+        reply = self.handler(request, site)
+        by_handler = difference(spent, site.state.get(RELEASES))
+        return self.after(request, reply, held, noised=len(by_handler) > 0)
 
     def before(self, request: Request, site: Site) -> Held:
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
@@ -214,7 +222,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
         cover, spent = self.policy.privacy, None
-        if cover.budget or cover.run_budget:
+        if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
             known = without_noise(by_handler) if self.asker.repeatable else by_handler
             releases = own if len(own) else known

@@ -241,6 +241,7 @@ TEMPLATE = """\
 # Settings this site insists on, whatever the server says: where its data lie, how much it computes.
 # data = "/srv/mutirao/data"
 # epochs = 1
+# secure = "secagg+"  # the server sees sums of updates alone, and nothing is answered in the clear
 # Noise that a run draws from its seed, which the server knows, is refused unless a line here says so:
 # privacy.repeatable = true
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays, save_arrays
+from mutirao.core.fleet import FLEETING
 from mutirao.errors import Damaged
 
 log = logging.getLogger("mutirao")
@@ -24,6 +25,7 @@ class States:
 
     def __init__(self, folder: Path, run: str) -> None:
         self.top, self.folder = folder, folder / run[:32]
+        self.now = self.folder / "now.safetensors"
 
     def before(self, do: str, number: int) -> tuple[int, Arrays]:
         """The state with which a request of a round begins, and the round it is of: training begins after an earlier
@@ -42,12 +44,27 @@ class States:
 
     def keep(self, number: int, state: Arrays) -> None:
         """Write the state after a round; those of long past rounds and runs are removed."""
-        save_arrays(self.file(number), state, {"round": number})
+        now = {k: v for k, v in state.items() if k.startswith(FLEETING)}
+        if now:
+            save_arrays(self.now, now, {})
+            self.now.chmod(0o600)
+        else:
+            self.now.unlink(missing_ok=True)
+        if number or len(state) > len(now):
+            save_arrays(self.file(number), {k: v for k, v in state.items() if k not in now}, {"round": number})
         for old in sorted(self.rounds())[:-ROUNDS]:
             self.file(old).unlink(missing_ok=True)
         runs = sorted((f for f in self.top.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime)
         for folder in runs[:-RUNS]:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def fleeting(self) -> Arrays:
+        """What is of the round being made, whatever round that is: secrets of a sum, which no other round may see."""
+        try:
+            return load_arrays(self.now)[0] if self.now.exists() else {}
+        except Damaged as error:
+            log.warning("%s; the sum goes on without this site", error)
+            return {}
 
     def rounds(self) -> list[int]:
         """The rounds whose states are here."""

@@ -23,6 +23,7 @@ from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.recipes.task import Task
+from mutirao.secure.kinds import from_table
 
 log = logging.getLogger("mutirao")
 
@@ -43,6 +44,7 @@ class Warm:
         try:
             told = self.ask(order, wanted, {"ask": "open"})[0]
             held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
+            secure = from_table(told["secure"])
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
@@ -66,7 +68,7 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: held}, dict)
+        return Task(handler, {order.name: held}, dict, secure=secure)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None

@@ -28,6 +28,7 @@ from mutirao.deploy.guard import Held
 from mutirao.deploy.orders import Order
 from mutirao.deploy.warm import listen_at
 from mutirao.errors import Refused
+from mutirao.secure.kinds import to_table
 
 log = logging.getLogger("mutirao")
 
@@ -136,7 +137,7 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         task = task_of(order.key())
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
-            return asdict(Held.of(data)), {}
+            return {**asdict(Held.of(data)), "secure": to_table(task.secure)}, {}
         config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))

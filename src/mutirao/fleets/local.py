@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
+from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
 
 log = logging.getLogger("mutirao")
@@ -49,8 +49,12 @@ class LocalFleet(Fleet):
 
     def snapshot(self) -> Arrays:
         """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator."""
-        states = self.states.items()
-        return {json.dumps([client, name]): value for client, state in states for name, value in state.items()}
+        return {
+            json.dumps([client, name]): value
+            for client, state in self.states.items()
+            for name, value in state.items()
+            if not name.startswith(FLEETING)
+        }
 
     def restore(self, arrays: Arrays) -> None:
         """Bring back what `snapshot` gave."""

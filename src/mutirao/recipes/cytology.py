@@ -110,11 +110,10 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
     from mutirao.images.hospitals import evaluate_at_hospitals, find_odd
 
-    private = config.privacy.name in ("local", "dpsgd")  # then nothing but noised updates leaves a hospital
+    # Then nothing leaves a hospital but noised updates, or what goes into a sum.
+    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
     if private:
-        log.warning(
-            "privacy=%s: hospitals cannot be asked for their class lists; name it: classes=a,b", config.privacy.name
-        )
+        log.warning("hospitals cannot be asked for their class lists; name it: classes=a,b")
     else:
         gather(run.roster, fleet, len(task.population), Patience(wait=config.wait))
         if odd := find_odd(fleet, task.knows, {"seed": config.seed, "round": run.round}):
@@ -129,4 +128,4 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True)
+recipe = Recipe(Config, task, flow, private=True, secure=True)

@@ -26,6 +26,7 @@ from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
+from mutirao.secure.kinds import secure_of
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 
@@ -93,6 +94,7 @@ def task(config: Config) -> Task:
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_privacy(config)
+    check_secure(config)
     x, y, x_test, y_test = load(config)
     parts, truth = split(config, y)
     test = x_test, y_test
@@ -147,6 +149,18 @@ def check_privacy(config: Config) -> None:
         )
 
 
+def check_secure(config: Config) -> None:
+    """Refuse what shows the server more of a client than the signature of its one warm-up."""
+    if config.secure.name == "none":
+        return
+    if config.head != "full":
+        raise ConfigError(
+            f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
+        )
+    if config.regroup:
+        raise ConfigError(f"secure={config.secure.name}: regroup asks for signatures again and again; use 0")
+
+
 @dataclass(frozen=True)
 class Known:
     """What only a simulation knows of its clients."""
@@ -159,13 +173,16 @@ class Known:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
-    member = knows.member
+    secure, member = secure_of(config), knows.member
+    fleet = secure.at_server(fleet, task.provides | {"metrics:accuracy_known"})
     privacy = build_privacy(config)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        return privacy.at_server(select, build("aggregate", config.aggregate, classes=task.classes), clients, config)
+        aggregate = build("aggregate", config.aggregate, classes=task.classes)
+        secure.check(config, select, aggregate, len(task.population))
+        return privacy.at_server(select, aggregate, clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:
         return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Settings) else {}
@@ -213,4 +230,4 @@ def look_ahead(run: Run, plan: Plan) -> Outlook:
     return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
 
 
-recipe = Recipe(Config, task, flow, private=True)
+recipe = Recipe(Config, task, flow, private=True, secure=True)

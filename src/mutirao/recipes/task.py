@@ -20,6 +20,8 @@ from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.secure import Open, Secure
+from mutirao.secure.kinds import secure_of
 
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -45,6 +47,7 @@ class Task:
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
+    secure: Secure = Open()  # what clients do so that the server sees sums alone
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -99,13 +102,15 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select = build("select", config.select, count=config.per_round, classes=task.classes)
     aggregate = build("aggregate", config.aggregate, classes=task.classes)
     privacy = build_privacy(config)
+    secure = secure_of(config)
+    secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     check_own_tests(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     rounds = train(
         run,
-        fleet,
+        secure.at_server(fleet, task.provides),
         rounds=config.rounds,
         select=select,
         aggregate=aggregate,
@@ -133,12 +138,15 @@ class Recipe:
     task: Callable[[Any], Task]
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
     private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
+    secure: bool = False  # the same of `config.secure`
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
         if config.privacy.name != "none" and self.flow is not federate and not self.private:
             raise ConfigError(f"privacy={config.privacy.name}: the flow of this recipe does not keep to it; use none")
-        task = self.task(config)
+        if config.secure.name != "none" and self.flow is not federate and not self.secure:
+            raise ConfigError(f"secure={config.secure.name}: the flow of this recipe looks at single clients; use none")
+        task = replace(self.task(config), secure=secure_of(config))
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
         if as_handler(task.handler).private:

@@ -67,7 +67,7 @@ def execute(
         task = recipe.prepare(config)
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
         config = replace(config, privacy=settle(config, len(task.population)))
-        fleet = fleet or LocalFleet(task.handler, task.population)
+        fleet = fleet or LocalFleet(task.secure.at_client(task.handler), task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None
         fresh = run is None

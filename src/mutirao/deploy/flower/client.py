@@ -24,6 +24,8 @@ from mutirao.fleets.flower.messages import REFUSED, head_in, pack, reply_content
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import Task
 from mutirao.runs.audit import Audit
+from mutirao.secure import Open
+from mutirao.secure.settings import summed_in
 
 log = logging.getLogger("mutirao")
 
@@ -72,11 +74,13 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
     request = request_in(message)
-    number, began = request.config.get("round"), 0
+    number, began, do = request.config.get("round"), 0, summed_in(request)
+    handler = task.secure.at_client(task.handler)
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
-    alone = LocalFleet(lambda request, site: task.handler(request, site), {name: data_of(task, name)})
+    alone = LocalFleet(lambda request, site: handler(request, site), {name: data_of(task, name)})
     if states is not None and isinstance(number, int):
-        began, state = states.before(request.do, number)
+        began, state = states.before(do, number)
+        state |= states.fleeting()
         alone.states |= {name: state} if state else {}
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
@@ -86,7 +90,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     content = reply_content(answers.replies[name])
     if name in alone.states:
         if states is not None and isinstance(number, int):
-            states.keep(number if request.do == "train" else began, alone.states[name])
+            states.keep(number if do == "train" else began, alone.states[name])
         else:
             context.state[STATE] = pack(alone.states[name])
     return content
@@ -113,7 +117,8 @@ def work_under(
         task = task_for(context, task_of, policy.settings, warm)
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
-        content = work_on(message, context, replace(task, handler=guarded(task.handler, policy, asker)), states)
+        handler = guarded(task.handler, policy, asker, task.secure)
+        content = work_on(message, context, replace(task, handler=handler, secure=Open()), states)
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())
     return content

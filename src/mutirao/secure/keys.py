@@ -1,0 +1,88 @@
+"""The cryptography: what Flower ships, and a mask from a key.
+
+From Flower are the agreement on a key (elliptic curves, HKDF), the sealing of letters (Fernet) and the sharing of
+secrets (Shamir). Its masks are not used: they come from a generator with a seed of 32 bits, which can be found by
+trying all; ours are the key stream of AES-256 in counter mode.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.fernet import InvalidToken
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+
+CURVE = ec.SECP256R1()
+SECRET = 31  # bytes of a secret: two blocks with Shamir's padding, and as a number below the order of the curve
+SHARE = 36  # bytes of a share of it: a number, and two blocks
+PUBLIC = 33  # bytes of a public key: a point, compressed
+Bytes = npt.NDArray[np.uint8]
+
+
+def draw_secret() -> bytes:
+    """A secret that only the system's randomness knows; never 0, which would be no key."""
+    return secrets.token_bytes(SECRET - 1) + bytes([secrets.randbelow(255) + 1])
+
+
+def public_of(secret: bytes) -> bytes:
+    """The public key of a secret."""
+    return private(secret).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def private(secret: bytes) -> ec.EllipticCurvePrivateKey:
+    """A secret as a private key."""
+    return ec.derive_private_key(int.from_bytes(secret, "little"), CURVE)
+
+
+def agree(secret: bytes, public: bytes) -> bytes:
+    """The key that two who know each other's public key share; ValueError if it is no key."""
+    return generate_shared_key(private(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
+
+
+def is_public(key: bytes) -> bool:
+    """Whether it is a public key: a point on the curve."""
+    try:
+        return bool(ec.EllipticCurvePublicKey.from_encoded_point(CURVE, key))
+    except ValueError:
+        return False
+
+
+def seal(key: bytes, text: bytes) -> bytes:
+    """A letter that only who has the key can read or write."""
+    return encrypt(key, text)
+
+
+def unseal(key: bytes, letter: bytes) -> bytes:
+    """The text of a letter; ValueError if it was not written with this key."""
+    try:
+        return decrypt(key, letter)
+    except InvalidToken:
+        raise ValueError("the letter was not written with this key") from None
+
+
+def share(secret: bytes, needed: int, among: int) -> list[bytes]:
+    """Shares of a secret of which any `needed` give it back, and fewer say nothing of it."""
+    return create_shares(secret, needed, among)
+
+
+def join(shares: Sequence[bytes]) -> bytes:
+    """The secret; ValueError if the shares are not of one."""
+    return combine_shares(list(shares))
+
+
+def commit(session: str, secret: bytes) -> bytes:
+    """By which a secret is known when it is seen, without saying anything of it."""
+    return hashlib.sha256(f"mutirao commit\x1f{session}\x1f".encode() + secret).digest()
+
+
+def mask_of(session: str, key: bytes, size: int) -> Bytes:
+    """`size` bytes that nobody without the key can tell from random ones; another session gives others."""
+    wide = hashlib.sha256(f"mutirao mask\x1f{session}\x1f".encode() + key).digest()
+    stream = Cipher(algorithms.AES256(wide), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(size)) + stream.finalize(), np.uint8)
