@@ -27,7 +27,7 @@ def read_text(path: Path, latin1: bool = False) -> str:
 def decode(content: bytes, where: Path, first: int = 1, latin1: bool = False) -> str:
     """Whole lines of a file as text, the first of which is line `first`."""
     if (zero := content.find(b"\0")) >= 0:
-        raise ConfigError(f"{where}, line {line_at(content, zero, first)}: a zero byte: this is no UTF-8 text")
+        raise ConfigError(f"{where}, line {line_at(content, zero, first)}: a zero byte: it is not a text file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
         ("config.toml", check_config(path, events)),
         ("history.csv, clients.csv", tables),
         (
-            "history.json and all files",
+            "history.json",
             [p for p in check_files(path, events) if p.partition(":")[0] not in str(tables)],
         ),
         ("checkpoints", check_checkpoints(folder, events, rounds)),
