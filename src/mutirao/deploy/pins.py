@@ -22,7 +22,7 @@ ARCHITECTURE = "architecture"
 FREE = frozenset(
     {"rounds", "clients", "per_round", "select", "aggregate", "screen", "available", "devices", "device", "privacy"}
     | {"secure", "schedule", "personal", "exclude", "engine", "min_replies", "wait", "evaluate_every", "clients_every"}
-    | {"track", "data"}
+    | {"track", "data", "size_cap"}
 )
 # Recipes in which the arrays of a request are not the same for all clients: heads of groups, item rows of a user.
 VARYING = {"groups", "recsys"}
