@@ -8,7 +8,7 @@ from mutirao.core.arrays import flat
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.filters import Robust
 from mutirao.fleets.local import LocalFleet
-from mutirao.training.samples import Samples, relabel
+from mutirao.training.samples import Samples, poison
 
 CURRENT = {
     "0.weight": np.zeros((20, 10), np.float32),
@@ -31,7 +31,7 @@ def honest(request: Request, site: Site) -> Reply:
 
 def answers(attack: str, liars: frozenset[str], do: str = "train") -> dict[str, Reply]:
     part = NAMES[attack]
-    handler = Attacked(honest, liars, part() if isinstance(part, type) else part, relabel)
+    handler = Attacked(honest, liars, part() if isinstance(part, type) else part, poison)
     return LocalFleet(handler, dict.fromkeys(NAMED)).ask({c: Request(do, CURRENT, **SENT) for c in NAMED}).replies
 
 
@@ -74,19 +74,19 @@ def test_a_lone_liar_lies_the_same_over_a_network() -> None:
 
 def test_false_labels_are_of_the_clients_own_classes_and_only_in_training() -> None:
     data = Samples(np.zeros((6, 2), np.float32), np.array([2, 2, 5, 7, 7, 9]), np.array([0, 2, 3, 4]))
-    assert relabel(data, LabelFlip().relabel).y.tolist() == [7, 5, 2, 2]  # type: ignore[union-attr]
+    assert poison(data, LabelFlip().poison).y.tolist() == [7, 5, 2, 2]  # type: ignore[union-attr]
     seen = []
 
     def look(request: Request, site: Site) -> Reply:
         seen.append(site.data)
         return Reply({}, n=1)
 
-    handler = Attacked(look, frozenset({"c1"}), LabelFlip(), relabel)
+    handler = Attacked(look, frozenset({"c1"}), LabelFlip(), poison)
     for do in ("train", "evaluate"):
         handler(Request(do, {}, **SENT), Site("c1", data))
     handler(Request("train", {}, **SENT), Site("c2", data))
     assert [d is data for d in seen] == [False, True, True]
-    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes labels"):
+    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes samples"):
         Attacked(look, frozenset({"c1"}), LabelFlip())
 
 
