@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ LAST = 3  # rounds over whose models a figure is the mean
 PARTITIONS: dict[str, Any] = {"iid": "iid", "dirichlet": {"name": "dirichlet", "alpha": 0.3}}
 RECIPES: dict[str, dict[str, Any]] = {
     "quickstart": {"rounds": 20},
-    "ranking": {"rounds": 30, "lr": 0.03},
-    "cytology": {"rounds": 30, "epochs": 2, "lr": 3e-3, "validation": 0},
+    "ranking": {"rounds": 15, "lr": 0.1, "queries": 300},
+    "cytology": {"rounds": 20, "lr": 0.01, "validation": 0},
 }
 TARGETS = {"quickstart": Backdoor(target=0), "ranking": Backdoor(target=4, value=4.0), "cytology": Backdoor(value=3.0)}
 ATTACKS: dict[str, Any] = {
@@ -136,13 +137,11 @@ def success(door: Backdoor, task: Task, model: Arrays, honest: Iterable[str]) ->
 
 
 def cells(seeds: int, recipes: Iterable[str], defences: Iterable[str]) -> Iterator[Cell]:
-    """All cells, seed by seed, so that a study that is stopped has as much of everything."""
-    for seed in range(seeds):
-        for recipe in recipes:
-            for partition in PARTITIONS:
-                yield Cell(recipe, partition, "none", ALONE, seed)
-                for defence in defences:
-                    yield from (Cell(recipe, partition, attack, defence, seed) for attack in ATTACKS)
+    """All cells, seed by seed, so that a study that is stopped has as much of everything; first what losses are against."""
+    for seed, recipe, partition in product(range(seeds), recipes, PARTITIONS):
+        wanted = product(defences, ATTACKS)
+        for defence, attack in dict.fromkeys([(ALONE, "none"), ("fedavg", "none"), *wanted]):
+            yield Cell(recipe, partition, attack, defence, seed)
 
 
 def load(path: Path) -> dict[Cell, Outcome]:

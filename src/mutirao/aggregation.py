@@ -24,14 +24,8 @@ Replies = Mapping[ClientId, Reply]
 
 BLOCK = 4096  # columns of the models compared at once by Krum: they stay in the cache
 TINY = 5e-324  # the least number above 0
-LEAST = {
-    "lr": TINY,
-    "tau": TINY,
-    "keep": 1,
-    "iterations": 1,
-    "nu": TINY,
-    "radius": TINY,
-}  # of the settings below; 0 for the others
+# The least values of the settings below, 0 for the others, and what they must stay below.
+LEAST = {"lr": TINY, "tau": TINY, "nu": TINY, "radius": TINY, "keep": 1, "iterations": 1}
 BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
 
 
@@ -258,15 +252,15 @@ class CenteredClipping(Checked):
         shares = np.append(np.zeros(len(clients)), 1.0)  # of the clients' models, and of where v begins
         for _ in range(self.iterations):
             away = _lengths(squares, shares)[:-1]
-            kept = np.minimum(1.0, self.radius * np.median(away) / np.maximum(away, TINY)) / len(clients)
+            tau = self.radius * float(np.median(away))
+            kept = np.divide(tau, away, out=np.ones_like(away), where=away > tau) / len(clients)
             shares = (1 - kept.sum()) * shares + np.append(kept, 0.0)
-        total = float(shares[:-1].sum())
-        weights = shares[:-1] / total if total else np.full(len(clients), 1 / len(clients))
+        weights = shares[:-1] / shares[:-1].sum()
         merged = _combine(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
         for name in floats:
             x = current[name]
             end = blend([*(replies[c].arrays[name] for c in clients), start[name]], shares.tolist())
-            memory[f"centeredclipping.v.{name}"] = end - x
+            memory[f"centeredclipping.v.{name}"] = np.asarray(end - x)
             merged.arrays[name] = settle(end, x.dtype)
         return merged
 

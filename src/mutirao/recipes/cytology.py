@@ -119,7 +119,8 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         gather(run.roster, fleet, hospitals, Patience(wait=config.wait))
         agree_on_classes(fleet, task.knows, {"seed": config.seed, "round": run.round})
     everyone = config.per_round == 1.0 or config.per_round >= hospitals
-    if everyone and not config.min_replies and config.select.name == "uniform" and config.privacy.name == "none":
+    plain = config.select.name == "uniform" and config.privacy.name == "none" and config.screen.name == "none"
+    if everyone and not config.min_replies and plain:
         config = replace(config, min_replies=hospitals)  # as in the paper: all must take part
     for done in federate(fleet, config, task, run):
         if not private:
