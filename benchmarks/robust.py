@@ -137,7 +137,7 @@ def success(door: Backdoor, task: Task, model: Arrays, honest: Iterable[str]) ->
 
 
 def cells(seeds: int, recipes: Iterable[str], defences: Iterable[str]) -> Iterator[Cell]:
-    """All cells, seed by seed, so that a study that is stopped has as much of everything; first what losses are against."""
+    """All cells, seed by seed, so that a study that is stopped has as much of everything; first what losses are to."""
     for seed, recipe, partition in product(range(seeds), recipes, PARTITIONS):
         wanted = product(defences, ATTACKS)
         for defence, attack in dict.fromkeys([(ALONE, "none"), ("fedavg", "none"), *wanted]):

@@ -266,8 +266,8 @@ class CenteredClipping(Checked):
 
 
 OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
-NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, FedMedian, FedTrimmedAvg, Krum, MultiKrum, FedRisk)}
-NAMES |= {"rfa": RFA, "centeredclipping": CenteredClipping}
+ROBUST = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, RFA, CenteredClipping)
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, *ROBUST, FedRisk)}
 
 
 def _step(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats] | None = None) -> Merged:

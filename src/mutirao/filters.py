@@ -109,19 +109,19 @@ class CosineFilter:
 class Robust:
     """Copies, length and direction, judged over all rounds a client took part in; who is kept is held to bounds.
 
-    Copies go as in `CopyFilter`. Then updates longer than median * e^(3 s) go, where s is the deviation of the log
-    lengths below the median, to which liars who shout add nothing; at least `least` times the median is free, at most
-    `most` times is taken. The direction counts over time: with a_k the cosine of an update with the core and m_t the
-    median of the round, a client's standing is
+    Copies go as in `CopyFilter`, and updates longer than `most` times the median. Every round is evidence, too: a_k,
+    the cosine of an update with the core, or -m_t, minus the median of the round's a_k, for a copy or an update that is
+    too long. A client's standing is
 
         r_k = (0.1 + sum_t a_kt) / (0.1 + sum_t m_t),
 
-    about 1 for honest clients. Older rounds count less by `memory` a round, the core is the half with the best standing
-    before this round (in the first one that of `CosineFilter`), and who is too long or a copy counts as -m_t. Those
-    whose standing is below `share` of the median standing and also three deviations below it go; the deviation is that
-    of the standings above the median, so that nobody is blamed for standing apart where all do. At most two fifths of
-    the replies are rejected.
+    about 1 for honest clients. Older rounds count less by `memory` a round, and the core is the half with the best
+    standing before this round (in the first one that of `CosineFilter`). Those whose standing is below `share` of the
+    median standing and also three deviations below it go; the deviation is that of the standings above the median, so
+    that nobody is blamed for standing apart where all do. At most two fifths of the replies are rejected so.
 
+    Too long is longer than the median times e^(3 s), where s is the deviation of the log lengths below the median,
+    to which liars who shout add nothing; but never less than `least` times the median.
     Of those kept nobody counts for more than `samples` times their median number of samples, and updates longer than
     the median are shortened to it.
     """
@@ -136,35 +136,40 @@ class Robust:
 
     needs = frozenset({"replies:memory"})
 
+    def __post_init__(self) -> None:
+        for name, low, high in (("least", 1, self.most), ("samples", 1, np.inf), ("memory", 0, 1), ("share", 0, 1)):
+            if not low <= (value := vars(self)[name]) <= high:
+                raise ValueError(f"{name} is {value!r}, but must be at least {low} and at most {high:g}")
+
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays | None = None) -> Screened:
         if len(replies) < FEWEST:
             return dict(replies), {}
         past = memory if memory is not None else {}
         names = sorted(replies)
         kept, rejected = CopyFilter(self.copies, self.head)(current, replies)
-        kept, long = leave_out(kept, self.overlong(current, kept))
-        rejected |= long
-        if len(kept) < FEWEST:
+        long = self.overlong(current, kept)
+        kept, shouted = NormFilter(self.most)(current, kept)
+        rejected |= shouted
+        counted = np.array([c in kept and c not in long for c in names])
+        if counted.sum() < FEWEST:
             return hold(current, kept, self.samples), rejected
-        counted = np.array([c in kept for c in names])
         cosines = alignment(current, [replies[c] for c in names], self.head)
         agreed, typical = recall(past, names)
         agreement = agree_with(cosines, counted, standing(agreed, typical) if typical.any() else None)
         middle = max(0.0, float(np.median(agreement[counted])))
-        agreed = self.memory * agreed + np.where(counted, agreement, -middle)
+        agreed = self.memory * agreed + np.where(counted, agreement, -max(middle, DOUBT))
         typical = self.memory * typical + middle
         note(past, names, agreed, typical)
-        found = standing(agreed, typical)
-        limit = self.lowest(found[counted])
-        odd = [(x, c) for x, c, k in zip(found.tolist(), names, counted, strict=True) if k and x < limit]
-        odd = sorted(odd)[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
-        kept, low = leave_out(
-            kept, {c: f"standing {x:.2f}, below {limit:.2f}: its direction is not the others'" for x, c in odd}
-        )
+        found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
+        limit = self.lowest(standing(agreed, typical)[counted])
+        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit)
+        odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
+        why = {c: long.get(c, "its direction is not the others'") for c in kept}
+        kept, low = leave_out(kept, {c: f"standing {x:.2f}, below {limit:.2f}: {why[c]}" for x, c in odd})
         return hold(current, kept, self.samples), rejected | low
 
     def overlong(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, str]:
-        """Whose updates are too long, and why."""
+        """Whose updates are too long, and how long they are."""
         lengths = lengths_of(current, replies)
         middle = float(np.median(list(lengths.values()))) if lengths else 0.0
         below = [np.log(x / middle) for x in lengths.values() if 0 < x <= middle]
