@@ -1,4 +1,4 @@
-"""What liars cost, by attack and defence: `python -m benchmarks.robust --out FOLDER`, then `--write-docs`.
+"""What liars cost, by attack and defence: `python -m benchmarks.robust --out FOLDER --herlev PICTURES`.
 
 Every cell (recipe, partition, attack, defence, seed) is one federation in process and one line of `cells.jsonl`;
 cells that are there are not made again, so that the study can be stopped and continued. Costs are in points (percent
@@ -9,7 +9,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -23,6 +23,7 @@ from mutirao.attacks import Attacked, Backdoor, liars_among
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.rounds import Run
+from mutirao.errors import Diverged
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import PopulationWithout
 from mutirao.recipes.task import Task, federate, find
@@ -98,11 +99,11 @@ def task_of(recipe: str, partition: str, seed: int, data: str) -> Task:
     return find(recipe).task(resolve(find(recipe).config, settings_of(recipe, partition, seed, data)))
 
 
-def make(cell: Cell, data: str, defence: Mapping[str, Any] | None = None) -> Outcome:
-    """Make one federation."""
+def make(cell: Cell, data: str) -> Outcome:
+    """Make one federation; a model that diverges is worth nothing."""
     place = cell.recipe, cell.partition, cell.seed, data
     task = task_of(*place)
-    config = resolve(find(cell.recipe).config, settings_of(*place) | dict(defence or DEFENCES.get(cell.defence, {})))
+    config = resolve(find(cell.recipe).config, settings_of(*place) | DEFENCES.get(cell.defence, {}))
     attack = ATTACKS[cell.attack]
     attack = attack[cell.recipe] if isinstance(attack, dict) else attack
     liars = liars_among(dict.fromkeys(task.population, 0), LIARS, cell.seed)
@@ -114,11 +115,14 @@ def make(cell: Cell, data: str, defence: Mapping[str, Any] | None = None) -> Out
     run, began = Run(task.initial(), cell.seed), time.perf_counter()
     figures: list[float] = []
     honest, lied = list[bool](), list[bool]()
-    for done in federate(LocalFleet(handler, task.population), config, task, run):
-        figures.append(done.row[task.judge])
-        for row in done.clients:
-            if row["replied"]:
-                (lied if row["client"] in liars else honest).append(bool(row["rejected"]))
+    try:
+        for done in federate(LocalFleet(handler, task.population), config, task, run):
+            figures.append(done.row[task.judge])
+            for row in done.clients:
+                if row["replied"]:
+                    (lied if row["client"] in liars else honest).append(bool(row["rejected"]))
+    except Diverged:
+        figures = [0.0]
     return Outcome(
         float(np.mean(figures[-LAST:])),
         success(TARGETS[cell.recipe], task, run.arrays, set(task.population) - liars),
