@@ -180,6 +180,18 @@ def test_who_is_kept_counts_no_more_than_the_others() -> None:
     assert turned == pytest.approx(np.linalg.norm(w["c01"]), rel=1e-5)  # shorter, in the same direction
 
 
+def test_counters_are_neither_measured_nor_cut() -> None:
+    here = {**ZERO, "ids": np.array([2**62 + 1, 0])}
+    replies = {
+        c: Reply({"0.weight": (1 + i / 20) * r.arrays["0.weight"], "ids": np.array([2**62 + 1, 10**i])}, n=1)
+        for i, (c, r) in enumerate(updates(4, 10, 0.8).items())
+    }
+    kept, rejected = filters.Robust()(here, replies)
+    assert not rejected
+    assert not filters.NormFilter()(here, replies)[1]
+    assert all(np.array_equal(kept[c].arrays["ids"], replies[c].arrays["ids"]) for c in replies)
+
+
 def test_never_more_than_two_fifths_are_rejected_for_their_direction() -> None:
     rounds = rounds_of({f"c{i:02d}" for i in range(6)}, 5, agreement=0.6)  # the liars are the majority
     memory: Arrays = {}

@@ -286,9 +286,11 @@ def note(memory: Arrays, names: Sequence[ClientId], agreed: Floats, typical: Flo
 
 
 def lengths_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, float]:
-    """How far each client moved the model: |x_k - x|."""
-    here = flat(current)
-    return {c: float(np.linalg.norm(flat(r.arrays) - here)) for c, r in replies.items()}
+    """How far each client moved the model: |x_k - x|, without counters, which would outweigh all weights."""
+    names = [k for k, v in current.items() if v.dtype.kind == "f"] or list(current)
+    here = flat({k: current[k] for k in names})
+    ends = {c: flat({k: r.arrays[k] for k in names}) for c, r in replies.items()}
+    return {c: float(np.linalg.norm(end - here)) for c, end in ends.items()}
 
 
 def hold(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> dict[ClientId, Reply]:
@@ -300,7 +302,9 @@ def hold(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> di
     middle = float(np.median(list(lengths.values())))
 
     def shorten(reply: Reply, share: float) -> Arrays:
-        return {k: settle(v + share * (reply.arrays[k] - v.astype(np.float64)), v.dtype) for k, v in current.items()}
+        floats = {k: v for k, v in current.items() if v.dtype.kind == "f"}
+        moved = {k: settle(v + share * (reply.arrays[k] - v.astype(np.float64)), v.dtype) for k, v in floats.items()}
+        return reply.arrays | moved
 
     return {
         c: replace(r, n=min(r.n, most), arrays=shorten(r, middle / lengths[c]) if lengths[c] > middle else r.arrays)
