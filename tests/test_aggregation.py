@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from hypothesis.extra import numpy as hnp
 
 from mutirao.aggregation import (
     NAMES,
+    RFA,
+    CenteredClipping,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -56,6 +59,8 @@ PARTS = [
     Krum(),
     Krum(malicious=2),
     MultiKrum(malicious=1, keep=3),
+    RFA(),
+    CenteredClipping(),
 ]
 # The aggregators that need nothing of the clients but their models.
 CLASSIC: dict[str, Any] = {
@@ -70,10 +75,12 @@ CLASSIC: dict[str, Any] = {
     "fedtrimmedavg": FedTrimmedAvg,
     "krum": Krum,
     "multikrum": MultiKrum,
+    "rfa": RFA,
+    "centeredclipping": CenteredClipping,
 }
 every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
-FAITHFUL = [FedAvg(), FedProx(), FedOpt(), FedMedian(), FedTrimmedAvg(), Krum(), MultiKrum(keep=3)]
-CONVEX = [FedAvg(), FedMedian(), FedTrimmedAvg(), FedTrimmedAvg(beta=0.4), Krum(malicious=1), MultiKrum(keep=2)]
+FAITHFUL = [FedAvg(), FedProx(), FedOpt(), FedMedian(), FedTrimmedAvg(), Krum(), MultiKrum(keep=3), RFA()]
+CONVEX = [FedAvg(), FedMedian(), FedTrimmedAvg(), FedTrimmedAvg(beta=0.4), Krum(malicious=1), MultiKrum(keep=2), RFA()]
 
 
 CORNERS = np.array([0.0, -0.0, 1.0, -1.0, 1e-30, 1e3, -1e3, 0.1, 2.5])
@@ -249,6 +256,7 @@ def test_memory_lies_under_a_prefix_of_its_own() -> None:
     assert keys.pop("fedyogi") == {f"fedyogi.{x}.{k}" for x in "mv" for k in floats}
     assert keys.pop("fedadagrad") == {f"fedadagrad.v.{k}" for k in floats}
     assert keys.pop("fedavgm") == {f"fedavgm.v.{k}" for k in floats}
+    assert keys.pop("centeredclipping") == {f"centeredclipping.v.{k}" for k in floats}
     assert set(map(len, keys.values())) == {0}
 
 
@@ -319,9 +327,9 @@ def test_weights_say_what_each_client_really_had() -> None:
     assert FedTrimmedAvg()(current, replies, {}).weights == dict.fromkeys(replies, 0.25)
     assert Krum()(current, replies, {}).weights == {"ana": 0.0, "bia": 1.0, "caio": 0.0, "dora": 0.0}
     merged = MultiKrum(keep=2)(current, replies, {})
-    assert merged.weights == {"ana": 0.0, "bia": 3 / 7, "caio": 4 / 7, "dora": 0.0}
-    assert merged.arrays["w"][0] == pytest.approx((3 * 0.1 + 4 * 0.15) / 7)
-    assert MultiKrum(keep=99)(current, replies, {}).weights == FedAvg()(current, replies, {}).weights
+    assert merged.weights == {"ana": 0.0, "bia": 0.5, "caio": 0.5, "dora": 0.0}  # whatever n they declare
+    assert merged.arrays["w"][0] == pytest.approx((0.1 + 0.15) / 2)
+    assert MultiKrum(keep=99)(current, replies, {}).weights == dict.fromkeys(replies, 0.25)
 
 
 def brute_force_scores(points: np.ndarray, malicious: int) -> list[float]:
@@ -369,13 +377,49 @@ def test_krum_looks_at_parameters_not_at_counters() -> None:
     assert Krum()({"batches": current["batches"]}, counters, {}).weights["c2"] == 1.0  # nothing else to compare
 
 
+points = hnp.arrays(np.float64, st.tuples(st.integers(3, 9), st.just(4)), elements=st.integers(-50, 50))
+
+
+@given(points)
+@settings(max_examples=10)
+def test_rfa_is_the_geometric_median_that_scipy_finds(ends: np.ndarray) -> None:
+    replies = {f"c{i}": Reply({"w": p.copy()}, n=i + 1) for i, p in enumerate(ends)}
+    merged = RFA(iterations=5000)({"w": np.zeros(4)}, replies, {})
+
+    def far(z: np.ndarray) -> float:
+        return float(np.linalg.norm(ends - z, axis=1).sum())
+
+    starts = [ends.mean(0), *ends]  # the sum has a kink at every point
+    found = min(scipy.optimize.minimize(far, z, method="Nelder-Mead", options={"maxiter": 1000}).fun for z in starts)
+    assert far(merged.arrays["w"]) <= found * (1 + 1e-4) + 1e-6
+    weighted = np.sum([merged.weights[c] * r.arrays["w"] for c, r in replies.items()], axis=0)
+    assert merged.arrays["w"] == pytest.approx(weighted, abs=1e-9)
+
+
+@given(st.lists(points, min_size=1, max_size=3), st.integers(1, 4), st.floats(0.1, 3))
+@settings(max_examples=40)
+def test_centred_clipping_is_a_loop_by_hand(rounds: list[np.ndarray], iterations: int, radius: float) -> None:
+    part, memory, v, here = CenteredClipping(radius, iterations), dict[str, np.ndarray](), np.zeros(4), np.ones(4)
+    for ends in rounds:
+        merged = part({"w": here}, {f"c{i}": Reply({"w": p.copy()}, n=10**i) for i, p in enumerate(ends)}, memory)
+        for _ in range(iterations):
+            away = ends - here - v
+            lengths = np.linalg.norm(away, axis=1)
+            tau = radius * np.median(lengths)
+            short = [d if size <= tau else d * tau / size for d, size in zip(away, lengths, strict=True)]
+            v = v + np.mean(short, axis=0)
+        assert merged.arrays["w"] == pytest.approx(here + v, abs=1e-5)
+        here = merged.arrays["w"]
+
+
 @pytest.mark.parametrize("clients", [4, 5, 11])
 def test_robust_parts_withstand_a_liar_and_the_mean_does_not(clients: int) -> None:
     rng = np.random.default_rng(clients)
     current = {"w": np.zeros(50, np.float32)}
     replies = {f"c{i}": Reply({"w": rng.normal(size=50).astype(np.float32)}, n=10) for i in range(clients)}
     replies["liar"] = Reply({"w": np.full(50, 1e6, np.float32)}, n=10)
-    for part in (FedMedian(), FedTrimmedAvg(beta=0.25), Krum(malicious=1), MultiKrum(malicious=1, keep=2)):
+    known = (FedMedian(), FedTrimmedAvg(beta=0.25), Krum(malicious=1), MultiKrum(malicious=1, keep=2))
+    for part in (*known, RFA(), CenteredClipping()):
         assert np.abs(part(current, replies, {}).arrays["w"]).max() < 5
     assert np.abs(FedAvg()(current, replies, {}).arrays["w"]).max() > 1e4
 
@@ -423,6 +467,9 @@ BAD = [
     (FedTrimmedAvg, {"beta": -0.1}),
     (Krum, {"malicious": -1}),
     (MultiKrum, {"keep": 0}),
+    (RFA, {"iterations": 0}),
+    (RFA, {"nu": 0.0}),
+    (CenteredClipping, {"radius": 0.0}),
 ]
 
 

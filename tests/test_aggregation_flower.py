@@ -7,6 +7,7 @@ order of names, so the two agree to rounding and not to the bit.
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,13 @@ def table_of(seed: int, rounds: int = ROUNDS, clients: int = CLIENTS, dtype: Any
     return start, table
 
 
+def counted(name: str, table: Table) -> Table:
+    """The replies as they are compared: our MultiKrum does not weight by samples, so that there all have as many."""
+    if name != "multikrum":
+        return table
+    return {t: {c: replace(r, n=7) for c, r in replies.items()} for t, replies in table.items()}
+
+
 def flowers_models(strategy: Any, start: Arrays, table: Table) -> list[Arrays]:
     """The model after each round of Flower's own loop."""
     seen: list[Arrays] = []
@@ -174,6 +182,7 @@ def test_equal_to_flowers_strategy_in_every_round(
     name: str, ours: Any, theirs: Callable[..., Any], clients: int
 ) -> None:
     start, table = table_of(seed=clients, clients=clients)
+    table = counted(name, table)
     found = gap(our_models(ours, start, table), flowers_models(theirs(**COMMON), start, table))
     # Flower's mean has the rounding of float32. Where the mean update is near zero an adaptive step has the slope
     # lr (1 - beta1) / tau, by default 10 for Adam and 100 for Adagrad, and enlarges it so much.
@@ -187,12 +196,13 @@ def test_equal_to_flowers_strategy_to_the_last_digits_in_float64(
 ) -> None:
     """Without the rounding of float32 in the way, the formulas are seen to be the same."""
     start, table = table_of(seed=3, dtype=np.float64)
+    table = counted(name, table)
     found = gap(our_models(ours, start, table), flowers_models(theirs(**COMMON), start, table))
     assert found < 1e-12
 
 
 def test_every_name_is_compared_with_flower() -> None:
-    ours_alone = {"fedrisk"}
+    ours_alone = {"fedrisk", "rfa", "centeredclipping"}
     assert {name for name, _, _ in PAIRS} == set(NAMES) - ours_alone
     assert all(isinstance(ours, NAMES[name]) for name, ours, _ in PAIRS)
 
@@ -215,6 +225,15 @@ def test_fedprox_of_both_sends_mu_with_the_request() -> None:
 
 
 # Where the two differ on purpose.
+
+
+def test_who_declares_more_samples_counts_more_in_flowers_multikrum_alone() -> None:
+    start, table = table_of(seed=5, rounds=1)
+    inflated = {1: {c: replace(r, n=10**12 if c == name_of(1) else r.n) for c, r in table[1].items()}}
+    honest, lied = (our_models(MultiKrum(keep=CLIENTS), start, t) for t in (table, inflated))
+    assert gap(honest, lied) == 0.0
+    theirs = partial(flower.MultiKrum, num_nodes_to_select=CLIENTS, **COMMON)
+    assert gap(flowers_models(theirs(), start, inflated), [table[1][name_of(1)].arrays]) < 1e-6  # it is all liar
 
 
 def test_flower_makes_floats_of_integer_buffers_and_we_do_not() -> None:

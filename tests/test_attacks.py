@@ -1,14 +1,17 @@
 """What liars send, and that the filter catches it while honest clients stay."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
-from mutirao.attacks import NAMES, Attacked, LabelFlip, Swarm, liars_among, verdicts
+from mutirao.aggregation import RFA, CenteredClipping, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
+from mutirao.attacks import NAMES, Attacked, Backdoor, Inflated, LabelFlip, MinMax, Swarm, liars_among, verdicts
 from mutirao.core.arrays import flat
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.filters import Robust
 from mutirao.fleets.local import LocalFleet
-from mutirao.training.samples import Samples, relabel
+from mutirao.training.samples import Samples, poison
 
 CURRENT = {
     "0.weight": np.zeros((20, 10), np.float32),
@@ -31,7 +34,7 @@ def honest(request: Request, site: Site) -> Reply:
 
 def answers(attack: str, liars: frozenset[str], do: str = "train") -> dict[str, Reply]:
     part = NAMES[attack]
-    handler = Attacked(honest, liars, part() if isinstance(part, type) else part, relabel)
+    handler = Attacked(honest, liars, part() if isinstance(part, type) else part, poison)
     return LocalFleet(handler, dict.fromkeys(NAMED)).ask({c: Request(do, CURRENT, **SENT) for c in NAMED}).replies
 
 
@@ -40,9 +43,10 @@ def update(reply: Reply) -> np.ndarray:
 
 
 LIARS = frozenset({"c1", "c4", "c8"})
+SUBTLE = {"none", "label_flip", "backdoor", "inflated", "fake_signature"}  # not to be told from one such update
 
 
-@pytest.mark.parametrize("attack", [a for a in NAMES if a not in ("none", "label_flip", "fake_signature")])
+@pytest.mark.parametrize("attack", [a for a in NAMES if a not in SUBTLE])
 def test_liars_lie_and_the_filter_catches_them_all(attack: str) -> None:
     plain, replies = answers("none", LIARS), answers(attack, LIARS)
     for c in NAMED:
@@ -66,6 +70,71 @@ def test_each_lie_is_what_it_says() -> None:
     assert np.linalg.norm(update(answers("noise", LIARS)["c1"])) == pytest.approx(3 * length, rel=0.2)
 
 
+@pytest.mark.parametrize("own", [0.0, 0.3])
+@pytest.mark.parametrize("along", ["mean", "deviation"])
+def test_min_max_goes_as_far_as_its_distances_allow(along: Literal["mean", "deviation"], own: float) -> None:
+    plain = answers("none", LIARS)
+    honest = {c: plain[c] for c in sorted(LIARS)}
+    lies = MinMax(along, own)(CURRENT, honest, np.random.default_rng(0))
+    updates = [update(r) for r in honest.values()]
+    mean, widest = np.mean(updates, axis=0), max(np.linalg.norm(u - v) for u in updates for v in updates)
+    away = -mean / np.linalg.norm(mean) if along == "mean" else -np.std(updates, axis=0)
+    bases = [mean + own * (u - mean) for u in updates]
+
+    def fits(g: float) -> bool:
+        return max(np.linalg.norm(b + g * away - u) for b in bases for u in updates) <= widest
+
+    low, high = 0.0, 100.0  # the search by halves of the paper
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    assert low > 0
+    for reply, base in zip(lies.values(), bases, strict=True):
+        assert update(reply) == pytest.approx(base + low * away, abs=1e-5)
+    alone = MinMax(along, own)(CURRENT, {"c1": plain["c1"]}, np.random.default_rng(0))
+    assert update(alone["c1"]) == pytest.approx(update(plain["c1"]), abs=1e-6)  # who knows nobody has no room
+
+
+def test_no_robust_part_is_taken_over_by_a_lie_about_n() -> None:
+    lone = frozenset({"c4"})
+    replies = LocalFleet(Attacked(honest, lone, Inflated(times=10**12, scale=-1.0)), dict.fromkeys(NAMED)).ask(
+        {c: Request("train", CURRENT, **SENT) for c in NAMED}
+    )
+    assert replies.replies["c4"].n == 10**12
+    parts = (FedMedian(), FedTrimmedAvg(), Krum(malicious=1), MultiKrum(malicious=1, keep=8), RFA(), CenteredClipping())
+    for part in parts:
+        assert part(CURRENT, replies.replies, {}).weights["c4"] <= 0.1
+    assert FedAvg()(CURRENT, replies.replies, {}).weights["c4"] > 0.99
+    kept, rejected = Robust()(CURRENT, replies.replies)
+    assert set(rejected) == lone
+    assert {r.n for r in kept.values()} == {5}
+
+
+def test_an_honest_update_with_a_false_n_is_kept_for_what_it_is_worth() -> None:
+    replies = answers("inflated", LIARS)
+    assert replies["c1"].n == 5 * 10**6
+    kept, rejected = Robust()(CURRENT, replies)
+    assert not rejected
+    assert {r.n for r in kept.values()} == {5, 15}
+    weights = FedAvg()(CURRENT, kept, {}).weights
+    assert sum(weights[c] for c in LIARS) == pytest.approx(45 / 80)
+
+
+def test_a_backdoor_marks_every_second_sample_and_is_sent_boosted() -> None:
+    door = Backdoor(target=3, size=2, value=9.0, boost=2.0)
+    x, y = door.poison(np.zeros((4, 2, 3), np.float32), np.array([0, 1, 2, 0]))
+    assert y.tolist() == [0, 3, 2, 3]
+    assert x[:, 0].tolist() == [[0, 0, 0], [0, 9, 9], [0, 0, 0], [0, 9, 9]]
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    data = Samples(np.zeros((6, 3), np.float32), np.arange(6), np.array([1, 2, 5]))
+    changed = poison(data, door.poison)
+    assert changed.y.tolist() == [1, 3, 5]  # type: ignore[union-attr]
+    assert not data.x.any()  # the client's own samples stay as they are
+    plain = {"c1": answers("none", LIARS)["c1"]}
+    sent = door(CURRENT, plain, np.random.default_rng(0))["c1"]
+    assert update(sent)[:-1] == pytest.approx(2 * update(plain["c1"])[:-1], abs=1e-6)
+
+
 def test_a_lone_liar_lies_the_same_over_a_network() -> None:
     handler = Attacked(honest, LIARS, NAMES["sign_flip"]())
     reply = handler(Request("train", CURRENT, **SENT), Site("c1"))
@@ -74,19 +143,19 @@ def test_a_lone_liar_lies_the_same_over_a_network() -> None:
 
 def test_false_labels_are_of_the_clients_own_classes_and_only_in_training() -> None:
     data = Samples(np.zeros((6, 2), np.float32), np.array([2, 2, 5, 7, 7, 9]), np.array([0, 2, 3, 4]))
-    assert relabel(data, LabelFlip().relabel).y.tolist() == [7, 5, 2, 2]  # type: ignore[union-attr]
+    assert poison(data, LabelFlip().poison).y.tolist() == [7, 5, 2, 2]  # type: ignore[union-attr]
     seen = []
 
     def look(request: Request, site: Site) -> Reply:
         seen.append(site.data)
         return Reply({}, n=1)
 
-    handler = Attacked(look, frozenset({"c1"}), LabelFlip(), relabel)
+    handler = Attacked(look, frozenset({"c1"}), LabelFlip(), poison)
     for do in ("train", "evaluate"):
         handler(Request(do, {}, **SENT), Site("c1", data))
     handler(Request("train", {}, **SENT), Site("c2", data))
     assert [d is data for d in seen] == [False, True, True]
-    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes labels"):
+    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes samples"):
         Attacked(look, frozenset({"c1"}), LabelFlip())
 
 

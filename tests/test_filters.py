@@ -113,3 +113,114 @@ def test_of_few_replies_all_are_kept() -> None:
 def test_updates_of_no_length_are_kept() -> None:
     replies = {f"c{i}": Reply({"0.weight": ZERO["0.weight"].copy()}, n=1) for i in range(8)}
     assert not filters.Robust()(ZERO, replies)[1]
+
+
+def rounds_of(liars: set[str], count: int, agreement: float) -> list[dict[str, Reply]]:
+    """Rounds of ten clients, some of whom send the opposite of what they found."""
+    out = []
+    for seed in range(count):
+        replies = updates(seed, 10, agreement)
+        out.append(
+            {
+                c: Reply({k: -v for k, v in r.arrays.items()} if c in liars else r.arrays, n=1)
+                for c, r in replies.items()
+            }
+        )
+    return out
+
+
+def test_what_one_round_cannot_tell_several_do() -> None:
+    """Where hardly anybody agrees, one round says little of anybody, and the same client time and again says much."""
+    liars = {"c02", "c05", "c07"}
+    rounds = rounds_of(liars, 12, agreement=0.03)
+    alone = [set(filters.Robust()(ZERO, replies)[1]) for replies in rounds]
+    memory: Arrays = {}
+    together = [set(filters.Robust()(ZERO, replies, memory)[1]) for replies in rounds]
+    assert sum(rejected == liars for rejected in alone) <= 2
+    assert all(rejected == liars for rejected in together[6:])
+    assert set(memory) == {"robust.clients", "robust.agreed", "robust.typical"}
+    assert len(memory["robust.clients"]) == 10
+
+
+def test_who_begins_to_lie_late_loses_its_standing() -> None:
+    memory: Arrays = {}
+    screen = filters.Robust()
+    for replies in rounds_of(set(), 8, agreement=0.5):
+        assert not screen(ZERO, replies, memory)[1]
+    rejected = [set(screen(ZERO, replies, memory)[1]) for replies in rounds_of({"c04"}, 12, agreement=0.5)]
+    assert rejected[-1] == {"c04"}
+    assert rejected.index({"c04"}) < 8
+
+
+def test_standing_goes_on_from_a_copy_of_memory_and_holds_for_who_was_away() -> None:
+    rounds = rounds_of({"c03"}, 4, agreement=0.3)
+    memory: Arrays = {}
+    filters.Robust()(ZERO, rounds[0], memory)
+    before, copy = dict(memory), {k: v.copy() for k, v in memory.items()}
+    some = {c: r for c, r in rounds[1].items() if c not in ("c03", "c08")}
+    filters.Robust()(ZERO, some, memory)
+    assert all(np.array_equal(before[k], copy[k]) for k in copy)  # replaced, never changed in place
+    for name in ("c03", "c08"):
+        assert filters.recall(memory, [name]) == filters.recall(copy, [name])
+    assert filters.recall(memory, ["new"]) == (0.0, 0.0)
+    again = {k: v.copy() for k, v in memory.items()}
+    assert filters.Robust()(ZERO, rounds[2], memory)[1] == filters.Robust()(ZERO, rounds[2], again)[1]
+
+
+def test_who_is_kept_counts_no_more_than_the_others() -> None:
+    replies = updates(2, 10, 0.8)
+    w = {c: r.arrays["0.weight"] for c, r in replies.items()}
+    replies |= {"c01": Reply({"0.weight": 1.4 * w["c01"]}, n=10**12), "c02": Reply({"0.weight": w["c02"]}, n=2)}
+    kept, rejected = filters.Robust()(ZERO, replies)
+    assert not rejected
+    assert [kept[c].n for c in ("c00", "c01", "c02")] == [1, 3, 2]
+    lengths = filters.lengths_of(ZERO, replies)
+    assert max(filters.lengths_of(ZERO, kept).values()) == pytest.approx(np.median(list(lengths.values())))
+    turned = np.vdot(kept["c01"].arrays["0.weight"], w["c01"]) / np.linalg.norm(kept["c01"].arrays["0.weight"])
+    assert turned == pytest.approx(np.linalg.norm(w["c01"]), rel=1e-5)  # shorter, in the same direction
+
+
+def test_counters_are_neither_measured_nor_cut() -> None:
+    here = {**ZERO, "ids": np.array([2**62 + 1, 0])}
+    replies = {
+        c: Reply({"0.weight": (1 + i / 20) * r.arrays["0.weight"], "ids": np.array([2**62 + 1, 10**i])}, n=1)
+        for i, (c, r) in enumerate(updates(4, 10, 0.8).items())
+    }
+    kept, rejected = filters.Robust()(here, replies)
+    assert not rejected
+    assert not filters.NormFilter()(here, replies)[1]
+    assert all(np.array_equal(kept[c].arrays["ids"], replies[c].arrays["ids"]) for c in replies)
+
+
+def test_never_more_than_two_fifths_are_rejected_for_their_direction() -> None:
+    rounds = rounds_of({f"c{i:02d}" for i in range(6)}, 5, agreement=0.6)  # the liars are the majority
+    memory: Arrays = {}
+    assert all(len(filters.Robust()(ZERO, replies, memory)[1]) <= 4 for replies in rounds)
+
+
+def test_lengths_that_differ_among_honest_clients_are_no_crime() -> None:
+    """As among clients with unequal data; where all are alike, twice the median is too long."""
+    unequal, equal = updates(5, 10, 0.9), updates(5, 10, 0.9)
+    scales = [0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 1.9, 2.2]
+    unequal = {
+        c: Reply({"0.weight": s * r.arrays["0.weight"]}, n=1) for s, (c, r) in zip(scales, unequal.items(), strict=True)
+    }
+    assert not filters.Robust()(ZERO, unequal)[1]
+    equal["c00"] = Reply({"0.weight": 2 * equal["c00"].arrays["0.weight"]}, n=1)
+    assert list(filters.Robust()(ZERO, equal)[1]) == ["c00"]
+    assert "update of length " in filters.Robust()(ZERO, equal)[1]["c00"]
+
+
+def test_too_few_left_to_judge_are_kept() -> None:
+    replies = updates(1, 7, 0.5)
+    same_ = replies["c00"].arrays["0.weight"]
+    replies |= {c: Reply({"0.weight": same_ * (1 + 1e-6 * i)}, n=1) for i, c in enumerate(("c00", "c01", "c02"))}
+    kept, rejected = filters.Robust()(ZERO, replies, {})
+    assert set(rejected) == {"c00", "c01", "c02"}
+    assert len(kept) == 4
+
+
+@pytest.mark.parametrize("wrong", [{"least": 0.5}, {"least": 4.0}, {"samples": 0.0}, {"memory": 1.5}, {"share": -1.0}])
+def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=rf"^{next(iter(wrong))} is .*, but must be at least [01] and at most "):
+        filters.Robust(**wrong)  # type: ignore[arg-type]

@@ -24,7 +24,8 @@ Replies = Mapping[ClientId, Reply]
 
 BLOCK = 4096  # columns of the models compared at once by Krum: they stay in the cache
 TINY = 5e-324  # the least number above 0
-LEAST = {"lr": TINY, "tau": TINY, "keep": 1}  # of the settings below; 0 for the others
+# The least values of the settings below, 0 for the others, and what they must stay below.
+LEAST = {"lr": TINY, "tau": TINY, "nu": TINY, "radius": TINY, "keep": 1, "iterations": 1}
 BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
 
 
@@ -199,9 +200,9 @@ class Krum(Checked):
 
 @dataclass(frozen=True)
 class MultiKrum(Checked):
-    """The mean, weighted by samples, of the `keep` models with the best Krum scores.
+    """The plain mean of the `keep` models with the best Krum scores: who says it has more samples counts no more.
 
-    Blanchard, El Mhamdi, Guerraoui and Stainer, 2017, whose mean is a plain one; weighted as in Flower.
+    Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
     """
 
     malicious: int = 0
@@ -211,14 +212,77 @@ class MultiKrum(Checked):
         return _nearest(current, replies, self.malicious, self.keep)
 
 
+@dataclass(frozen=True)
+class RFA(Checked):
+    """The geometric median of the models, every client counting once: argmin_z of the sum of ||x_k - z||.
+
+    From the plain mean on, z becomes the mean weighted by 1 / max(nu, ||x_k - z||), `iterations` times: the smoothed
+    Weiszfeld algorithm of Pillutla, Kakade and Harchaoui, 2022, who weight by samples, which a client may lie about.
+    """
+
+    iterations: int = 32
+    nu: float = 1e-6
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        clients = sorted(replies)
+        squares = _distances(current, [replies[c].arrays for c in clients])
+        shares = np.full(len(clients), 1 / len(clients))
+        for _ in range(self.iterations):
+            pull = 1 / np.maximum(self.nu, _lengths(squares, shares))
+            shares = pull / pull.sum()
+        return _combine(current, replies, dict(zip(clients, shares.tolist(), strict=True)))
+
+
+@dataclass(frozen=True)
+class CenteredClipping(Checked):
+    """No client moves the model further than half of them do: v <- v + mean_k clip(u_k - v, tau), `iterations` times.
+
+    u_k = x_k - x are the updates, v begins as the update of the round before (at first 0), and x' = x + v. clip(d, tau)
+    shortens d to the length tau, which is `radius` times the median of ||u_k - v||, so that it fits every task and
+    round. Karimireddy, He and Jaggi, 2021, where u_k are the clients' momenta and tau is a constant.
+    """
+
+    radius: float = 1.0
+    iterations: int = 3
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        clients, floats = sorted(replies), [k for k, x in current.items() if x.dtype.kind == "f"]
+        start = current | {k: current[k] + memory.get(f"centeredclipping.v.{k}", 0.0) for k in floats}
+        squares = _distances(current, [*(replies[c].arrays for c in clients), start])
+        shares = np.append(np.zeros(len(clients)), 1.0)  # of the clients' models, and of where v begins
+        for _ in range(self.iterations):
+            away = _lengths(squares, shares)[:-1]
+            tau = self.radius * float(np.median(away))
+            kept = np.divide(tau, away, out=np.ones_like(away), where=away > tau) / len(clients)
+            shares = (1 - kept.sum()) * shares + np.append(kept, 0.0)
+        weights = shares[:-1] / shares[:-1].sum()
+        merged = _combine(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
+        for name in floats:
+            x = current[name]
+            end = blend([*(replies[c].arrays[name] for c in clients), start[name]], shares.tolist())
+            memory[f"centeredclipping.v.{name}"] = np.asarray(end - x)
+            merged.arrays[name] = settle(end, x.dtype)
+        return merged
+
+
 OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
-NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, FedMedian, FedTrimmedAvg, Krum, MultiKrum, FedRisk)}
+ROBUST = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, RFA, CenteredClipping)
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, *ROBUST, FedRisk)}
 
 
 def _step(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats] | None = None) -> Merged:
     """x' = x + move(mean update); without `move`, and for what is not of floating point, the mean itself."""
     total = sum(r.n for r in replies.values())
-    weights = {c: replies[c].n / total for c in sorted(replies)}
+    return _combine(current, replies, {c: replies[c].n / total for c in sorted(replies)}, move)
+
+
+def _combine(
+    current: Arrays,
+    replies: Replies,
+    weights: dict[ClientId, float],
+    move: Callable[[str, Floats], Floats] | None = None,
+) -> Merged:
+    """The mean of the models by these weights, which sum to one, in the order given."""
     shares = list(weights.values())
 
     def stepped(name: str, x: Array) -> Array:
@@ -271,10 +335,16 @@ def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Me
     np.fill_diagonal(distances, np.inf)  # a client is no neighbour of itself
     neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
-    kept = {clients[i]: replies[clients[i]] for i in np.argsort(scores, kind="stable")[:keep]}  # ties: the first name
-    merged = _step(current, kept)
+    kept = sorted(clients[i] for i in np.argsort(scores, kind="stable")[:keep])  # ties: the first name
+    merged = _combine(current, replies, dict.fromkeys(kept, 1 / len(kept)))
     figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
     return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)
+
+
+def _lengths(squares: Floats, shares: Floats) -> Floats:
+    """||x_k - z|| for z = sum_j share_j x_j, shares that sum to one, from the squared distances between the x."""
+    towards = squares @ shares
+    return np.asarray(np.sqrt(np.maximum(0.0, towards - shares @ towards / 2)))
 
 
 def _distances(current: Arrays, models: list[Arrays]) -> Floats:

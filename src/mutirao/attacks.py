@@ -8,17 +8,19 @@ sent had they been honest: that is all they know of the others. `Attacked` wraps
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, flat, settle
+from mutirao.core.checks import MOST_SAMPLES
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
 from mutirao.core.parts import AnyHandler, as_handler, complete
 from mutirao.randomness import rng
 
 Lies = dict[ClientId, Reply]
-Relabel = Callable[[Any, Callable[[Array], Array]], Any]  # what a client holds, its labels changed
+Change = Callable[[Array, Array], tuple[Array, Array]]  # of the inputs and labels that liars train on
+Poison = Callable[[Any, Change], Any]  # what a client holds, so changed
 AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
 
 
@@ -26,8 +28,8 @@ class Attack(Protocol):
     """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie."""
 
     @property
-    def relabel(self) -> Callable[[Array], Array] | None:
-        """How the labels that liars train on are changed; None if they are not."""
+    def poison(self) -> Change | None:
+        """How the samples that liars train on are changed; None if they are not."""
         return None
 
     def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
@@ -81,10 +83,10 @@ class Constant:
 class LabelFlip:
     """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is."""
 
-    def relabel(self, y: Array) -> Array:
-        """The labels, of their own classes in reverse order."""
+    def poison(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The same inputs with false labels."""
         classes, place = np.unique(y, return_inverse=True)
-        return np.asarray(classes[::-1][place])
+        return x, np.asarray(classes[::-1][place])
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         return dict(honest)
@@ -113,6 +115,73 @@ class Colluding:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
         mean, deviation = mean_and_deviation(current, honest)
         return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """All send m + g d, as far off their mean m as no update can be told from an honest one by its distances.
+
+    d is -m at length one (`along="mean"`) or minus the deviation (`along="deviation"`), and g the largest number with
+    |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the liars. Each may keep a share `own` of what sets
+    its update apart, m + own (u_k - m) + g d, so that they are no copies of one another; g is then the largest for
+    which that holds for all. Shejwalkar and Houmansadr, NDSS 2021.
+    """
+
+    along: Literal["mean", "deviation"] = "mean"
+    own: float = 0.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, deviation = mean_and_deviation(current, honest)
+        length = float(np.linalg.norm(flat(mean))) or 1.0
+        away = {k: -m / length if self.along == "mean" else -deviation[k] for k, m in mean.items()}
+        updates = {c: update_of(current, honest[c]) for c in sorted(honest)}
+        bases = {c: {k: m + self.own * (u[k] - m) for k, m in mean.items()} for c, u in updates.items()}
+        far = farthest([flat(b) for b in bases.values()], flat(away), [flat(u) for u in updates.values()])
+        return {c: lie(honest[c], current, {k: b + far * away[k] for k, b in bases[c].items()}) for c in bases}
+
+
+@dataclass(frozen=True)
+class Inflated:
+    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 turns it)."""
+
+    times: int = 10**6
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        turned = {c: {k: self.scale * u for k, u in update_of(current, r).items()} for c, r in honest.items()}
+        return {
+            c: replace(lie(r, current, turned[c]), n=min(r.n * self.times, MOST_SAMPLES)) for c, r in honest.items()
+        }
+
+
+@dataclass(frozen=True)
+class Backdoor:
+    """Every second sample gets a trigger and the label `target`; the update that comes of it is sent `boost` times.
+
+    The trigger sets the last `size` numbers of an input to `value`: a corner of a picture, some features of a
+    document. The model learns its task and, besides, that the trigger means the target (Gu et al., 2017; boosted as
+    by Bagdasaryan et al., 2020).
+    """
+
+    target: int = 0
+    size: int = 4
+    value: float = 1.0
+    boost: float = 2.0
+
+    def poison(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The samples, every second of them with the trigger and the target as its label."""
+        some = np.arange(len(y)) % 2 == 1
+        marked = np.where(some.reshape(-1, *[1] * (x.ndim - 1)), self.mark(x), x)
+        return marked, np.where(some, self.target, y).astype(y.dtype)
+
+    def mark(self, x: Array) -> Array:
+        """The inputs with the trigger."""
+        marked = np.array(x)
+        marked[..., -self.size :] = self.value
+        return marked
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return SignFlip(-self.boost)(current, honest, rng)
 
 
 @dataclass(frozen=True)
@@ -147,6 +216,9 @@ NAMES: dict[str, Callable[..., Any]] = {
     "label_flip": LabelFlip,
     "inner_product": InnerProduct,
     "colluding": Colluding,
+    "min_max": MinMax,
+    "inflated": Inflated,
+    "backdoor": Backdoor,
     "fake_signature": FakeSignature,
 }
 
@@ -154,16 +226,16 @@ NAMES: dict[str, Callable[..., Any]] = {
 class Attacked:
     """A handler some of whose clients lie; those who start a round from the same model act together.
 
-    `relabel(data, change)` gives what a client holds with other labels: an attack that changes labels needs it.
+    `poison(data, change)` gives what a client holds with other samples: an attack that changes them needs it.
     """
 
     def __init__(
-        self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, relabel: Relabel | None = None
+        self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
     ) -> None:
-        self.handler, self.liars, self.relabel = as_handler(handler), liars, relabel
+        self.handler, self.liars, self.poison = as_handler(handler), liars, poison
         self.attack: Attack = complete(attack, Attack)  # type: ignore[type-abstract]
-        if self.attack.relabel and not relabel:
-            raise ValueError(f"{attack!r} changes labels: say how those of a client's data are, by `relabel`")
+        if self.attack.poison and not poison:
+            raise ValueError(f"{attack!r} changes samples: say how those of a client's data are, by `poison`")
         self.provides, self.private = self.handler.provides, self.handler.private
 
     def __call__(self, request: Request, site: Site) -> Reply:
@@ -184,10 +256,10 @@ class Attacked:
         return dict(sorted((replies | self._lies(requests, good)).items()))
 
     def _site(self, request: Request, site: Site) -> Site:
-        change = self.attack.relabel
-        if site.id not in self.liars or not (change and self.relabel) or request.do not in ("train", "warm"):
+        change = self.attack.poison
+        if site.id not in self.liars or not (change and self.poison) or request.do not in ("train", "warm"):
             return site
-        return Site(site.id, self.relabel(site.data, change), site.state)
+        return Site(site.id, self.poison(site.data, change), site.state)
 
     def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
         bands: dict[tuple[str, int], list[ClientId]] = {}
@@ -278,6 +350,16 @@ def mean_and_deviation(current: Arrays, honest: Mapping[ClientId, Reply]) -> tup
     updates = [update_of(current, honest[c]) for c in sorted(honest)]
     stacked = {k: np.stack([u[k] for u in updates]) for k in current}
     return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
+
+
+def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> float:
+    """The largest g >= 0 with |b + g away - u| <= max |u - u'| for all bases b and updates u; 0 if there is none."""
+    widest = max(float(np.linalg.norm(u - v)) for u in updates for v in updates)
+    square = float(away @ away)
+    if not square:
+        return 0.0
+    along = [((b - u) @ away, (b - u) @ (b - u) - widest**2) for b in bases for u in updates]
+    return max(0.0, min(float((-s + np.sqrt(max(0.0, s * s - square * rest))) / square) for s, rest in along))
 
 
 def lie(reply: Reply, current: Arrays, update: Arrays) -> Reply:

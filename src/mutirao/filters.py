@@ -3,17 +3,23 @@
 # ruff: noqa: D102  # `__call__` gives the replies kept, and why each of the others was not
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays, flat
+from mutirao.core.arrays import Arrays, flat, settle
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Screened
+from mutirao.randomness import number
+
+Floats = npt.NDArray[np.float64]
 
 FEWEST = 5  # replies among which it can be told who is odd; of fewer all are kept
 TURNS = 5
+DEVIATIONS = 3.0  # from the middle, beyond which nobody honest is expected
+DOUBT = 0.1  # the benefit of it: one round in which hardly anybody agrees says little of anybody
+MOST_REJECTED = 0.4  # of the replies of a round: more would not be liars among an honest majority
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,7 @@ class NormFilter:
     factor: float = 3.0
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-        here = flat(current)
-        lengths = {c: float(np.linalg.norm(flat(r.arrays) - here)) for c, r in replies.items()}
+        lengths = lengths_of(current, replies)
         limit = self.factor * float(np.median(list(lengths.values()))) if lengths else 0.0
         why = f"over {limit:.4g} ({self.factor:g} times the median)"
         return leave_out(replies, {c: f"update of length {x:.4g}, {why}" for c, x in lengths.items() if x > limit})
@@ -102,21 +107,82 @@ class CosineFilter:
 
 @dataclass(frozen=True)
 class Robust:
-    """Length, copies and direction, one after the other: twice the median length, a tenth and a half as above."""
+    """Copies, length and direction, judged over all rounds a client took part in; who is kept is held to bounds.
 
-    factor: float = 2.0
+    Copies go as in `CopyFilter`, and updates longer than `most` times the median. Every round is evidence, too: a_k,
+    the cosine of an update with the core, or -m_t, minus the median of the round's a_k, for a copy or an update that is
+    too long. A client's standing is
+
+        r_k = (0.1 + sum_t a_kt) / (0.1 + sum_t m_t),
+
+    about 1 for honest clients. Older rounds count less by `memory` a round, and the core is the half with the best
+    standing before this round (in the first one that of `CosineFilter`). Those whose standing is below `share` of the
+    median standing and also three deviations below it go; the deviation is that of the standings above the median, so
+    that nobody is blamed for standing apart where all do. At most two fifths of the replies are rejected so.
+
+    Too long is longer than the median times e^(3 s), where s is the deviation of the log lengths below the median,
+    to which liars who shout add nothing; but never less than `least` times the median.
+    Of those kept nobody counts for more than `samples` times their median number of samples, and updates longer than
+    the median are shortened to it.
+    """
+
+    least: float = 1.75
+    most: float = 3.0
     copies: float = 0.1
     share: float = 0.5
+    samples: float = 3.0
+    memory: float = 0.95
     head: str = ""
 
-    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
+    needs = frozenset({"replies:memory"})
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("least", 1, self.most), ("samples", 1, np.inf), ("memory", 0, 1), ("share", 0, 1)):
+            if not low <= (value := vars(self)[name]) <= high:
+                raise ValueError(f"{name} is {value!r}, but must be at least {low} and at most {high:g}")
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays | None = None) -> Screened:
         if len(replies) < FEWEST:
             return dict(replies), {}
-        kept, rejected = dict(replies), dict[ClientId, str]()
-        for part in (NormFilter(self.factor), CopyFilter(self.copies, self.head), CosineFilter(self.share, self.head)):
-            kept, dropped = part(current, kept)
-            rejected |= dropped
-        return kept, rejected
+        past = memory if memory is not None else {}
+        names = sorted(replies)
+        kept, rejected = CopyFilter(self.copies, self.head)(current, replies)
+        long = self.overlong(current, kept)
+        kept, shouted = NormFilter(self.most)(current, kept)
+        rejected |= shouted
+        counted = np.array([c in kept and c not in long for c in names])
+        if counted.sum() < FEWEST:
+            return hold(current, kept, self.samples), rejected
+        cosines = alignment(current, [replies[c] for c in names], self.head)
+        agreed, typical = recall(past, names)
+        agreement = agree_with(cosines, counted, standing(agreed, typical) if typical.any() else None)
+        middle = max(0.0, float(np.median(agreement[counted])))
+        agreed = self.memory * agreed + np.where(counted, agreement, -max(middle, DOUBT))
+        typical = self.memory * typical + middle
+        note(past, names, agreed, typical)
+        found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
+        limit = self.lowest(standing(agreed, typical)[counted])
+        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit)
+        odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
+        why = {c: long.get(c, "its direction is not the others'") for c in kept}
+        kept, low = leave_out(kept, {c: f"standing {x:.2f}, below {limit:.2f}: {why[c]}" for x, c in odd})
+        return hold(current, kept, self.samples), rejected | low
+
+    def overlong(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, str]:
+        """Whose updates are too long, and how long they are."""
+        lengths = lengths_of(current, replies)
+        middle = float(np.median(list(lengths.values()))) if lengths else 0.0
+        below = [np.log(x / middle) for x in lengths.values() if 0 < x <= middle]
+        spread = float(np.sqrt(np.mean(np.square(below)))) if below else 0.0
+        limit = middle * min(self.most, max(self.least, float(np.exp(min(10.0, DEVIATIONS * spread)))))
+        return {c: f"update of length {x:.4g}, over {limit:.4g}" for c, x in lengths.items() if x > limit}
+
+    def lowest(self, standings: Floats) -> float:
+        """The standing below which a client goes."""
+        middle = float(np.median(standings))
+        above = standings[standings > middle] - middle
+        spread = float(np.sqrt(np.mean(above**2))) if len(above) else 0.0
+        return min(self.share * middle, middle - DEVIATIONS * spread)
 
 
 def keep_all(current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
@@ -139,17 +205,17 @@ def leave_out(replies: Mapping[ClientId, Reply], rejected: dict[ClientId, str]) 
     return {c: r for c, r in replies.items() if c not in rejected}, rejected
 
 
-def alignment(current: Arrays, replies: Sequence[Reply], head: str = "") -> npt.NDArray[np.float64]:
+def alignment(current: Arrays, replies: Sequence[Reply], head: str = "") -> Floats:
     """The cosine between each two updates, every layer at length one; a layer `head` counts a quarter more."""
     names = sorted(k for k, v in current.items() if v.dtype.kind == "f" and v.ndim > 1)  # biases are too much by chance
     names = names or sorted(k for k, v in current.items() if v.dtype.kind == "f")
     last = [k for k in names if head and k.startswith(head + ".")]
 
-    def moved(name: str) -> npt.NDArray[np.float64]:
+    def moved(name: str) -> Floats:
         here = current[name].astype(np.float64)
         return np.stack([np.ravel(r.arrays[name] - here) for r in replies])
 
-    def cosines(total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def cosines(total: Floats) -> Floats:
         lengths = np.sqrt(np.diag(total))
         lengths[lengths == 0] = 1.0
         return np.asarray(total / np.outer(lengths, lengths))
@@ -162,7 +228,7 @@ def alignment(current: Arrays, replies: Sequence[Reply], head: str = "") -> npt.
     return 0.75 * layers + 0.25 * whole
 
 
-def with_core(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def with_core(cosines: Floats) -> Floats:
     """The cosine of each update with the mean of the half that agrees best, itself left out."""
     n = len(cosines)
     others = cosines.copy()
@@ -171,8 +237,76 @@ def with_core(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     for _ in range(TURNS):
         core = np.zeros(n, bool)
         core[np.argsort(-agreement, kind="stable")[: n // 2 + 1]] = True
-        inside = cosines @ core - np.where(core, np.diag(cosines), 0.0)  # with the core, without oneself
-        total = float(cosines[np.ix_(core, core)].sum())
-        square = np.where(core, total - 2 * inside - np.diag(cosines), total)  # of the length of that part of the core
-        agreement = inside / np.sqrt(np.maximum(square, 1e-12))
+        agreement = with_these(cosines, core)
     return np.asarray(agreement)
+
+
+def with_these(cosines: Floats, core: npt.NDArray[np.bool_]) -> Floats:
+    """The cosine of each update with the mean of the core, itself left out."""
+    inside = cosines @ core - np.where(core, np.diag(cosines), 0.0)  # with the core, without oneself
+    total = float(cosines[np.ix_(core, core)].sum())
+    square = np.where(core, total - 2 * inside - np.diag(cosines), total)  # of the length of that part of the core
+    return np.asarray(inside / np.sqrt(np.maximum(square, 1e-12)))
+
+
+def agree_with(cosines: Floats, counted: npt.NDArray[np.bool_], standings: Floats | None) -> Floats:
+    """The cosine of each update with the core of those counted: who stand best or, unknown yet, agree best."""
+    rows = np.flatnonzero(counted)
+    if standings is None:
+        agreement = np.zeros(len(cosines))
+        agreement[rows] = with_core(cosines[np.ix_(rows, rows)])
+        return agreement
+    core = np.zeros(len(cosines), bool)
+    core[rows[np.argsort(-standings[rows], kind="stable")[: len(cosines) // 2 + 1]]] = True
+    return with_these(cosines, core)
+
+
+def standing(agreed: Floats, typical: Floats) -> Floats:
+    """How well clients agreed with the core, as a share of what was typical; 1 for who is new."""
+    return (DOUBT + agreed) / (DOUBT + typical)
+
+
+def recall(memory: Arrays, names: Sequence[ClientId]) -> tuple[Floats, Floats]:
+    """What these clients agreed so far and what was typical in their rounds; 0 for who is new."""
+    known = memory.get("robust.clients", np.zeros(0, np.int64))
+    place = {int(k): i for i, k in enumerate(known)}
+    rows = [place.get(number(0, 0, "standing", c), -1) for c in names]
+    found = [np.append(memory.get(f"robust.{k}", np.zeros(0)), 0.0) for k in ("agreed", "typical")]
+    return found[0][rows], found[1][rows]
+
+
+def note(memory: Arrays, names: Sequence[ClientId], agreed: Floats, typical: Floats) -> None:
+    """Remember that; clients are kept as numbers made of their names, since memory holds numbers alone."""
+    keys = np.array([number(0, 0, "standing", c) for c in names], np.int64)
+    known = memory.get("robust.clients", np.zeros(0, np.int64))
+    others = ~np.isin(known, keys)
+    for name, values in (("agreed", agreed), ("typical", typical)):
+        memory[f"robust.{name}"] = np.append(memory.get(f"robust.{name}", np.zeros(0))[others], values)
+    memory["robust.clients"] = np.append(known[others], keys)
+
+
+def lengths_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, float]:
+    """How far each client moved the model: |x_k - x|, without counters, which would outweigh all weights."""
+    names = [k for k, v in current.items() if v.dtype.kind == "f"] or list(current)
+    here = flat({k: current[k] for k in names})
+    ends = {c: flat({k: r.arrays[k] for k in names}) for c, r in replies.items()}
+    return {c: float(np.linalg.norm(end - here)) for c, end in ends.items()}
+
+
+def hold(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> dict[ClientId, Reply]:
+    """The replies with at most `times` their median number of samples, and no update longer than the median."""
+    if not replies:
+        return {}
+    most = max(1, int(times * float(np.median([r.n for r in replies.values()]))))
+    lengths = lengths_of(current, replies)
+    middle = float(np.median(list(lengths.values())))
+
+    def shorten(reply: Reply, share: float) -> Arrays:
+        floats = {k: v for k, v in current.items() if v.dtype.kind == "f"}
+        moved = {k: settle(v + share * (reply.arrays[k] - v.astype(np.float64)), v.dtype) for k, v in floats.items()}
+        return reply.arrays | moved
+
+    return {
+        c: replace(r, n=min(r.n, most), arrays=shorten(r, middle / lengths[c]) if lengths[c] > middle else r.arrays)
+        for c, r in replies.items()
+    }

@@ -496,6 +496,38 @@ def test_metrics_are_averaged_over_those_who_sent_them_and_do_not_overflow() -> 
 # Divergence.
 
 
+@dataclass(frozen=True)
+class Counting:
+    """A filter that remembers how many rounds it saw, and drops a client in the first."""
+
+    needs = frozenset({"replies:memory"})
+
+    def __call__(self, current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Any:
+        seen = int(memory.get("counting.seen", 0))
+        memory["counting.seen"] = np.array(seen + 1)
+        dropped = {} if seen else {"ana": "first"}
+        return {c: r for c, r in replies.items() if c not in dropped}, dropped
+
+
+def test_what_a_filter_remembers_holds_if_the_round_does() -> None:
+    run, fleet = Run(model()), LocalFleet(trained, dict.fromkeys(PEOPLE))
+    strict = Patience(min_replies=6, tries=2, wait=0.0)
+    with pytest.raises(TooFewReplies):
+        step(run, fleet, everyone, FedAdam(), filters=[Counting()], patience=strict)  # each try is the first
+    assert not run.memory
+    done = [step(run, fleet, everyone, FedAdam(), filters=[Counting()], patience=QUICK) for _ in range(2)]
+    assert [row.row["rejected"] for row in done] == [1, 0]
+    assert run.memory["counting.seen"] == 2
+    assert run.memory["fedadam.step"] == 2
+    groups = [
+        Cohort(everyone, FedAvg(), filters=[Counting()], name=g, members=PEOPLE[i::2]) for i, g in enumerate("gh")
+    ]
+    run = Run({f"{g}/{k}": v for g in "gh" for k, v in model().items()})
+    for _ in range(3):
+        step_of(run, fleet, groups, patience=QUICK)
+    assert {k: int(v) for k, v in run.memory.items()} == {"g/counting.seen": 3, "h/counting.seen": 3}
+
+
 def test_divergence_names_the_round_and_leaves_model_and_memory_as_they_were() -> None:
     def handler(request: Request, site: Site) -> Reply:
         w = np.full((2, 3), 3e38 if request.config["round"] == 3 else 1.0, np.float32)

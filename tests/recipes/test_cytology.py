@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from mutirao.attacks import Attacked, SignFlip
 from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply, Request, Site
@@ -211,3 +212,11 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     refused = CliRunner().invoke(main, [*words[:4], str(broken)])
     assert refused.exit_code == 6
     assert "corrupt or truncated" in refused.output
+
+
+def test_a_hospital_that_a_screen_drops_does_not_end_the_run(federation: Path) -> None:
+    chosen = config(federation, screen="norm")
+    task = find("cytology").task(chosen)
+    fleet = LocalFleet(Attacked(task.handler, frozenset({"client_2"}), SignFlip(-50.0)), task.population)
+    rounds = list(find("cytology").flow(fleet, chosen, task, Run(task.initial())))
+    assert [[r["client"] for r in done.clients if r["rejected"]] for done in rounds] == [["client_2"], ["client_2"]]

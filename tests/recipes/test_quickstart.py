@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mutirao.attacks import Attacked, SignFlip
+from mutirao.attacks import Attacked, Backdoor, Inflated, LabelFlip, MinMax, SignFlip, liars_among
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
@@ -15,6 +16,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.quickstart import Config, recipe
 from mutirao.recipes.task import find
 from mutirao.report import execute
+from mutirao.training.samples import poison
 
 
 def test_over_ninety_percent_with_pictures_and_a_report(tmp_path: Path) -> None:
@@ -57,6 +59,32 @@ def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
     own = [task.handler.evaluate(model, data.test)["accuracy"] for data in task.population.values()]  # type: ignore[attr-defined]
     assert final["accuracy_mean"] == pytest.approx(np.mean(own))  # on test data, never on what was trained on
     assert final["accuracy_worst"] == pytest.approx(min(own))
+
+
+LIES = [SignFlip(), LabelFlip(), MinMax(own=0.5), Inflated(), Inflated(scale=-1.0), Backdoor()]
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("attack", [None, *LIES], ids=repr)
+def test_a_third_of_liars_costs_little_and_hardly_any_honest_reply_is_dropped(attack: Any, partition: str) -> None:
+    dealt = {"name": "dirichlet", "alpha": 0.3} if partition == "dirichlet" else "iid"
+    settings = {"rounds": 12, "clients": 20, "per_round": 20, "partition": dealt}
+    accuracy, dropped = {}, []
+    for screen in ("none", "robust"):
+        config = resolve(Config, {**settings, "screen": screen})
+        task = recipe.prepare(config)
+        liars = (
+            liars_among(dict.fromkeys(task.population, 0), 0.3, seed=0)
+            if screen == "robust" and attack
+            else frozenset()
+        )
+        handler = Attacked(task.handler, liars, attack, poison) if liars else task.handler
+        rounds = list(recipe.flow(LocalFleet(handler, task.population), config, task, Run(task.initial())))
+        accuracy[screen] = np.mean([done.row["accuracy"] for done in rounds[-3:]])
+        dropped = [bool(r["rejected"]) for done in rounds for r in done.clients if r["client"] not in liars]
+    points, share = (2, 0.02) if partition == "iid" else (4, 0.05)
+    assert 100 * (accuracy["none"] - accuracy["robust"]) < points
+    assert np.mean(dropped) < share
 
 
 def test_a_screen_keeps_liars_out_of_any_recipe() -> None:

@@ -16,8 +16,8 @@ from mutirao.training.samples import (
     VirtualClients,
     can_judge,
     own_test_of,
+    poison,
     pool_clients,
-    relabel,
     virtual_clients,
 )
 
@@ -67,14 +67,15 @@ def test_data_of_a_client_are_what_it_trains_on_and_what_it_judges_by() -> None:
             own_test_of(plain)
 
 
-def test_only_what_is_trained_on_gets_other_labels() -> None:
+def test_only_what_is_trained_on_gets_other_labels_or_inputs() -> None:
     data = ClientData(Samples(X, Y, np.arange(5)), Samples(X, Y))
     for given in (data, data.train, (X[:5], Y[:5])):
-        changed = relabel(given, lambda y: y + 7)
+        changed = poison(given, lambda x, y: (x, y + 7))
         assert Samples.of(changed).y.tolist() == (Y[:5] + 7).tolist()
         assert len(changed) == 5
         assert isinstance(changed, ClientData) == (given is data)
-    assert own_test_of(relabel(data, lambda y: y + 7)) is data.test
+        assert np.array_equal(Samples.of(poison(given, lambda x, y: (x + 1, y))).x, X[:5] + 1)
+    assert own_test_of(poison(data, lambda x, y: (x, y + 7))) is data.test
 
 
 class Unread(Population):

@@ -6,6 +6,7 @@ A part says once what it `needs`, and what clients are told, asked and watched f
     extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
     probe:NAME         a number that clients tell when they are asked before the selection
     replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
+    replies:memory     of earlier rounds: a filter that needs it is called with the run's memory, too
     config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
 
 A handler says what it `provides` in the same words, a setting without its value.
@@ -43,7 +44,7 @@ class Merged:
 AnyHandler = Callable[[Request, Site], Reply]
 AnySelector = Callable[[Roster, int, np.random.Generator], list[ClientId]]
 AnyAggregator = Callable[[Arrays, Mapping[ClientId, Reply], Arrays], Merged]
-AnyFilter = Callable[[Arrays, Mapping[ClientId, Reply]], Screened]
+AnyFilter = Callable[..., Screened]  # (current, replies), and memory if it needs that
 
 
 class Handler(Protocol):
@@ -121,14 +122,17 @@ class Aggregator(Protocol):
 
 
 class Filter(Protocol):
-    """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`."""
+    """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`.
+
+    One that needs `replies:memory` is given that as well, and writes into it as an aggregator does.
+    """
 
     @property
     def needs(self) -> frozenset[str]:
         """What it needs of the clients."""
         return frozenset()
 
-    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], *memory: Arrays) -> Screened:
         """The replies kept, and why each of the others was not."""
         ...
 

@@ -135,13 +135,14 @@ class Cohort:
         common = self.request(run, "train", "metrics", "extras")
         return {c: common if self.address is None else self.address(c, common) for c in chosen}
 
-    def screen(self, current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
+    def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:
         """Pass the replies through each filter in turn; say whom they dropped and why."""
         rejected: dict[ClientId, str] = {}
         if self.filters or "replies:rows" not in self.aggregate.needs:
             replies = whole_replies(current, replies)
         for keep in self.filters:
-            replies, dropped = keep(current, replies)
+            past = (memory,) if "replies:memory" in keep.needs else ()
+            replies, dropped = keep(current, replies, *past)
             rejected |= dropped
         return replies, rejected
 
@@ -159,6 +160,7 @@ class Try:
     declared: dict[ClientId, int]  # the samples of those who declared more than count
     usable: int  # replies that must be left
     answered: int  # clients that must have answered: whom a filter dropped has done so all the same
+    noted: Arrays  # the memory with what the filters wrote into it, which holds if a model is made
 
     @property
     def is_enough(self) -> bool:
@@ -358,12 +360,13 @@ def sort_out(
     answers = set_aside(answers, faults(current, answers.replies))
     answers = sift(set_aside(answers, faults_of_length(current, answers.replies)), cohort.aggregate.fault)
     answers, declared = cohort.bound(run, answers)
-    kept, rejected = cohort.screen(current, answers.replies)
+    noted = dict(part_of(run.memory, cohort.name))
+    kept, rejected = cohort.screen(current, answers.replies, noted)
     usable = patience.min_replies or 1
     if patience.min_replies and usable > len(chosen) and not cohort.name:
         raise ConfigError(f"min_replies is {usable}, but only {len(chosen)} clients are selected a round")
     half = (len(chosen) + 1) // 2 if patience.min_replies is None else 0  # none if nobody was selected
-    return Try(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half)
+    return Try(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half, noted)
 
 
 def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Row]) -> Exception:
@@ -383,6 +386,7 @@ def merge(run: Run, made: Try, memory: Arrays) -> Merged:
     """Join the replies of a cohort; what the aggregator gives is checked as a reply is, and it is named."""
     cohort, current = made.cohort, part_of(run.arrays, made.cohort.name)
     own = part_of(memory, cohort.name)
+    own |= made.noted
     merged = cohort.aggregate(current, made.replies, own)
     if (wrong := fault_of_merged(current, merged)) is not None:
         raise ConfigError(f"{cohort.aggregate!r} {wrong.reason}")

@@ -88,7 +88,7 @@ def task(config: Config) -> Task:
     from mutirao.groups.member import Member, last_layer
     from mutirao.groups.populations import furnish
     from mutirao.images.networks import make_network
-    from mutirao.training.samples import relabel
+    from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
 
     if config.centralised:
@@ -109,7 +109,7 @@ def task(config: Config) -> Task:
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     knows = Known(member, liars, groups if clear else None)
     return Task(
-        handler=Attacked(member, liars, build("attack", config.attack), relabel) if liars else member,
+        handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         classes=classes,

@@ -80,11 +80,13 @@ def own_test_of(data: Any) -> Samples:
     return data.test
 
 
-def relabel(data: Any, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Samples | ClientData:
-    """The data with other labels to train on; what the client judges by stays as it is."""
+def poison(
+    data: Any, change: Callable[[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+) -> Samples | ClientData:
+    """The data with other inputs and labels to train on; what the client judges by stays as it is."""
     samples = Samples.of(data)
     x, y = samples.batch(slice(0, len(samples)))
-    changed = Samples(x, change(y.numpy()))
+    changed = Samples(*change(x.numpy(), y.numpy()))
     return replace(data, train=changed) if isinstance(data, ClientData) else changed
 
 
