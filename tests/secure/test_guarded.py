@@ -111,9 +111,7 @@ def test_secrets_of_a_sum_lie_apart_from_the_state_and_go(tmp_path: Path) -> Non
     assert states.before("train", 4) == (3, {"speed": pytest.approx(np.ones(2))})
     assert states.now.stat().st_mode & 0o077 == 0
     assert states.take_fleeting().keys() == {FLEETING + "secagg"}
-    assert (
-        states.take_fleeting() == {}
-    )  # another process that is asked the same at the same time has nothing to mask with
+    assert states.take_fleeting() == {}  # who is asked the same at the same time has nothing to mask with
     states.keep(0, {FLEETING + "secagg": np.arange(4, dtype=np.uint8)})
     assert states.rounds() == [3]
     states.keep(3, {"speed": np.ones(2)})

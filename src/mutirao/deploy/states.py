@@ -62,7 +62,7 @@ class States:
     def take_fleeting(self) -> Arrays:
         """What is of the round being made: secrets of a sum.
 
-        It is gone until it is kept again: of two processes at once only one has it, and one that fails leaves it to nobody.
+        It is gone until it is kept again: of two processes at once only one has it, and one that fails leaves none.
         """
         mine = self.now.with_name(f"taken.{os.getpid()}.safetensors")
         try:
