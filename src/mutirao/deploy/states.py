@@ -5,6 +5,7 @@ whose reply was lost; so the state is kept by our run, known by the first hash o
 """
 
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -58,13 +59,22 @@ class States:
         for folder in runs[:-RUNS]:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def fleeting(self) -> Arrays:
-        """What is of the round being made, whatever round that is: secrets of a sum, which no other round may see."""
+    def take_fleeting(self) -> Arrays:
+        """What is of the round being made: secrets of a sum.
+
+        It is gone until it is kept again: of two processes at once only one has it, and one that fails leaves none.
+        """
+        mine = self.now.with_name(f"taken.{os.getpid()}.safetensors")
         try:
-            return load_arrays(self.now)[0] if self.now.exists() else {}
+            self.now.replace(mine)
+            return load_arrays(mine)[0]
+        except FileNotFoundError:
+            return {}
         except Damaged as error:
             log.warning("%s; the sum goes on without this site", error)
             return {}
+        finally:
+            mine.unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
         """The rounds whose states are here."""

@@ -80,7 +80,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     alone = LocalFleet(lambda request, site: handler(request, site), {name: data_of(task, name)})
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
-        state |= states.fleeting()
+        state |= states.take_fleeting()
         alone.states |= {name: state} if state else {}
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
