@@ -45,3 +45,14 @@ def test_the_task_without_torch_runs_and_is_kept(
     exec(compile(code + kept, "your-own-task.md", "exec"), space)  # the page's own code
     assert capsys.readouterr().out.strip() in code
     assert space["run"].arrays["mean"] == 3.0
+
+
+def test_every_line_of_the_page_on_security_is_shown_by_a_test_that_exists() -> None:
+    page = (DOCS / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 50
+    for file, test in named:
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8"), f"{file}::{test}"
+    attacks = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    heads = ("| attack |", "|---")
+    assert not [line for line in attacks if "::test_" not in line and not line.startswith(heads)]
