@@ -138,7 +138,8 @@ def test_plain_partitions_are_dealt_too_and_keys_are_queries(data):
         np.array_equal(a, b) for a, b in zip(parts, partition.dirichlet(data.grades, 5, 1.0, rng()), strict=True)
     )
     assert keeps_queries_whole(deal(partition.by_key, data.grades, data.queries, 5, rng()), data.queries)
-    dotted = build("partition", Part("mutirao.ranking.split:by_query_groups", {"alpha": 0.3}))
+    home = "mutirao.ranking.split"  # where the recipe's own partitions are, with which one's own must go
+    dotted = build("partition", Part(f"{home}:by_query_groups", {"alpha": 0.3}, home))
     assert keeps_queries_whole(deal(dotted, data.grades, data.queries, 5, rng(), data.x), data.queries)
 
 

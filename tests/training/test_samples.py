@@ -8,7 +8,7 @@ import pytest
 
 from mutirao import ClientData
 from mutirao.core.fleet import ClientId
-from mutirao.deploy.guard import samples_in
+from mutirao.deploy.guard import Held
 from mutirao.fleets.without import PopulationWithout
 from mutirao.training.samples import (
     Population,
@@ -61,7 +61,7 @@ def test_data_of_a_client_are_what_it_trains_on_and_what_it_judges_by() -> None:
     data = ClientData((X[:9], Y[:9]), Samples(X[9:12], Y[9:12]))  # type: ignore[arg-type]
     assert (len(data), len(data.train), len(own_test_of(data))) == (9, 9, 3)
     assert Samples.of(data) is data.train
-    assert [samples_in(d) for d in (data, data.train, (X, Y))] == [9, 9, 50]  # what a site's policy counts
+    assert [Held.of(d).train for d in (data, data.train, (X, Y))] == [9, 9, 50]  # what a site's policy counts
     for plain in (data.train, (X, Y), None):
         with pytest.raises(ValueError, match=r"no test data of its own: give it ClientData\(train, test\)"):
             own_test_of(plain)
