@@ -9,57 +9,27 @@ All cohorts of a round are asked at once.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, flat, is_finite, part_of
-from mutirao.core.bounds import SIZE_CAP, faults_of_length, hold_to_bounds
+from mutirao.core.bounds import SIZE_CAP, faults_of_length
 from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
+from mutirao.core.cohort import Cohort as Cohort
+from mutirao.core.cohort import Run as Run
+from mutirao.core.cohort import Try
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar, traffic
-from mutirao.core.parts import (
-    USUAL,
-    Aggregator,
-    AnyAggregator,
-    AnyFilter,
-    AnySelector,
-    Filter,
-    Merged,
-    Screened,
-    Selector,
-    as_aggregator,
-    as_filter,
-    as_selector,
-    names_of,
-    tell,
-)
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
 from mutirao.core.record import Round as Round
 from mutirao.core.record import Row, reasons
 from mutirao.core.roster import Roster
-from mutirao.core.rows import whole, whole_replies
+from mutirao.core.rows import whole
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
-from mutirao.randomness import rng
 
 log = logging.getLogger("mutirao")
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
-
-
-@dataclass
-class Run:
-    """All the server remembers between rounds; saved after each, so a run can go on after any end."""
-
-    arrays: Arrays
-    seed: int = 0
-    round: int = 0
-    roster: Roster = field(default_factory=Roster)
-    history: list[Row] = field(default_factory=list)
-    memory: Arrays = field(default_factory=dict)
-    sites: Arrays = field(default_factory=dict)  # states of simulated sites, which reach no aggregator
-
-    def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
-        """Randomness for the round being made, from (seed, round, purpose, client)."""
-        return rng(self.seed, self.round + 1, purpose, client)
 
 
 @dataclass(frozen=True)
@@ -69,103 +39,6 @@ class Patience:
     min_replies: int | None = None  # None: half of the selected
     tries: int = 3
     wait: float = 60.0
-
-
-class Cohort:
-    """One model and who trains it, how they are selected, and how their replies are screened and joined.
-
-    A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
-    everybody. Clients are told `tell` besides what the parts need; `address` makes each client's own request of the
-    common one. A client counts for at most `size_cap` times the median samples (0: for as many as it says). `metrics`
-    are those that clients may tell; None: any that most of them do.
-    """
-
-    def __init__(
-        self,
-        select: AnySelector,
-        aggregate: AnyAggregator,
-        *,
-        filters: Sequence[AnyFilter] = (),
-        tell: Mapping[str, Scalar] | None = None,
-        name: str = "",
-        members: Collection[ClientId] | None = None,
-        address: Callable[[ClientId, Request], Request] | None = None,
-        size_cap: float = SIZE_CAP,
-        metrics: Collection[str] | None = None,
-    ) -> None:
-        self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
-        self.filters, self.tell = [as_filter(part) for part in filters], dict(tell or {})
-        self.name, self.members, self.address = name, members, address
-        self.size_cap, self.metrics = size_cap, metrics
-
-    @property
-    def parts(self) -> tuple[Selector | Aggregator | Filter, ...]:
-        """Its selector, aggregator and filters."""
-        return (self.select, self.aggregate, *self.filters)
-
-    @property
-    def needs(self) -> set[str]:
-        """What its parts need of the clients, and what they are to send besides."""
-        besides = {f"extras:{name}" for name in str(self.tell.get("extras", "")).split(",") if name}
-        return besides.union(*(part.needs for part in self.parts))
-
-    def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
-        """What its clients answered, held to what one of them may claim; and the samples of who claimed more."""
-        known = USUAL | names_of(self.needs, "metrics") | names_of(self.needs, "probe") | set(self.metrics or ())
-        strict = self.metrics is not None
-        return hold_to_bounds(answers, run.roster, run.round + 1, self.size_cap, known, strict)
-
-    def roster(self, roster: Roster) -> Roster:
-        """What its selector sees: the roster as if nobody but its members were here."""
-        if self.members is None:
-            return roster
-        present = np.zeros(len(roster), np.bool_)
-        rows = [roster.row(c) for c in self.members if roster.knows(c)]
-        present[rows] = roster.present[rows]
-        return replace(roster, present=present)
-
-    def request(self, run: Run, do: str, *kinds: str) -> Request:
-        """What its clients are asked to do, with the settings that make them tell the needs of these kinds."""
-        told = {k: v for k, v in self.tell.items() if k != "extras"} | tell(self.needs, *kinds)
-        config = {"seed": run.seed, "round": run.round + 1, **told}
-        return Request(do, part_of(run.arrays, self.name), config)
-
-    def requests(self, run: Run, chosen: Sequence[ClientId]) -> dict[ClientId, Request]:
-        """What each client selected is asked."""
-        common = self.request(run, "train", "metrics", "extras")
-        return {c: common if self.address is None else self.address(c, common) for c in chosen}
-
-    def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:
-        """Pass the replies through each filter in turn; say whom they dropped and why."""
-        rejected: dict[ClientId, str] = {}
-        if self.filters or "replies:rows" not in self.aggregate.needs:
-            replies = whole_replies(current, replies)
-        for keep in self.filters:
-            past = (memory,) if "replies:memory" in keep.needs else ()
-            replies, dropped = keep(current, replies, *past)
-            rejected |= dropped
-        return replies, rejected
-
-
-@dataclass(frozen=True)
-class Try:
-    """How a cohort fared when it was asked: whom it selected, what they answered, and which replies count."""
-
-    cohort: Cohort
-    number: int
-    chosen: list[ClientId]
-    answers: Answers
-    replies: dict[ClientId, Reply]
-    rejected: dict[ClientId, str]
-    declared: dict[ClientId, int]  # the samples of those who declared more than count
-    usable: int  # replies that must be left
-    answered: int  # clients that must have answered: whom a filter dropped has done so all the same
-    noted: Arrays  # the memory with what the filters wrote into it, which holds if a model is made
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether a model can be made of it."""
-        return len(self.replies) >= self.usable and len(self.answers.replies) >= self.answered
 
 
 def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patience | None = None) -> Round:
