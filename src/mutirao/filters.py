@@ -130,7 +130,7 @@ class Robust:
     most: float = 3.0
     copies: float = 0.1
     share: float = 0.5
-    samples: float = 3.0
+    samples: float = 1.5
     memory: float = 0.95
     head: str = ""
 
