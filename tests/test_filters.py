@@ -171,7 +171,7 @@ def test_who_is_kept_counts_no_more_than_the_others() -> None:
     replies = updates(2, 10, 0.8)
     w = {c: r.arrays["0.weight"] for c, r in replies.items()}
     replies |= {"c01": Reply({"0.weight": 1.4 * w["c01"]}, n=10**12), "c02": Reply({"0.weight": w["c02"]}, n=2)}
-    kept, rejected = filters.Robust()(ZERO, replies)
+    kept, rejected = filters.Robust(samples=3.0)(ZERO, replies)
     assert not rejected
     assert [kept[c].n for c in ("c00", "c01", "c02")] == [1, 3, 2]
     lengths = filters.lengths_of(ZERO, replies)
