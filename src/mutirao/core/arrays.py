@@ -106,7 +106,9 @@ def square(arrays: Arrays) -> float:
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for v in arrays.values():
-            if v.dtype.kind == "f":
+            if v.size <= SMALL and v.dtype.char in "fd":  # nearly always: there are hundreds of calls a round
+                total += float(np.vdot(v, v))
+            elif v.dtype.kind == "f":
                 line = np.ravel(v if v.dtype.char in "fd" else v.astype(np.float64))
                 total += sum(float(np.vdot(b, b)) for b in (line[i : i + SMALL] for i in range(0, line.size, SMALL)))
     return total
