@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -17,6 +18,9 @@ from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mutirao-")  # the secret that marks runs: not the user's own
+hypothesis.settings.register_profile("steady", deadline=None)  # a first call may import, and a machine be busy
+hypothesis.settings.load_profile("steady")
+
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
 X, Y = load_iris(return_X_y=True)

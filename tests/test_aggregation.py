@@ -32,9 +32,6 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
 from mutirao.core.parts import Merged, as_aggregator, tell
 
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
-
 SHAPES = {"body.weight": (3, 2), "body.bias": (2,), "scale": (), "steps": (), "table": (4,), "mask": (3,)}
 KINDS: dict[str, Any] = {
     "body.weight": np.float32,

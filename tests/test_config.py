@@ -30,9 +30,6 @@ from mutirao.config import (
 )
 from mutirao.errors import ConfigError
 
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):

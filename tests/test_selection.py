@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -28,9 +28,6 @@ from mutirao.selection import (
     everyone,
     how_many,
 )
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 
 def roster_of(present: list[str], absent: list[str] | None = None) -> Roster:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, MultiKrum
@@ -23,9 +23,6 @@ from mutirao.core.rows import ROWS, whole
 from mutirao.fleets.local import LocalFleet
 from mutirao.runs.tables import MOST_COLUMNS, Table
 from mutirao.selection import everyone
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 PEOPLE = [f"c{i}" for i in range(9)]
 LIAR = "liar"

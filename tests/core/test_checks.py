@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAvg
@@ -16,9 +16,6 @@ from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, collect, 
 from mutirao.core.rounds import Cohort, Patience, Run, step
 from mutirao.fleets.local import LocalFleet
 from mutirao.selection import everyone
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 CURRENT: Arrays = {"w": np.zeros((2, 3), np.float32), "steps": np.zeros((), np.int64)}
 

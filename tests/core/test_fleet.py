@@ -4,14 +4,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.core.fleet import Failure, Fleet, Reply, collect, failure_of
 from mutirao.fleets.local import LocalFleet
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 GOOD = Reply({"w": np.ones(1)}, n=1)
 BAD = Failure("raised", "ValueError: no")

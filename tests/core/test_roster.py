@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.core.roster import COUNTS, MOST_FIGURES, Roster
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 ids = st.lists(st.text(max_size=5), max_size=12, unique=True)
 

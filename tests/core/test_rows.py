@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAvg
@@ -16,9 +16,6 @@ from mutirao.core.rows import ROWS, one_table, whole
 from mutirao.filters import NormFilter
 from mutirao.fleets.local import LocalFleet
 from mutirao.selection import everyone
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 CURRENT: Arrays = {"items": np.arange(12, dtype=np.float32).reshape(4, 3), "scale": np.ones(2)}
 

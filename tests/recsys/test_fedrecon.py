@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 from sklearn.linear_model import Ridge
@@ -20,9 +20,6 @@ from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.kernel import find_kernel
 from mutirao.recsys.local import Local, Rules, batch_of, draw_support, mix_bits
 from mutirao.recsys.ratings import Taste
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 CONFIG = {"seed": 0, "round": 1}
 D = 6

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
@@ -12,9 +12,6 @@ from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.generate import plant
 from mutirao.recsys.ratings import Ratings, Users, gather, join
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.integers(0, 9)), min_size=1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.drawing.participation import draw_best, draw_participation, draw_shares
@@ -28,9 +28,6 @@ from mutirao.studies.participation import (
     worst_decile,
 )
 from mutirao.studies.policies import compare, tables
-
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
-settings.load_profile("steady")
 
 ROWS = [(1, "ana"), (1, "bia"), (2, "ana"), (2, "caio"), (3, "ana"), (3, "bia")]
 
