@@ -65,6 +65,10 @@ class Handler(Protocol):
         """Whether it sees to its clients' privacy by itself."""
         return False
 
+    def agreed(self) -> Mapping[str, str]:
+        """What all clients must have in common, by name and digest: see `mutirao.core.agreement`."""
+        return {}
+
     def private_training(self, privacy: Any) -> AnyHandler:
         """The same with private gradients (DP-SGD)."""
         raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from mutirao.config import Common, build, load_name, nearest
+from mutirao.core.agreement import tell_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
 from mutirao.core.fleet import ClientId, Fleet
@@ -48,6 +49,7 @@ class Task:
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
     secure: Secure = Open()  # what clients do so that the server sees sums alone
+    agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -117,6 +119,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         filters=filters,
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
+        tell=tell_agreed(task.agreed),
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
         size_cap=config.size_cap,
@@ -149,6 +152,7 @@ class Recipe:
         task = replace(self.task(config), secure=secure_of(config))
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
+        task = replace(task, agreed={**as_handler(task.handler).agreed(), **task.agreed})
         if as_handler(task.handler).private:
             return task
         return replace(task, handler=build_privacy(config).at_client(task.handler))
