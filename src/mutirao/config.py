@@ -81,6 +81,8 @@ class Common:
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting("auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "plain"))
+    device: str = setting("cpu", "where torch models are trained: auto, cpu, cuda, cuda:N or mps")
+    precision: str = setting("float32", "numbers of a forward pass on a GPU", choices=("float32", "bf16"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
     evaluate_every: int = setting(1, "rounds between evaluations", low=1)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mutirao.core.arrays import Arrays
+from mutirao.training.devices import seeded_at
 
+CPU = torch.device("cpu")
 OPTIMIZERS = ("sgd", "adam")
 
 
@@ -69,11 +71,12 @@ def arrays_of(model: nn.Module) -> Arrays:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, place: torch.device = CPU) -> Iterator[None]:
     """Torch's own randomness (dropout, initialisation) from `seed`, leaving the global state as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+        torch.default_generator.manual_seed(seed)
+        with seeded_at(place, seed) if place.type != "cpu" else contextlib.nullcontext():
+            yield
 
 
 @contextlib.contextmanager

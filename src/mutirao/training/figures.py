@@ -72,7 +72,9 @@ def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     Their mean is the loss of the batch if the loss is a mean over samples, which is for the caller to prove.
     """
     if is_cross_entropy(loss, outputs, y):
-        classes = torch.arange(outputs.shape[-1])  # a mask is cheaper to differentiate than a look-up
+        classes = torch.arange(
+            outputs.shape[-1], device=outputs.device
+        )  # a mask is cheaper to differentiate than a look-up
         if len(classes) < FEW:
             logs = functional.log_softmax(outputs.t(), 0)
             return -torch.where(y == classes[:, None], logs, 0.0).sum(0)

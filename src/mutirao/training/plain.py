@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError
 from mutirao.randomness import number, rng
 from mutirao.training.descent import OPTIMIZERS, Descent, arrays_of, one_thread, seeded
+from mutirao.training.devices import DEVICES, PRECISIONS, Copies, autocast, find_device, is_device, is_heavy
 from mutirao.training.figures import (
     PROBE_SAMPLES,
     PROBED,
@@ -57,6 +59,8 @@ class PlainTrainer:
     mu: float = 0.0
     clip: float = 0.0
     engine: str = "auto"
+    device: str = "cpu"
+    precision: str = "float32"
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
@@ -73,6 +77,8 @@ class PlainTrainer:
             ("mu", 0 <= self.mu < math.inf, "0 (none) or above"),
             ("clip", 0 <= self.clip < math.inf, "0 (none) or above"),
             ("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}"),
+            ("device", is_device(self.device), DEVICES),
+            ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
         ):
             if not right:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {words}")
@@ -80,7 +86,18 @@ class PlainTrainer:
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
         """A trainer with the settings every recipe shares."""
-        names = ("optimizer", "lr", "momentum", "weight_decay", "epochs", "batch_size", "clip", "engine")
+        names = (
+            "optimizer",
+            "lr",
+            "momentum",
+            "weight_decay",
+            "epochs",
+            "batch_size",
+            "clip",
+            "engine",
+            "device",
+            "precision",
+        )
         try:
             return cls(model, **{k: getattr(config, k) for k in names} | more)
         except ValueError as error:
@@ -101,7 +118,7 @@ class PlainTrainer:
         if len(samples) == 0:
             raise ValueError("has no samples to be probed on")
         model = self.fill(arrays).eval()
-        x, y = samples.batch(slice(0, most))
+        x, y = self.here(samples).batch(slice(0, most))
         with one_thread(), torch.inference_mode():
             outputs = model(x)
             metrics = {"loss": float(self.loss(outputs, y))}
@@ -118,21 +135,23 @@ class PlainTrainer:
 
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
         """One client's training, batch by batch."""
-        samples, config = Samples.of(site.data), request.config
+        samples, config = self.here(Samples.of(site.data)), request.config
         seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples)
         mu = float(config.get("mu", self.mu))
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.fill(request.arrays).train()
         weights = [p for p in model.parameters() if p.requires_grad]
         descent = self.descent(weights, mu)
-        total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
-        errors: list[Tensor] = []
-        with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
+        place = self.place()
+        total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
+        errors, sizes = list[Tensor](), list[int]()
+        with one_thread(), (randomness or partial(seeded, place=place))(number(seed, round, "torch", site.id)):
             for batch in self.plan(rng(seed, round, "batches", site.id), len(samples), needs_two(model)):
                 x, y = samples.batch(batch)
                 model.zero_grad()
-                outputs = model(x)
-                loss = self.loss(outputs, y)
+                with autocast(place, self.precision):
+                    outputs = model(x)
+                    loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 descent.step()
                 total += loss.detach() * len(y)
@@ -144,7 +163,7 @@ class PlainTrainer:
                         errors.append(errors_of(found, y))
         metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
-        noted = extras_of(torch.cat(errors).numpy(), sizes) if errors else {}
+        noted = extras_of(torch.cat(errors).cpu().numpy(), sizes) if errors else {}
         return Reply(arrays_of(model), noted, metrics, len(samples))
 
     def descent(self, weights: list[nn.Parameter], mu: float) -> Descent:
@@ -179,9 +198,32 @@ class PlainTrainer:
         return -(-self.steps // len(epoch)) if self.steps else self.epochs
 
     def make(self) -> nn.Module:
-        """A module for one thread, whatever it holds, laid out as convolutions like it best."""
+        """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""
         with seeded(0):  # making it must not move anybody's randomness
-            return self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+            module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module.to(self.place()) if self.place().type != "cpu" else module
+
+    def place(self) -> torch.device:
+        """Where it trains and judges; found once."""
+        if "place" not in self._recorded:
+
+            def is_worth_it() -> bool:
+                with seeded(0):
+                    return is_heavy(self.model(), self.batch_size)
+
+            place = find_device(self.device, is_worth_it)
+            if self.precision != "float32" and place.type == "cpu":
+                raise ValueError(f"precision={self.precision} is for a GPU; on the CPU it is slower: use float32")
+            self._recorded["place"] = place
+        return self._recorded["place"]  # type: ignore[no-any-return]
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Random numbers from `seed` for what is computed there."""
+        return torch.Generator(self.place()).manual_seed(seed)
+
+    def here(self, samples: Samples) -> Samples:
+        """The samples where the model is."""
+        return samples.at(self.place(), self._recorded.setdefault("copies", Copies()))
 
     def blank(self) -> nn.Module:
         """This thread's own module, whatever it holds; made once."""

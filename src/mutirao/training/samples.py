@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mutirao.core.fleet import ClientId
 from mutirao.fleets.without import PopulationWithout
+from mutirao.training.devices import Copies
 
 Index = npt.NDArray[np.intp]
 
@@ -24,6 +25,7 @@ class Samples:
         if len(self.x) != len(self.y):
             raise ValueError(f"{len(self.x)} rows of x and {len(self.y)} of y do not belong together")
         self.index = index
+        self.place = self.x.device  # where batches lie
 
     @classmethod
     def of(cls, data: Any) -> "Samples":
@@ -49,9 +51,18 @@ class Samples:
     def batch(self, rows: Index | slice) -> tuple[Tensor, Tensor]:
         """The samples at these positions."""
         if self.index is None and isinstance(rows, slice):
-            return self.x[rows], self.y[rows]
-        where = torch.from_numpy(rows if self.index is None else self.index[rows])
-        return self.x[where], self.y[where]
+            return self.x[rows].to(self.place), self.y[rows].to(self.place)
+        where = torch.from_numpy(rows if self.index is None else self.index[rows]).to(self.x.device)
+        return self.x[where].to(self.place), self.y[where].to(self.place)
+
+    def at(self, place: torch.device, copies: Copies) -> "Samples":
+        """The same samples with batches at that place: they are kept there whole if they fit, or brought one by one."""
+        if place == self.place:
+            return self
+        x, y = copies.bring(self.x, place), copies.bring(self.y, place)
+        there = Samples(self.x, self.y, self.index) if x is None or y is None else Samples(x, y, self.index)
+        there.place = place
+        return there
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
 
 def named_layers(trainer: PlainTrainer) -> list[Layer]:
     """All the layers, if they are Linear, with ReLU between them, and nothing else is trained or kept."""
+    if trainer.place().type != "cpu":
+        raise Unsupported("the kernel for dense networks is for the CPU")
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
         raise Unsupported("it is trained with something else than cross-entropy and SGD")
     module = trainer.blank()

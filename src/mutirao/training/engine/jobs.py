@@ -66,7 +66,7 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     for client in sorted(requests):
         request, site = requests[client], sites[client]
         try:
-            samples, mu = Samples.of(site.data), float(request.config.get("mu", trainer.mu))
+            samples, mu = trainer.here(Samples.of(site.data)), float(request.config.get("mu", trainer.mu))
             extras = read_extras(request.config, samples)
             jobs.append(Job(trainer, request, site, samples, lengths(len(samples)), two, mu, extras))
         except Exception as error:  # it is this client's failure alone

@@ -12,8 +12,9 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply, failure_of
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
+from mutirao.training.devices import is_heavy
 from mutirao.training.engine.jobs import storage_of
-from mutirao.training.engine.threads import in_threads, is_heavy
+from mutirao.training.engine.threads import in_threads
 from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import Samples, own_test_of
@@ -81,7 +82,9 @@ def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samp
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
         both = [losses, losses.square()]
-        return torch.stack([*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both).numpy()
+        return (
+            torch.stack([*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both).cpu().numpy()
+        )
 
     values = np.concatenate(batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look), axis=1)
     sizes = np.array([len(r) for r in rows])
@@ -95,15 +98,15 @@ def batch_by_batch(
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
     size = max(1, NUMBERS // max(1, samples.x[:1].numel()))
-    starts = range(0, len(samples), size)
+    starts, there = range(0, len(samples), size), trainer.here(samples)
 
     def some(starts: Sequence[int]) -> list[Seen]:
         model = trainer.fill(arrays).eval()
         with one_thread(), torch.inference_mode():
-            batches = (samples.batch(slice(start, start + size)) for start in starts)
+            batches = (there.batch(slice(start, start + size)) for start in starts)
             return [look(model(x), y) for x, y in batches]
 
-    if not is_heavy(trainer):
+    if not is_heavy(trainer.blank(), trainer.batch_size):
         return some(starts)
     share = -(-len(starts) // (trainer.workers or cores()))
     parts = [starts[i : i + share] for i in range(0, len(starts), share)]

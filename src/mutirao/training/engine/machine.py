@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.training.descent import one_thread, seeded
+from mutirao.training.devices import random_state
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
 from mutirao.training.engine.tape import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
@@ -34,7 +35,7 @@ class Machine:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
-        self.trainer, self.mu = trainer, job.mu
+        self.trainer, self.mu, self.place = trainer, job.mu, trainer.place()
         self.arrays, self.example = job.arrays, job.first()
         self.module = copy.deepcopy(trainer.blank()).train()  # recording must not touch the one others use
         self._look(*self.example)
@@ -49,10 +50,10 @@ class Machine:
         """Find out from one plain step what the loss depends on, and whether the model is random."""
         module = self.trainer.fill(self.arrays).train()
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with quietly():
-            before = torch.get_rng_state()
+        with quietly(self.place):
+            before = random_state(self.place)
             outputs = module(x)
-            self.random = not torch.equal(before, torch.get_rng_state())
+            self.random = not torch.equal(before, random_state(self.place))
             if not isinstance(outputs, Tensor):
                 raise Unsupported(f"its output is a {type(outputs).__name__}, not a tensor")
             loss = self.trainer.loss(outputs, y)
@@ -98,7 +99,7 @@ class Machine:
         for labels in self._labels(x, y):
             state, step = self.state([self.arrays] * len(lengths)), self._step(form)
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
-            with quietly():
+            with quietly(self.place):
                 _, _, ours = step.gradients(state[:trained], state[trained:], xs, ys, self.weights(lengths, form))
             for i, length in enumerate(lengths):
                 if not close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), CLOSE):
@@ -110,7 +111,7 @@ class Machine:
         """The labels of the example and, as one client may have few classes, labels of all, if the loss takes them."""
         if y.is_floating_point() or y.dim() != 1:
             return [y]
-        every = torch.arange(len(y)).remainder(self.classes).to(y.dtype)
+        every = torch.arange(len(y), device=y.device).remainder(self.classes).to(y.dtype)
         try:
             self._plain_gradients(x, every)
         except Exception:  # labels that are not numbers of classes
@@ -120,7 +121,7 @@ class Machine:
     def _plain_gradients(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
         module = self.trainer.fill(self.arrays).train()
         named = dict(module.named_parameters())
-        with quietly():
+        with quietly(self.place):
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
 
     def _step(self, form: Form) -> Step:
@@ -129,15 +130,17 @@ class Machine:
     def _record(self, form: Form) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""
         step, clients = self._step(form), 4 if form.stacked else 1
-        with quietly():
+        with quietly(self.place):
             if form.stacked:
                 tape = tidy_tape(join_tapes(*(record_tape(step, self.inputs(k, form)) for k in (2, 3))))
             else:
-                tape = tidy_tape(record_tape(step, self.inputs(1, form), torch.Generator() if self.random else None))
+                tape = tidy_tape(
+                    record_tape(step, self.inputs(1, form), self.trainer.generator(0) if self.random else None)
+                )
             theirs, ours = self.inputs(clients, form, turned=True), self.inputs(clients, form, turned=True)
-            torch.manual_seed(1)
-            expected = [*step(*theirs), *theirs]
-            replay = self._replay(tape, form, clients, torch.Generator().manual_seed(1))
+            with seeded(1, self.place):
+                expected = [*step(*theirs), *theirs]
+            replay = self._replay(tape, form, clients, self.trainer.generator(1))
             with torch.no_grad():
                 got = [*replay(*ours), *ours]
         if not close(got[: -len(DATA)], expected[: -len(DATA)], CLOSE / 100):
@@ -147,7 +150,7 @@ class Machine:
     def inputs(self, clients: int, form: Form, turned: bool = False) -> list[Tensor]:
         """Inputs of a step as an example, new ones at each call, as the step writes to them."""
         x, y = self.example
-        rows = torch.arange(form.batch).remainder(len(y)).expand(clients, -1)
+        rows = torch.arange(form.batch, device=self.place).remainder(len(y)).expand(clients, -1)
         rows = rows.flip(1) if turned else rows.contiguous()
         weights = self.weights([form.batch] * clients, form)
         return [*self.state([self.arrays] * clients), x, y, rows, weights, self.scalars(1)[0]]
@@ -160,7 +163,7 @@ class Machine:
             if ours != (theirs := {n: a.shape for n, a in arrays.items()}):
                 raise ValueError(f"the model's arrays are {ours}; received {theirs}")
         names = self.layout.trained + self.layout.other
-        tensors = [stack([m[last[n]] for m in models], self.like[n].dtype) for n in names]
+        tensors = [stack([m[last[n]] for m in models], self.like[n].dtype).to(self.place) for n in names]
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
         return tensors + moments + ([t.clone() for t in trained] if self.mu else [])
@@ -168,13 +171,13 @@ class Machine:
     def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: Form) -> Tensor:
         """How much each sample, or with whole batches each client, counts in the loss."""
         if not form.by_rows:
-            return torch.ones(len(lengths), dtype=self.dtype)
-        many = torch.as_tensor(lengths)[:, None]
-        return (torch.arange(form.batch) < many).to(self.dtype) / many
+            return torch.ones(len(lengths), dtype=self.dtype, device=self.place)
+        many = torch.as_tensor(lengths, device=self.place)[:, None]
+        return (torch.arange(form.batch, device=self.place) < many).to(self.dtype) / many
 
     def scalars(self, steps: int) -> Tensor:
         """The numbers of the optimiser that change from step to step."""
-        return torch.tensor(scalars_of(self.trainer, steps), dtype=self.dtype)
+        return torch.tensor(scalars_of(self.trainer, steps), dtype=self.dtype, device=self.place)
 
     def prepare(self, form: Form, clients: int, steps: int) -> bool:
         """Record what so many steps of so many clients need, and freeze what is used often; whether it now is."""
@@ -234,8 +237,8 @@ def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> boo
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quietly(place: torch.device) -> Iterator[None]:
     """One thread, randomness that nobody else notices, and attention in a form that can be stacked."""
-    with one_thread(), seeded(0), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with one_thread(), seeded(0, place), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")  # what cannot be stacked well is not
         yield

@@ -15,6 +15,7 @@ from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.step import Form
+from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
 from mutirao.training.figures import errors_of, extras_of, is_classes, mean_metrics, noted_losses
 from mutirao.training.plain import PlainTrainer
@@ -30,6 +31,8 @@ SEGMENT = 256  # steps whose outputs are kept until they are noted
 def train_stacked(trainer: PlainTrainer, machine: Machine, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with labels no class has; raises `Unsupported` if the model cannot."""
     x, y, rows = storage_of([job.samples for job in jobs])
+    if x.device != machine.place:
+        raise Unsupported("its samples do not fit the device's memory")
     shares = with_known_labels(machine, y, list(zip(jobs, rows, strict=True)))
     if not shares:
         return {}
@@ -60,7 +63,7 @@ def with_known_labels(machine: Machine, y: Tensor, shares: list[Share]) -> list[
     if known(y):
         machine.sound = y  # all labels of this storage, once
         return shares
-    return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows)])]
+    return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows).to(y.device)])]
 
 
 def deal_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
@@ -112,11 +115,11 @@ class Piece:
 
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
-        machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows())
+        machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows()).to(self.machine.place)
         first, draw = self.jobs[0], None
         if machine.random:  # then it is the only one, and draws as on the plain path
             seed, round = int(first.request.config["seed"]), int(first.request.config["round"])
-            draw = torch.Generator().manual_seed(number(seed, round, "torch", first.client))
+            draw = machine.trainer.generator(number(seed, round, "torch", first.client))
         with one_thread(), torch.inference_mode():
             state = machine.state([job.arrays for job in self.jobs])
             scalars = machine.scalars(len(self.lengths))
@@ -127,7 +130,7 @@ class Piece:
                 moving = [rows, self.weights(start, stop, clients, form), scalars[start:stop]]
                 notes.take(start, stop, clients, machine.run(form, clients, fixed, moving, draw), self.y[rows])
         layout = machine.layout
-        arrays = {n: t.numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
+        arrays = {n: t.cpu().numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
         own = [{name: arrays[held][i, ...] for name, held in layout.held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
 
@@ -152,19 +155,19 @@ class Notes:
     def take(self, start: int, stop: int, clients: int, made: Sequence[Sequence[Tensor]], y: Tensor) -> None:
         """Note what some steps saw before they moved."""
         outputs = torch.cat([m[0] for m in made])
-        lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients])
-        there = torch.arange(y.shape[2]) < lengths[..., None]
+        lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients]).to(y.device)
+        there = torch.arange(y.shape[2], device=y.device) < lengths[..., None]
         if self.piece.form.by_rows:
             losses = noted_losses(self.piece.machine.trainer.loss, outputs.flatten(0, 2), y.flatten(0, 2))
             total = torch.where(there, losses.view(there.shape).double(), 0.0).sum((0, 2))
         else:
             total = (torch.cat([m[1] for m in made]).double() * lengths).sum(0)
-        self.loss[:clients] += total.numpy()
+        self.loss[:clients] += total.cpu().numpy()
         if is_classes(y):
             found = outputs.max(-1).indices
-            self.right[:clients] += ((found == y) & there).sum((0, 2)).numpy()
+            self.right[:clients] += ((found == y) & there).sum((0, 2)).cpu().numpy()
             if self.errors is not None:
-                self.errors[start:stop, :clients, : y.shape[2]] = errors_of(found, y).numpy()
+                self.errors[start:stop, :clients, : y.shape[2]] = errors_of(found, y).cpu().numpy()
 
     def reply(self, i: int, arrays: Arrays) -> Reply:
         """The reply of the i-th client."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from mutirao.training.devices import autocast
 from mutirao.training.figures import row_losses
 from mutirao.training.plain import PlainTrainer
 
@@ -95,12 +96,14 @@ class Step:
         layout = self.layout
         held = dict(zip([*layout.trained, *layout.other], [*trained, *other], strict=True))
         state = {place: held[layout.held[place]] for place in layout.places}
-        outputs: Tensor = functional_call(self.module, state, (x,), tie_weights=False)
+        with autocast(self.trainer.place(), self.trainer.precision):
+            outputs: Tensor = functional_call(self.module, state, (x,), tie_weights=False)
+            loss = self.trainer.loss
+            losses = row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
         for place, value in state.items():
             if (buffer := held[layout.held[place]]) is not value:  # replaced instead of written to
                 buffer.copy_(value)
-        loss = self.trainer.loss
-        return outputs, row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
+        return outputs, losses
 
     def bound(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
         """Gradients with the proximal term mu (w - w_global), no longer than `clip` for any client."""

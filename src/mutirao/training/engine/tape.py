@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.nodes.setdefault(id(tensor), node)  # an operation in place returns what is known already
         node.meta.setdefault("shapes", (tuple(tensor.shape),))
         node.meta.setdefault("dtype", tensor.dtype)
-        node.meta.setdefault("storage", tensor.untyped_storage().data_ptr())
+        node.meta.setdefault("storage", memory_of(tensor))
 
     def _nodes_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -97,6 +97,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, list | tuple):
             return type(value)(self._nodes_in(v) for v in value)
         return value
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Where the numbers of a tensor lie; those of two may lie at one place."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_random(func: Any) -> bool:

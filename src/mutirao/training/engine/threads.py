@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
 from mutirao.training.descent import one_thread, seeded
+from mutirao.training.devices import random_state
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
@@ -20,16 +22,6 @@ from mutirao.training.plain import PlainTrainer
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-HEAVY = 1 << 29  # floating-point operations a step: from here on calls cost little beside the arithmetic
-
-
-def is_heavy(trainer: PlainTrainer) -> bool:
-    """Whether a step of one client is work enough for a core: large kernels, or six operations a weight and sample."""
-    module = trainer.blank()
-    weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    kernels = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in module.modules())
-    return kernels or 6 * weights * trainer.batch_size > HEAVY
-
 
 def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
@@ -38,9 +30,11 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
         hold_memory()
         trainer._recorded["memory"] = "held"
 
+    joined = join_pools if trainer.place().type == "cpu" else nn.Module.eval  # our kernels are for the CPU
+
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = join_pools(copy.deepcopy(template))
+            trainer._own.module = joined(copy.deepcopy(template))
         return work(item)
 
     return run_in_threads(trainer.workers, prepared, items)
@@ -48,7 +42,7 @@ def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Seq
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
     """Train each client by the plain path, several at a time; left out is who draws where no generator can be given."""
-    randomness = OwnRandomness if draws(trainer, jobs) else contextlib.nullcontext
+    randomness = partial(OwnRandomness, trainer) if draws(trainer, jobs) else contextlib.nullcontext
 
     def train(job: Job) -> Reply | Failure | None:
         try:
@@ -66,10 +60,10 @@ def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
         module = trainer.fill(job.arrays).train()
-        with one_thread(), seeded(0), torch.no_grad(), contextlib.suppress(Exception):
-            before = torch.get_rng_state()
+        with one_thread(), seeded(0, trainer.place()), torch.no_grad(), contextlib.suppress(Exception):
+            before = random_state(trainer.place())
             module(job.first()[0])
-            trainer._recorded["draws"] = not torch.equal(before, torch.get_rng_state())
+            trainer._recorded["draws"] = not torch.equal(before, random_state(trainer.place()))
             break
     return bool(trainer._recorded.get("draws", True))
 
@@ -80,9 +74,9 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Random operations of this thread draw from a generator of their own; torch has one for all threads.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, trainer: PlainTrainer, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generators = {"cpu": torch.Generator().manual_seed(seed), trainer.place().type: trainer.generator(seed)}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
@@ -94,5 +88,6 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_random(func):
             if not takes_generator(func):
                 refuse(func)
-            kwargs = {**kwargs, "generator": self.generator}
+            where = kwargs.get("device") or next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
+            kwargs = {**kwargs, "generator": self.generators[torch.device(where).type]}
         return func(*args, **kwargs)

@@ -7,13 +7,14 @@ from functools import partial
 
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.training.descent import one_thread
+from mutirao.training.devices import is_heavy
 from mutirao.training.engine.fused import train_fused
 from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
 from mutirao.training.engine.judging import evaluate_model, judge_many
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tape import Unsupported
-from mutirao.training.engine.threads import is_heavy, train_threads
+from mutirao.training.engine.threads import train_threads
 from mutirao.training.figures import PROBED, probe_samples, read_extras
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
@@ -73,8 +74,10 @@ def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
     """The way the clients of a round go: what the trainer's `engine` says, or what suits its model and their work."""
     if trainer.engine != "auto":
         return trainer.engine
-    if is_heavy(trainer):
+    if is_heavy(trainer.blank(), trainer.batch_size):
         return "threads"
+    if trainer.place().type != "cpu":
+        return "stacked"  # many small models at once are what keeps a GPU busy
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
     return "plain" if small else "fused"
 

@@ -1,0 +1,119 @@
+"""Where a model is trained: on the CPU or, if asked for and worth the way there, on a GPU.
+
+Equal bits are promised on the CPU alone: a GPU adds up in an order of its own.
+"""
+
+import contextlib
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DEVICES = "auto, cpu, cuda, cuda:N (the N-th GPU, from 0) or mps"
+PRECISIONS = ("float32", "bf16")
+HEAVY = 1 << 29  # floating-point operations a step: from here on calls cost little beside the arithmetic
+SHARE = 0.5  # of a device's free memory that samples may take; the rest is for models and what they compute
+
+
+def is_device(name: str) -> bool:
+    """Whether `device` may be called so.
+
+    >>> [is_device(name) for name in ("auto", "cuda:1", "gpu")]
+    [True, True, False]
+    """
+    return re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name) is not None
+
+
+def find_device(name: str, is_worth_it: Callable[[], bool]) -> torch.device:
+    """The device of that name; `auto` is a GPU if there is one and a step is work enough for it, or else the CPU."""
+    if name == "auto":
+        found = next((kind for kind in ("cuda", "mps") if count_devices(kind)), "cpu")
+        return torch.device(found if found != "cpu" and is_worth_it() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind in ("cuda", "mps") and int(number or 0) >= count_devices(kind):
+        here = f"there are {count_devices(kind)}" if count_devices(kind) else "there is none that this torch can use"
+        raise ValueError(f"device is {name!r}, but {here}; use cpu, or auto for whatever there is")
+    return torch.device(name)
+
+
+def count_devices(kind: str) -> int:
+    """How many devices of a kind this torch can use."""
+    if kind == "cuda":
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return int(torch.backends.mps.is_available())
+
+
+def is_heavy(module: nn.Module, batch_size: int) -> bool:
+    """Whether a step is work enough for a core: convolutions, recurrent layers, or six operations a weight and sample.
+
+    Six: two each for the forward pass and for the gradients of weights and of inputs.
+    """
+    weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    kernels = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in module.modules())
+    return kernels or 6 * weights * batch_size > HEAVY
+
+
+def place_of(model: nn.Module) -> torch.device:
+    """Where a model lies."""
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def free_bytes(place: torch.device) -> float:
+    """How much memory a device has left; without end where nobody knows."""
+    if place.type == "cuda":
+        return float(torch.cuda.mem_get_info(place)[0])
+    if place.type == "mps":
+        return float(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    return float("inf")
+
+
+def random_state(place: torch.device) -> Tensor:
+    """Where the random numbers of the CPU and of a device stand."""
+    here = torch.get_rng_state()
+    return here if place.type == "cpu" else torch.cat([here, module_of(place).get_rng_state()])
+
+
+def module_of(place: torch.device) -> Any:
+    """The module of torch that is about a kind of device, such as `torch.cuda`."""
+    return getattr(torch, place.type)
+
+
+@contextlib.contextmanager
+def seeded_at(place: torch.device, seed: int) -> Iterator[None]:
+    """A device's own randomness from `seed`, leaving its state as it was."""
+    there = module_of(place)
+    with there.device(place) if place.type == "cuda" else contextlib.nullcontext():
+        before = there.get_rng_state()
+        there.manual_seed(seed)
+        try:
+            yield
+        finally:
+            there.set_rng_state(before)
+
+
+class Copies:
+    """Tensors that were brought to a device, so that the next round finds them there; gone with the tensors."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, torch.device], tuple[Any, Tensor]] = {}
+
+    def bring(self, tensor: Tensor, place: torch.device) -> Tensor | None:
+        """The tensor at that place; None if it does not fit there."""
+        if tensor.device == place:
+            return tensor
+        key = id(tensor), place
+        if key not in self._held:
+            if tensor.nbytes > SHARE * free_bytes(place):
+                return None
+            self._held[key] = weakref.ref(tensor, lambda _: self._held.pop(key, None)), tensor.to(place)
+        return self._held[key][1]
+
+
+def autocast(place: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """What a forward pass and its loss are computed in: as they are or, where that pays, in bfloat16."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(place.type, dtype=torch.bfloat16)
