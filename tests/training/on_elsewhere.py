@@ -146,9 +146,10 @@ def test_a_tensor_left_behind_is_found(engine: str) -> None:
         assert "a tensor of the CPU, of shape (3,), meets one of elsewhere" in outcome.reason
 
 
-def test_the_engine_really_stacks_there(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("network", ["dense", "layer norm", "transformer", "embedding", "convolution"])
+def test_the_engine_really_stacks_there(network: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "mutirao"):
-        round_of(There, "dense", engine="stacked")
+        round_of(There, network, engine="stacked", epochs=12)  # so many steps that they would be frozen
     assert not caplog.records  # nobody was trained one by one
 
 

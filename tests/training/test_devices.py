@@ -1,93 +1,105 @@
-"""Device code without a device: see `elsewhere`. A real GPU was not at hand."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+import gc
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-import elsewhere
-from mutirao import Request, Samples, Site, Trainer
-from mutirao.core.fleet import Reply
+from mutirao import Trainer
+from mutirao.errors import ConfigError
+from mutirao.recipes.quickstart import Config
+from mutirao.training import devices
+from mutirao.training.devices import Copies, autocast, find_device, is_heavy
 
-
-@dataclass(frozen=True)
-class There(Trainer):
-    """A Trainer on the other device."""
-
-    def place(self) -> torch.device:
-        return elsewhere.device()
+HERE = Path(__file__).parent
 
 
-class Last(nn.Module):
-    def __init__(self, net: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.net, self.head = net, head
-
-    def forward(self, x: Tensor) -> Any:
-        found = self.net(x)
-        return self.head((found[0] if isinstance(found, tuple) else found)[:, -1])
+def test_every_kind_of_layer_trains_on_a_device_that_refuses_to_meet_the_cpu() -> None:
+    """No GPU is at hand: see `elsewhere`. Its process is another one, as torch counts its devices but once."""
+    words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-rN", str(HERE / "on_elsewhere.py")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=HERE.parent.parent)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "100%" in done.stdout
 
 
-def dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+def small() -> nn.Linear:
+    return nn.Linear(4, 2)
 
 
-def convolution(norm: nn.Module) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 9, 3)
-    )
+def large() -> nn.Module:
+    return nn.Linear(4000, 1000)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "dense": (dense, (6,)),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), (6,)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3)), (6,)),
-    "convolution": (lambda: convolution(nn.Identity()), (2, 6, 6)),
-    "convolution, batch norm": (lambda: convolution(nn.BatchNorm2d(4)), (2, 6, 6)),
-    "convolution, group norm": (lambda: convolution(nn.GroupNorm(2, 4)), (2, 6, 6)),
-    "lstm": (lambda: Last(nn.LSTM(6, 5, 2, batch_first=True), nn.Linear(5, 3)), (4, 6)),
-    "gru": (lambda: Last(nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)), (4, 6)),
-    "transformer": (
-        lambda: Last(nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), nn.Linear(6, 3)),
-        (4, 6),
-    ),
-    "embedding": (lambda: Last(nn.Embedding(9, 5), nn.Linear(5, 3)), (4,)),
-}
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cpu:0", "CUDA", "", "cuda:1 "])
+def test_a_device_nobody_has_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=r"device is .* but must be auto, cpu, cuda, cuda:N"):
+        Trainer(small, device=name)
+    with pytest.raises(ConfigError, match="device is"):
+        Trainer.of(Config(device=name), small)
 
 
-def sites_for(shape: tuple[int, ...], whole: bool = False, clients: int = 3) -> dict[str, Site]:
-    draw = np.random.default_rng(0)
-    sites = {}
-    for i in range(clients):
-        n = 10 + 3 * i
-        x = draw.integers(0, 9, (n, *shape)) if whole else draw.normal(size=(n, *shape)).astype(np.float32)
-        sites[f"c{i}"] = Site(f"c{i}", Samples(x, draw.integers(0, 3, n)))
-    return sites
+def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_devices", lambda kind: 0)
+    with pytest.raises(ConfigError, match="device is 'cuda', but there is none that this torch can use; use cpu"):
+        Trainer.of(Config(device="cuda"), small)
+    monkeypatch.setattr(devices, "count_devices", lambda kind: 2)
+    with pytest.raises(ValueError, match="device is 'cuda:2', but there are 2; use cpu"):
+        find_device("cuda:2", lambda: True)
 
 
-def round_of(kind: type[Trainer], network: str, **settings: Any) -> dict[str, Reply]:
-    model, shape = NETWORKS[network]
-    trainer = kind(model, batch_size=4, lr=0.1, **settings)
-    sites = sites_for(shape, whole=network == "embedding")
-    request = Request("train", trainer.initial(0), {"seed": 0, "round": 1, "extras": "squared_errors,entropy"})
-    out = trainer.many(dict.fromkeys(sites, request), sites)
-    assert all(isinstance(reply, Reply) for reply in out.values()), out
-    return out  # type: ignore[return-value]
+@pytest.mark.parametrize(
+    ("there", "model", "found"),
+    [("", large, "cpu"), ("cuda", small, "cpu"), ("cuda", large, "cuda"), ("mps", large, "mps")],
+)
+def test_auto_takes_a_gpu_where_there_is_one_and_a_step_is_work_enough(
+    there: str, model: Any, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "count_devices", lambda kind: int(kind == there))
+    assert Trainer(model, device="auto").place().type == found
 
 
-@pytest.mark.parametrize("engine", ["plain", "threads", "stacked", "auto"])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_training_there_is_training_here(network: str, engine: str) -> None:
-    for settings in ({"momentum": 0.9, "mu": 0.1, "clip": 1.0}, {"optimizer": "adam", "weight_decay": 0.01}):
-        here = round_of(Trainer, network, engine=engine, **settings)
-        there = round_of(There, network, engine=engine, **settings)
-        for client, reply in here.items():
-            assert there[client].metrics == pytest.approx(reply.metrics, rel=1e-4)
-            assert (there[client].extras["squared_errors"] == reply.extras["squared_errors"]).all()
-            for name, array in reply.arrays.items():
-                np.testing.assert_allclose(there[client].arrays[name], array, rtol=1e-3, atol=1e-4)
+def test_what_is_heavy_is_as_the_page_says() -> None:
+    assert is_heavy(nn.Conv2d(1, 1, 3), 1)
+    assert is_heavy(nn.LSTM(2, 2), 1)
+    assert not is_heavy(nn.Linear(1000, 100, bias=False), 2**29 // (6 * 100_000))
+    assert is_heavy(nn.Linear(1000, 100, bias=False), 2**29 // (6 * 100_000) + 1)
+
+
+def test_bf16_is_refused_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="precision=bf16 is for a GPU; on the CPU it is slower: use float32"):
+        Trainer.of(Config(precision="bf16"), small)
+
+
+def test_a_copy_on_a_device_is_made_once_and_goes_with_its_tensor() -> None:
+    copies, place, tensor = Copies(), torch.device("meta"), torch.zeros(3)
+    first = copies.bring(tensor, place)
+    assert first is not None
+    assert first.device == place
+    assert copies.bring(tensor, place) is first
+    assert copies.bring(tensor, tensor.device) is tensor
+    del tensor
+    gc.collect()
+    assert not copies._held
+
+
+def test_what_does_not_fit_is_not_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "free_bytes", lambda place: 100.0)
+    copies, place = Copies(), torch.device("meta")
+    assert copies.bring(torch.zeros(13), place) is None  # 52 bytes: half of the memory is for the model
+    assert copies.bring(torch.zeros(12), place) is not None
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_weights_and_loss_as_they_are() -> None:
+    with FakeTensorMode(), autocast(torch.device("cpu"), "bf16"):  # shapes and types alone: nothing is computed
+        model = small()
+        outputs = model(torch.zeros(3, 4))
+        loss = nn.functional.cross_entropy(outputs, torch.zeros(3, dtype=torch.int64))
+        loss.backward()
+    assert outputs.dtype == torch.bfloat16
+    assert loss.dtype == model.weight.grad.dtype == torch.float32
+    with autocast(torch.device("cpu"), "float32"):
+        assert small()(torch.zeros(3, 4)).dtype == torch.float32

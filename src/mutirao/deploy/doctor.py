@@ -380,8 +380,11 @@ def gpu() -> Finding:
         import torch
     except ImportError:
         return Finding("gpu", "skip", "torch is not installed")
+    used = "used by runs with device=auto or cuda"
     if torch.cuda.is_available():
-        return Finding("gpu", "ok", torch.cuda.get_device_name(0))
+        return Finding("gpu", "ok", f"{torch.cuda.get_device_name(0)}: {used}")
+    if torch.backends.mps.is_available():
+        return Finding("gpu", "ok", f"Apple's: {used.replace('cuda', 'mps')}")
     if not shutil.which("nvidia-smi"):
         return Finding("gpu", "ok", "none: training uses the processor")
     remedy = "install the torch that fits the driver, or in a container give it the device"

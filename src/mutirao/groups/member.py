@@ -24,6 +24,7 @@ from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
 from mutirao.training.descent import one_thread
+from mutirao.training.devices import place_of
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.trainer import Trainer
@@ -225,9 +226,10 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
     """What a model says of each sample, and the labels."""
     if not len(samples):
         raise ValueError("has no samples to judge by")
+    place = place_of(model)
     with one_thread(), torch.inference_mode():
         batches = [samples.batch(np.arange(i, min(i + CHUNK, len(samples)))) for i in range(0, len(samples), CHUNK)]
-        return torch.cat([model(x) for x, _ in batches]), torch.cat([y for _, y in batches]).numpy()
+        return torch.cat([model(x.to(place)).cpu() for x, _ in batches]), torch.cat([y for _, y in batches]).numpy()
 
 
 def last_layer(model: nn.Module) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mutirao.images.bodies import Body
 from mutirao.images.names import Trainable
 from mutirao.training.descent import one_thread
+from mutirao.training.devices import place_of
 
 
 class OneView(nn.Module):
@@ -20,7 +21,7 @@ class OneView(nn.Module):
         """One view of each sample."""
         if not self.training or x.shape[1] == 1:
             return x[:, 0]
-        return x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),))]
+        return x[torch.arange(len(x), device=x.device), torch.randint(x.shape[1], (len(x),), device=x.device)]
 
 
 def trained_part(body: Body, trainable: Trainable, classes: int) -> nn.Module:
@@ -54,8 +55,8 @@ class Whole(nn.Module):
 def probabilities(model: nn.Module, x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views."""
     model.eval()
-    views = torch.from_numpy(x)
+    views, place = torch.from_numpy(x), place_of(model)
     with one_thread(), torch.inference_mode():
-        rows = [torch.softmax(model(views[i : i + 64]).double(), -1) for i in range(0, len(views), 64)]
+        rows = [torch.softmax(model(views[i : i + 64].to(place)).cpu().double(), -1) for i in range(0, len(views), 64)]
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
     return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it

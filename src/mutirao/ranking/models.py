@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mutirao.training.descent import one_thread
+from mutirao.training.devices import place_of
 from mutirao.training.samples import Index
 
 CHUNK = 65_536  # documents scored at once
@@ -38,7 +39,7 @@ def expected_grade(outputs: Tensor) -> Tensor:
     """What documents are ranked by: sum_c c p_c of a classifier, or the score itself."""
     if outputs.dim() == 1:
         return outputs
-    grades = torch.arange(outputs.shape[-1], dtype=outputs.dtype)
+    grades = torch.arange(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
     return functional.softmax(outputs, -1) @ grades
 
 
@@ -57,7 +58,7 @@ def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
     order = scores.detach().masked_fill(~there, -1e9).argsort(-1, descending=True)
     rank = order.argsort(-1).to(scores.dtype)
     discount = 1 / torch.log2(rank + 2)
-    places = torch.arange(grades.shape[-1], dtype=scores.dtype)
+    places = torch.arange(grades.shape[-1], dtype=scores.dtype, device=scores.device)
     ideal = (gains.sort(-1, descending=True).values / torch.log2(places + 2)).sum(-1).clamp(min=1e-9)
     swap = (gains[..., :, None] - gains[..., None, :]) * (discount[..., :, None] - discount[..., None, :])
     above = (grades[..., :, None] > grades[..., None, :]) & there[..., :, None] & there[..., None, :]
@@ -99,7 +100,8 @@ def lists_of(
 def score(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """What the documents are ranked by."""
     model.eval()
+    rows, place = torch.from_numpy(x), place_of(model)
     with one_thread(), torch.inference_mode():
-        chunks = [expected_grade(model(torch.from_numpy(x[i : i + CHUNK]))) for i in range(0, len(x), CHUNK)]
+        chunks = [expected_grade(model(rows[i : i + CHUNK].to(place))).cpu() for i in range(0, len(x), CHUNK)]
     scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()
     return np.nan_to_num(scores)  # a diverged model ranks nothing; the round itself names it

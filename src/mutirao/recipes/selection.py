@@ -66,7 +66,7 @@ def task(config: Config) -> Task:
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
         def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
-            return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).numpy()
+            return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).cpu().numpy()
 
         seen = batch_by_batch(trainer, arrays, test, look)
         right = np.concatenate([r for _, r in seen])

@@ -99,7 +99,10 @@ class PlainTrainer:
             "precision",
         )
         try:
-            return cls(model, **{k: getattr(config, k) for k in names} | more)
+            made = cls(model, **{k: getattr(config, k) for k in names} | more)
+            if made.device != "auto":
+                made.place()  # a GPU that is not there is said before anything is read
+            return made
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -125,12 +128,14 @@ class PlainTrainer:
             if is_classes(y):
                 metrics["entropy"] = float(entropies(outputs).mean())
             if "rms_loss" in extras:
-                metrics["rms_loss"] = float(noted_losses(self.loss, outputs, y).double().square().mean().sqrt())
+                metrics["rms_loss"] = float(noted_losses(self.loss, outputs, y).cpu().double().square().mean().sqrt())
         if "gradient_norm" in extras:
             weights = [p for p in model.parameters() if p.requires_grad]
             with one_thread():
                 slopes = torch.autograd.grad(self.loss(model(x), y), weights, allow_unused=True)
-            metrics["gradient_norm"] = math.sqrt(sum(float(g.double().square().sum()) for g in slopes if g is not None))
+            metrics["gradient_norm"] = math.sqrt(
+                sum(float(g.cpu().double().square().sum()) for g in slopes if g is not None)
+            )
         return metrics
 
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:

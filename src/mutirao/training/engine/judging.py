@@ -78,13 +78,11 @@ def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samp
     names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
 
     def look(outputs: Tensor, y: Tensor) -> Array:
-        losses = noted_losses(trainer.loss, outputs, y).double()
-        if not torch.isclose(losses.mean(), trainer.loss(outputs, y).double(), 1e-3, 1e-6):
+        losses = noted_losses(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
+        if not torch.isclose(losses.mean(), trainer.loss(outputs, y).cpu().double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
-        both = [losses, losses.square()]
-        return (
-            torch.stack([*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both).cpu().numpy()
-        )
+        more = [(outputs.argmax(-1) == y).cpu(), entropies(outputs).cpu()] if is_classes(y) else []
+        return torch.stack([losses, losses.square(), *more]).numpy()
 
     values = np.concatenate(batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look), axis=1)
     sizes = np.array([len(r) for r in rows])

@@ -233,7 +233,7 @@ def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> boo
     """Whether two results agree, but for a share of the largest number among them."""
     most = max((float(t.abs().max()) for t in theirs if t.numel()), default=0.0)
     pairs = zip(ours, theirs, strict=True)
-    return all(torch.allclose(a.double(), b.double(), 0.0, share * most) for a, b in pairs)
+    return all(torch.allclose(a.cpu().double(), b.cpu().double(), 0.0, share * most) for a, b in pairs)
 
 
 @contextlib.contextmanager

@@ -155,17 +155,17 @@ class Notes:
     def take(self, start: int, stop: int, clients: int, made: Sequence[Sequence[Tensor]], y: Tensor) -> None:
         """Note what some steps saw before they moved."""
         outputs = torch.cat([m[0] for m in made])
-        lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients]).to(y.device)
-        there = torch.arange(y.shape[2], device=y.device) < lengths[..., None]
+        lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients])
+        there = torch.arange(y.shape[2]) < lengths[..., None]
         if self.piece.form.by_rows:
             losses = noted_losses(self.piece.machine.trainer.loss, outputs.flatten(0, 2), y.flatten(0, 2))
-            total = torch.where(there, losses.view(there.shape).double(), 0.0).sum((0, 2))
+            total = torch.where(there, losses.view(there.shape).cpu().double(), 0.0).sum((0, 2))
         else:
-            total = (torch.cat([m[1] for m in made]).double() * lengths).sum(0)
-        self.loss[:clients] += total.cpu().numpy()
+            total = (torch.cat([m[1] for m in made]).cpu().double() * lengths).sum(0)
+        self.loss[:clients] += total.numpy()
         if is_classes(y):
             found = outputs.max(-1).indices
-            self.right[:clients] += ((found == y) & there).sum((0, 2)).cpu().numpy()
+            self.right[:clients] += ((found == y).cpu() & there).sum((0, 2)).numpy()
             if self.errors is not None:
                 self.errors[start:stop, :clients, : y.shape[2]] = errors_of(found, y).cpu().numpy()
 
