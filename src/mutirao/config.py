@@ -145,15 +145,19 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in found if k not in HANDED_OVER and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
+def can_set(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Those parameters that a user may set: what a function must be given comes from whoever calls it."""
+    return {k: p for k, p in parameters(make).items() if inspect.isclass(make) or p.default is not p.empty}
+
+
 def complete(kind: str, part: Part) -> Part:
     """Check a part's settings and add the defaults it would use, so that the configuration says all."""
     make = factory(kind, part)
     try:
-        known = parameters(make)
+        takes = can_set(make)
         hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
     except Exception as error:  # not every callable can say what it takes, nor every annotation be resolved
         raise ConfigError(f"{kind}: the settings of {part.name!r} cannot be read: {one_line(error)}") from error
-    takes = {k: p for k, p in known.items() if inspect.isclass(make) or p.default is not p.empty}
     full: dict[str, Scalar] = {}
     for key, value in part.settings.items():
         if key not in takes:

@@ -24,6 +24,7 @@ from mutirao.recipes.exhibits import Exhibits
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
 
+PYTHON = "python"  # what a run is called whose model and data were handed over as objects
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
     "quickstart": ("mutirao.recipes.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
@@ -142,6 +143,7 @@ class Recipe:
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
     private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
     secure: bool = False  # the same of `config.secure`
+    name: str = ""  # what a recipe is called that is no attribute of a module
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
@@ -159,7 +161,9 @@ class Recipe:
 
 
 def name_of(recipe: Recipe) -> str:
-    """The name or dotted path by which `find` gives this very recipe; empty if it is no attribute of a module."""
+    """The name or dotted path by which `find` gives this very recipe; its own, or none, if it is in no module."""
+    if recipe.name:
+        return recipe.name
     modules = {k: m for k, m in sys.modules.items() if isinstance(m, ModuleType) and k != "__main__"}
     home = recipe.task.__module__  # before those that only import it from there
     for module in sorted(modules, key=lambda name: name != home):
@@ -172,6 +176,9 @@ def name_of(recipe: Recipe) -> str:
 
 def find(name: str) -> Recipe:
     """The recipe of that name, or behind a dotted path `package.module:name`."""
+    if name == PYTHON:
+        right = "call mutirao.run there again, with the same model and data, and resume=True to go on with it"
+        raise ConfigError(f"a run of {name!r} was started from Python with mutirao.run; {right}")
     if ":" not in name and name not in NAMES:
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
     check_module("recipe", name)

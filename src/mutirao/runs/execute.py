@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,8 +19,9 @@ from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in
 from mutirao.metrics import direction_of
+from mutirao.naming import dotted_in
 from mutirao.privacy import NAMES as PRIVACY
-from mutirao.privacy import promise, settle
+from mutirao.privacy import asked, promise, settle
 from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
@@ -172,6 +174,16 @@ def summarise(
     }
 
 
+def default_out(name: str, resume: bool) -> Path:
+    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
+    stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
+    candidate, number = Path("runs") / stem, 1
+    while candidate.exists():
+        latest, number = candidate, number + 1
+        candidate = Path("runs") / f"{stem}-{number}"
+    return latest if resume and number > 1 else candidate
+
+
 def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
     """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed.
 
@@ -189,6 +201,21 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
         if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
             raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
     return recipe, after
+
+
+def differing(out: Path, name: str, config: Any) -> list[str]:
+    """The settings that the run in `out` has otherwise; ones that came later have their defaults in an old run.
+
+    Nothing is imported that `config` does not name, too.
+    """
+    table, known = read(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
+    if strange := [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]:
+        return strange
+    if table.pop("recipe", "") != name:
+        return ["recipe"]
+    made = resolve(type(config), table)
+    then, now = (vars(replace(c, privacy=asked(c.privacy))) for c in (made, config))  # a run writes down what it found
+    return [key for key in now if then[key] != now[key]]
 
 
 class Log(logging.FileHandler):
