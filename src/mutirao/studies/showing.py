@@ -2,16 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mutirao.runs.progress import in_notebook
-
-if TYPE_CHECKING:
-    from mutirao.studies.comparison import Line
+from mutirao.studies.comparison import HEADER, Line, cells_of
 
 TEXTS = ("", "metric", "method", "verdict")  # columns that hold no numbers
 
@@ -56,10 +54,8 @@ def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table
     return table
 
 
-def tables_of(lines: "Sequence[Line]") -> list[Table]:
+def tables_of(lines: Sequence[Line]) -> list[Table]:
     """The table of a study, one a metric, with the columns that fit a terminal."""
-    from mutirao.studies.comparison import HEADER, cells_of  # late: it brings scipy
-
     shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict"]
     if not any(line.reached for line in lines):
         shown.remove("rounds to")
