@@ -25,6 +25,7 @@ from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
+from mutirao.schedules import same_past
 
 log = logging.getLogger("mutirao")
 
@@ -188,7 +189,17 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     for key in sorted(vars(before)):
         if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
             raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
+    check_past(before, after)
     return recipe, after
+
+
+def check_past(before: Any, after: Any) -> None:
+    """Refuse another number of rounds where the rates of those already made were worked out from it."""
+    if not same_past(after.schedule, before.rounds, after.rounds):
+        raise ConfigError(
+            f"rounds cannot change in a run that has begun with schedule={after.schedule.name}, whose rates depend on "
+            "it; use another --out, and give the schedule a length of its own"
+        )
 
 
 class Log(logging.FileHandler):
