@@ -65,6 +65,11 @@ class Handler(Protocol):
         """Whether it sees to its clients' privacy by itself."""
         return False
 
+    @property
+    def schedule(self) -> Callable[[int], float] | None:
+        """How its learning rate goes from round to round; None if it has no such thing."""
+        return None
+
     def agreed(self) -> Mapping[str, str]:
         """What all clients must have in common, by name and digest: see `mutirao.core.agreement`."""
         return {}

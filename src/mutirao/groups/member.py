@@ -23,6 +23,7 @@ from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
+from mutirao.schedules import Constant, Schedule
 from mutirao.training.descent import one_thread
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
@@ -53,6 +54,11 @@ class Member:
     def private(self) -> bool:
         """Whether nothing but noised updates and signatures may leave a client."""
         return not isinstance(self.privacy, Open | Central)
+
+    @property
+    def schedule(self) -> Schedule:
+        """How the rate of the groups' models goes from round to round."""
+        return self.trainers(self.classes).schedule
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
@@ -185,8 +191,8 @@ def shield(privacy: Any, trainer: Trainer) -> Any:
 
 @lru_cache(maxsize=8)
 def warmer(trainer: Trainer, epochs: int) -> Trainer:
-    """The trainer of the test model; kept, because a trainer keeps what it has prepared."""
-    return replace(trainer, epochs=epochs)
+    """The trainer of the test model, at one rate whenever it is asked; kept, because it keeps what it has prepared."""
+    return replace(trainer, epochs=epochs, schedule=Constant())
 
 
 def inside(request: Request) -> bool:

@@ -21,6 +21,7 @@ from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
 
@@ -157,6 +158,8 @@ class Recipe:
         if config.secure.name != "none" and self.flow is not federate and not self.secure:
             raise ConfigError(f"secure={config.secure.name}: the flow of this recipe looks at single clients; use none")
         task = replace(self.task(config), secure=secure_of(config))
+        if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
+            raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
         task = replace(task, agreed={**as_handler(task.handler).agreed(), **task.agreed})

@@ -27,6 +27,7 @@ from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
+from mutirao.schedules import same_past
 
 log = logging.getLogger("mutirao")
 
@@ -200,6 +201,7 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     for key in sorted(vars(before)):
         if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
             raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
+    check_past(before, after)
     return recipe, after
 
 
@@ -216,6 +218,15 @@ def differing(out: Path, name: str, config: Any) -> list[str]:
     made = resolve(type(config), table)
     then, now = (vars(replace(c, privacy=asked(c.privacy))) for c in (made, config))  # a run writes down what it found
     return [key for key in now if then[key] != now[key]]
+
+
+def check_past(before: Any, after: Any) -> None:
+    """Refuse another number of rounds where the rates of those already made were worked out from it."""
+    if not same_past(after.schedule, before.rounds, after.rounds):
+        raise ConfigError(
+            f"rounds cannot change in a run that has begun with schedule={after.schedule.name}, whose rates depend on "
+            "it; use another --out, and give the schedule a length of its own"
+        )
 
 
 class Log(logging.FileHandler):

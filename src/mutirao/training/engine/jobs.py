@@ -14,7 +14,8 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
 from mutirao.training.figures import read_extras
-from mutirao.training.plain import PlainTrainer, Requests, Sites, needs_two
+from mutirao.training.pace import Pace
+from mutirao.training.plain import PlainTrainer, Requests, Sites
 from mutirao.training.samples import Index, Samples
 
 
@@ -28,7 +29,7 @@ class Job:
     samples: Samples
     lengths: npt.NDArray[np.int64]  # samples of each batch
     two: bool  # whether a batch of one is left out
-    mu: float
+    pace: Pace
     extras: frozenset[str]
 
     @property
@@ -38,19 +39,20 @@ class Job:
 
     @property
     def arrays(self) -> Arrays:
-        """The model it starts from."""
-        return self.request.arrays
+        """The model it starts from, with what does not travel."""
+        frozen = self.trainer.frozen()
+        return self.request.arrays | frozen if frozen else self.request.arrays
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
-        return self.samples.kind, self.mu, self.extras
+        return self.samples.kind, self.pace, self.extras
 
     def order(self) -> Index:
         """The samples of all its batches, one after the other, as on the plain path."""
         config = self.request.config
         draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
-        return self.trainer.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
+        return self.pace.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
 
     def first(self) -> tuple[Tensor, Tensor]:
         """Its first batch."""
@@ -61,14 +63,14 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}
-    two = needs_two(trainer.blank())
-    lengths = functools.cache(lambda n: np.array(trainer.lengths(n, two)))
+    two = trainer.needs_two()
+    lengths = functools.cache(lambda pace, n: np.array(pace.lengths(n, two)))
     for client in sorted(requests):
         request, site = requests[client], sites[client]
         try:
-            samples, mu = Samples.of(site.data), float(request.config.get("mu", trainer.mu))
+            samples, pace = Samples.of(site.data), trainer.pace(request.config)
             extras = read_extras(request.config, samples)
-            jobs.append(Job(trainer, request, site, samples, lengths(len(samples)), two, mu, extras))
+            jobs.append(Job(trainer, request, site, samples, lengths(pace, len(samples)), two, pace, extras))
         except Exception as error:  # it is this client's failure alone
             failures[client] = failure_of(error)
     return jobs, failures

@@ -24,11 +24,15 @@ HEAVY = 1 << 29  # floating-point operations a step: from here on calls cost lit
 
 
 def is_heavy(trainer: PlainTrainer) -> bool:
-    """Whether a step of one client is work enough for a core: large kernels, or six operations a weight and sample."""
+    """Whether a step of one client is work enough for a core: large kernels, or six operations a weight and sample.
+
+    Two of the six are the gradient of the weight itself, which a frozen one has not.
+    """
     module = trainer.blank()
-    weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    weights = sum(p.numel() for p in module.parameters())
     kernels = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in module.modules())
-    return kernels or 6 * weights * trainer.batch_size > HEAVY
+    return kernels or (4 * weights + 2 * trained) * trainer.batch_size > HEAVY
 
 
 def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -65,7 +69,7 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
-        module = trainer.fill(job.arrays).train()
+        module = trainer.travel.prepare(trainer.fill(job.request.arrays))
         with one_thread(), seeded(0), torch.no_grad(), contextlib.suppress(Exception):
             before = torch.get_rng_state()
             module(job.first()[0])
