@@ -32,12 +32,14 @@ from mutirao.training.figures import (
     probe_samples,
     read_extras,
 )
+from mutirao.training.inputs import call_model
 from mutirao.training.samples import Index, Samples
 
 Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
+Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
 ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
 
@@ -57,6 +59,7 @@ class PlainTrainer:
     mu: float = 0.0
     clip: float = 0.0
     engine: str = "auto"
+    transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
@@ -76,6 +79,8 @@ class PlainTrainer:
         ):
             if not right:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {words}")
+        if self.transform is not None and self.engine in ("fused", "stacked"):
+            raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
@@ -103,7 +108,7 @@ class PlainTrainer:
         model = self.fill(arrays).eval()
         x, y = samples.batch(slice(0, most))
         with one_thread(), torch.inference_mode():
-            outputs = model(x)
+            outputs = call_model(model, x)
             metrics = {"loss": float(self.loss(outputs, y))}
             if is_classes(y):
                 metrics["entropy"] = float(entropies(outputs).mean())
@@ -112,7 +117,7 @@ class PlainTrainer:
         if "gradient_norm" in extras:
             weights = [p for p in model.parameters() if p.requires_grad]
             with one_thread():
-                slopes = torch.autograd.grad(self.loss(model(x), y), weights, allow_unused=True)
+                slopes = torch.autograd.grad(self.loss(call_model(model, x), y), weights, allow_unused=True)
             metrics["gradient_norm"] = math.sqrt(sum(float(g.double().square().sum()) for g in slopes if g is not None))
         return metrics
 
@@ -127,11 +132,13 @@ class PlainTrainer:
         descent = self.descent(weights, mu)
         total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
         errors: list[Tensor] = []
+        draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
         with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
             for batch in self.plan(rng(seed, round, "batches", site.id), len(samples), needs_two(model)):
                 x, y = samples.batch(batch)
+                x = x if self.transform is None or draw is None else self.transform(x, draw)
                 model.zero_grad()
-                outputs = model(x)
+                outputs = call_model(model, x)
                 loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 descent.step()
