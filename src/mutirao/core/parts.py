@@ -74,6 +74,9 @@ class Handler(Protocol):
         """What all clients must have in common, by name and digest: see `mutirao.core.agreement`."""
         return {}
 
+    def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
+        """ConfigError if these clients cannot work on this model, before anything is done; it changes nothing."""
+
     def private_training(self, privacy: Any) -> AnyHandler:
         """The same with private gradients (DP-SGD)."""
         raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")

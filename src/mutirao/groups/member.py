@@ -25,6 +25,7 @@ from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
 from mutirao.schedules import Constant, Schedule
 from mutirao.training.descent import one_thread
+from mutirao.training.inputs import call_model
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.trainer import Trainer
@@ -99,6 +100,11 @@ class Member:
             raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
         if request.config.keys() & OF_CLASSES:
             raise Refused("privacy", "which classes a client holds is not told: use head=full")
+
+    def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
+        """The first model against everybody's data; those of groups, which a run goes on with, have the same layers."""
+        trainer = self.trainers(self.classes)
+        trainer.check(trainer.initial(0), population)
 
     def handler(self, request: Request) -> Any:
         """Who trains the model of a request: for its head, and for as many epochs as a warm-up or a round takes."""
@@ -233,7 +239,7 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
         raise ValueError("has no samples to judge by")
     with one_thread(), torch.inference_mode():
         batches = [samples.batch(np.arange(i, min(i + CHUNK, len(samples)))) for i in range(0, len(samples), CHUNK)]
-        return torch.cat([model(x) for x, _ in batches]), torch.cat([y for _, y in batches]).numpy()
+        return torch.cat([call_model(model, x) for x, _ in batches]), torch.cat([y for _, y in batches]).numpy()
 
 
 def last_layer(model: nn.Module) -> str:

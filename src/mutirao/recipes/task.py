@@ -52,6 +52,7 @@ class Task:
     classes: int | None = None  # how many the model tells apart, if it does
     secure: Secure = Open()  # what clients do so that the server sees sums alone
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
+    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -162,8 +163,9 @@ class Recipe:
             raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
-        task = replace(task, agreed={**as_handler(task.handler).agreed(), **task.agreed})
-        if as_handler(task.handler).private:
+        handler = as_handler(task.handler)
+        task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
+        if handler.private:
             return task
         return replace(task, handler=build_privacy(config).at_client(task.handler))
 

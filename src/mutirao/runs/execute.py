@@ -70,12 +70,16 @@ def execute(
         task = recipe.prepare(config)
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
         config = replace(config, privacy=settle(config, len(task.population)))
+        at_hand = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.secure.at_client(task.handler), task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None
         fresh = run is None
         if run is None:
             run = Run(task.initial(), seed=config.seed)
+        if task.check is not None and at_hand and run.round < config.rounds:
+            task.check(run.arrays, task.population)
+        if fresh:
             folder.begin(run, text)
         else:
             fleet.restore(run.sites)

@@ -35,6 +35,7 @@ from mutirao.training.figures import (
     probe_samples,
     read_extras,
 )
+from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
 from mutirao.training.samples import Samples
 from mutirao.training.travel import Travel, find_travel
@@ -43,6 +44,7 @@ Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
+Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
 ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
 
@@ -65,6 +67,7 @@ class PlainTrainer:
     share: str = ""  # what travels: patterns of names, separated by commas; by default what is trained
     engine: str = "auto"
     figures: Callable[[Array, Array], Mapping[str, float]] | None = None  # of outputs and labels, when it judges
+    transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
@@ -88,6 +91,8 @@ class PlainTrainer:
             raise ValueError(fault)
         if callable(self.optimizer) and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use threads or plain")
+        if self.transform is not None and self.engine in ("fused", "stacked"):
+            raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
@@ -116,7 +121,7 @@ class PlainTrainer:
         model = self.fill(arrays).eval()
         x, y = samples.batch(slice(0, most))
         with one_thread(), torch.inference_mode():
-            outputs = model(x)
+            outputs = call_model(model, x)
             metrics = {"loss": float(self.loss(outputs, y))}
             if is_classes(y):
                 metrics["entropy"] = float(entropies(outputs).mean())
@@ -125,7 +130,7 @@ class PlainTrainer:
         if "gradient_norm" in extras:
             weights = [p for p in model.parameters() if p.requires_grad]
             with one_thread():
-                slopes = torch.autograd.grad(self.loss(model(x), y), weights, allow_unused=True)
+                slopes = torch.autograd.grad(self.loss(call_model(model, x), y), weights, allow_unused=True)
             metrics["gradient_norm"] = math.sqrt(sum(float(g.double().square().sum()) for g in slopes if g is not None))
         return metrics
 
@@ -140,11 +145,13 @@ class PlainTrainer:
         descent = self.descent(weights, pace)
         total, right, sizes = torch.zeros(()), torch.zeros((), dtype=torch.int64), []
         errors: list[Tensor] = []
+        draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
         with one_thread(), (randomness or seeded)(number(seed, round, "torch", site.id)):
             for batch in pace.plan(rng(seed, round, "batches", site.id), len(samples), self.needs_two()):
                 x, y = samples.batch(batch)
+                x = x if self.transform is None or draw is None else self.transform(x, draw)
                 model.zero_grad()
-                outputs = model(x)
+                outputs = call_model(model, x)
                 loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 descent.step()

@@ -16,6 +16,7 @@ from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.randomness import number
 from mutirao.training.descent import arrays_of, one_thread, seeded
+from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, answer_in_turn
 from mutirao.training.samples import Samples
@@ -40,6 +41,10 @@ class PrivateTrainer:
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
         """Of a trainer, if its model can be trained so."""
+        if trainer.transform is not None:
+            raise ConfigError(
+                "privacy=dpsgd bounds what each sample does, and a transform may mix samples; leave it out"
+            )
         validator = import_opacus("validators").ModuleValidator
         with seeded(0):
             faults = validator.validate(trainer.travel.prepare(trainer.model()), strict=False)
@@ -95,7 +100,7 @@ class PrivateTrainer:
                 private.zero_grad()
                 if len(rows):
                     x, y = samples.batch(rows)
-                    trainer.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                    trainer.loss(call_model(model, x, module.forward), y).backward()  # type: ignore[no-untyped-call]
                 else:
                     for p in weights:  # nobody was drawn: a step of noise alone
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.preflight import check_start
 from mutirao.training.private import PrivateTrainer
 
 
@@ -40,6 +41,7 @@ class Trainer(PlainTrainer):
     __call__ = answer_request
     many = answer_requests
     evaluate = evaluate_model
+    check = check_start
 
     def private_training(self, privacy: DPSGD) -> PrivateTrainer:
         """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.training.descent import one_thread, seeded
-from mutirao.training.engine.jobs import Job, storage_of
+from mutirao.training.engine.jobs import Job, only_tensors, storage_of
 from mutirao.training.engine.machine import close
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
@@ -45,6 +45,7 @@ class Layer(NamedTuple):
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
+    only_tensors(jobs)
     layers = layers_of(trainer, jobs)
     x, y, rows = storage_of([job.samples for job in jobs])
     if not (x.is_contiguous() and y.is_contiguous()):

@@ -13,6 +13,7 @@ from torch import Tensor
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
+from mutirao.training.engine.tape import Unsupported
 from mutirao.training.figures import read_extras
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, Requests, Sites
@@ -54,7 +55,7 @@ class Job:
         draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
         return self.pace.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
 
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Any, Tensor]:
         """Its first batch."""
         return self.samples.batch(self.order()[: self.lengths[0]])
 
@@ -76,7 +77,7 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     return jobs, failures
 
 
-def storage_of(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, list[Index]]:
+def storage_of(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
     """One storage for several clients, and the rows each owns there: theirs if they share one, or else a copy."""
     first = samples[0]
     if all(s.x is first.x and s.y is first.y for s in samples):
@@ -84,7 +85,21 @@ def storage_of(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, list[Index]]
     ends = np.cumsum([len(s) for s in samples])
     own = [s.batch(slice(None)) for s in samples]
     rows = [np.arange(end - len(s), end) for s, end in zip(samples, ends, strict=True)]
-    return torch.cat([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+    return join_inputs([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+
+
+def join_inputs(some: Sequence[Any]) -> Any:
+    """Inputs of one kind one after the other, tensor by tensor."""
+    if isinstance(some[0], dict):
+        return {name: torch.cat([x[name] for x in some]) for name in some[0]}
+    return tuple(map(torch.cat, zip(*some, strict=True))) if isinstance(some[0], tuple) else torch.cat(list(some))
+
+
+def only_tensors(jobs: Sequence[Job]) -> None:
+    """Raise `Unsupported` if inputs are something else than one tensor at hand."""
+    x = jobs[0].samples.x  # jobs of one kind
+    if not isinstance(x, Tensor):
+        raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
 
 
 def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:

@@ -15,6 +15,7 @@ from mutirao.training.descent import one_thread
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads, is_heavy
 from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
+from mutirao.training.inputs import call_model
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import Samples, own_test_of
 
@@ -118,14 +119,14 @@ def batch_by_batch(
     trainer: PlainTrainer, arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
-    size = max(1, NUMBERS // max(1, samples.x[:1].numel()))
+    size = max(1, NUMBERS // max(1, samples.width))
     starts = range(0, len(samples), size)
 
     def some(starts: Sequence[int]) -> list[Seen]:
         model = trainer.fill(arrays).eval()
         with one_thread(), torch.inference_mode():
             batches = (samples.batch(slice(start, start + size)) for start in starts)
-            return [look(model(x), y) for x, y in batches]
+            return [look(call_model(model, x), y) for x, y in batches]
 
     if not is_heavy(trainer):
         return some(starts)

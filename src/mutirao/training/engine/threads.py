@@ -15,6 +15,7 @@ from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
 from mutirao.training.engine.workers import hold_memory, run_in_threads
+from mutirao.training.inputs import call_model
 from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
@@ -72,7 +73,7 @@ def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
         module = trainer.travel.prepare(trainer.fill(job.request.arrays))
         with one_thread(), seeded(0), torch.no_grad(), contextlib.suppress(Exception):
             before = torch.get_rng_state()
-            module(job.first()[0])
+            call_model(module, job.first()[0])
             trainer._recorded["draws"] = not torch.equal(before, torch.get_rng_state())
             break
     return bool(trainer._recorded.get("draws", True))

@@ -9,7 +9,7 @@ from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
 from mutirao.training.descent import one_thread
 from mutirao.training.engine.fused import train_fused
-from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
+from mutirao.training.engine.jobs import Job, by_kind, only_tensors, plan_jobs
 from mutirao.training.engine.judging import evaluate_model, judge_many
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.stacked import train_stacked
@@ -89,8 +89,8 @@ def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
         return trainer.engine
     if is_heavy(trainer):
         return "threads"
-    if callable(trainer.optimizer):
-        return "plain"
+    if callable(trainer.optimizer) or trainer.transform is not None:
+        return "plain"  # as recorded steps and the kernel take the samples as they are
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
     return "plain" if small else "fused"
 
@@ -116,6 +116,7 @@ def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Repl
     key = largest.samples.kind, largest.pace.mu, bool(largest.lengths[0] > 1)
     try:
         if key not in machines:
+            only_tensors(jobs)
             machines[key] = machine_for(trainer, jobs)
             for old in [k for k in machines if isinstance(k, tuple)][:-MOST_MACHINES]:
                 del machines[old]
