@@ -132,14 +132,14 @@ def step(trainer: PlainTrainer, model: nn.Module, store: Store, i: int, rows: In
     if is_classes(y):
         if not isinstance(outputs, Tensor):
             refuse(f"the model gives a {type(outputs).__name__} where classes need a tensor, a number for each class")
-        check_labels(trainer, model, outputs, stores)
+        check_labels(trainer.loss, outputs, stores)
     pair = f"outputs {shown(outputs) if isinstance(outputs, Tensor) else type(outputs).__name__} and labels {shown(y)}"
     try:
         loss = trainer.loss(outputs, y)
         if is_classes(y):
             (outputs.argmax(-1) == y).sum()
     except Exception as error:  # of a loss, too
-        refuse(f"the loss does not take {pair}: {told(error)}; {advice_on_labels(outputs, y)}", error)
+        refuse(f"the loss does not take {pair}: {told(error)}; {advice_on_labels(outputs, y, error)}", error)
     if not isinstance(loss, Tensor) or loss.dim():
         what = shown(loss) if isinstance(loss, Tensor) else type(loss).__name__
         refuse(f"the loss of a batch is {what}, not one number; it should be a mean over samples (reduction='mean')")
@@ -156,6 +156,8 @@ def step(trainer: PlainTrainer, model: nn.Module, store: Store, i: int, rows: In
         refuse("the loss does not depend on any weight that is trained")
     if not all(bool(torch.isfinite(g).all()) for g in slopes if g is not None):
         refuse("the gradient of a first batch is not finite; scale its inputs, or its labels")
+    if is_classes(y) and not is_of_classes(trainer.loss):
+        try_extremes(trainer, model, stores)
 
 
 def transformed(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> Any:
@@ -172,17 +174,20 @@ def transformed(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> 
     return made[0]
 
 
-def check_labels(trainer: PlainTrainer, model: nn.Module, outputs: Tensor, stores: Sequence[Store]) -> None:
+def is_of_classes(loss: Any) -> bool:
+    """Whether it is one of torch's losses that takes a class number for each row of outputs."""
+    return loss in (functional.cross_entropy, functional.nll_loss) or isinstance(loss, OF_CLASSES)
+
+
+def check_labels(loss: Any, outputs: Tensor, stores: Sequence[Store]) -> None:
     """Refuse labels that the model has no output for, on the first client that has them."""
-    loss, some = trainer.loss, [store for store in stores if store.y.numel()]
-    if loss not in (functional.cross_entropy, functional.nll_loss) and not isinstance(loss, OF_CLASSES):
-        try_extremes(trainer, model, some)
-    elif outputs.dim() > 1 and some[0].y.dim() == outputs.dim() - 1:
-        raise_first(outside(store, outputs.shape[1], getattr(loss, "ignore_index", IGNORED)) for store in some)
+    if is_of_classes(loss) and outputs.dim() > 1 and stores[0].y.dim() == outputs.dim() - 1:
+        raise_first(outside(store, outputs.shape[1], getattr(loss, "ignore_index", IGNORED)) for store in stores)
 
 
 def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[Store]) -> None:
     """Let a loss of one's own see the least and the largest label of all: which it takes is known to it alone."""
+    stores = [store for store in stores if store.y.numel()]
     for extreme, most in ((torch.amin, min), (torch.amax, max)):
         store = most(stores, key=lambda store: int(extreme(store.y)))
         label = int(extreme(store.y))
@@ -238,8 +243,10 @@ def advice(model: nn.Module, x: Any) -> str:
     return "its first layer and a sample should agree in shape"
 
 
-def advice_on_labels(outputs: Any, y: Tensor) -> str:
+def advice_on_labels(outputs: Any, y: Tensor, error: Exception) -> str:
     """What would be right for labels that a loss does not take."""
+    if isinstance(error, IndexError):
+        return NUMBERED
     if isinstance(outputs, Tensor) and outputs.shape != y.shape and outputs.numel() == y.numel():
         return f"give labels the shape {list(outputs.shape)}, or the outputs that of the labels"
     return f"this loss may want labels as {'float32' if is_classes(y) else 'classes, int64'}, or in another shape"
