@@ -236,7 +236,8 @@ class Attacked:
         self.attack: Attack = complete(attack, Attack)  # type: ignore[type-abstract]
         if self.attack.poison and not poison:
             raise ValueError(f"{attack!r} changes samples: say how those of a client's data are, by `poison`")
-        self.provides, self.private = self.handler.provides, self.handler.private
+        self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
+        self.schedule, self.agreed = self.handler.schedule, self.handler.agreed
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One client's answer, who then knows nobody else."""

@@ -32,7 +32,9 @@ KINDS = {
     "privacy": "mutirao.privacy",
     "screen": "mutirao.filters",
     "secure": "mutirao.secure",
+    "schedule": "mutirao.schedules",
 }
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {"labels", "keys", "queries", "x", "clients", "rng", "roster", "round"}
 
@@ -64,9 +66,10 @@ class Common:
     epochs: int = setting(1, "passes over its data a client makes a round", low=1)
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(0.1, "learning rate of the clients", low=1e-12)
-    momentum: float = setting(0.0, "momentum of the clients' SGD", low=0, high=1)
+    momentum: float = setting(0.0, "momentum of the clients' SGD or RMSprop", low=0, high=1)
     weight_decay: float = setting(0.0, "weight decay of the clients' optimiser", low=0)
-    optimizer: str = setting("sgd", "optimiser of the clients", choices=("sgd", "adam"))
+    optimizer: str = setting("sgd", "optimiser of the clients", choices=OPTIMIZERS)
+    schedule: Part = setting(Part("constant"), "how the clients' learning rate goes from round to round")
     clip: float = setting(0.0, "longest gradient a client may step along (0: any)", low=0)
     samples: int = setting(0, "most samples a client uses (0: all)", low=0)
     data: str = setting("", "an embedded set's name, or the path to a data set as published")
@@ -147,15 +150,19 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in found if k not in HANDED_OVER and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
+def can_set(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Those parameters that a user may set: what a function must be given comes from whoever calls it."""
+    return {k: p for k, p in parameters(make).items() if inspect.isclass(make) or p.default is not p.empty}
+
+
 def complete(kind: str, part: Part) -> Part:
     """Check a part's settings and add the defaults it would use, so that the configuration says all."""
     make = factory(kind, part)
     try:
-        known = parameters(make)
+        takes = can_set(make)
         hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
     except Exception as error:  # not every callable can say what it takes, nor every annotation be resolved
         raise ConfigError(f"{kind}: the settings of {part.name!r} cannot be read: {one_line(error)}") from error
-    takes = {k: p for k, p in known.items() if inspect.isclass(make) or p.default is not p.empty}
     full: dict[str, Scalar] = {}
     for key, value in part.settings.items():
         if key not in takes:

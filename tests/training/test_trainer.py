@@ -146,7 +146,7 @@ def test_batch_normalisation_keeps_integer_buffers_and_survives_a_batch_of_one()
 
 def test_steps_replace_epochs() -> None:
     trainer = Trainer(linear, batch_size=20, steps=4)
-    sizes = [len(batch) for batch in trainer.plan(np.random.default_rng(0), 50)]
+    sizes = [len(batch) for batch in trainer.pace(CONFIG).plan(np.random.default_rng(0), 50)]
     assert sizes == [20, 20, 10, 20]
 
 
@@ -181,7 +181,8 @@ def test_what_cannot_be_done_is_said_plainly(request_: Request, data: object, sa
 @pytest.mark.parametrize(
     ("setting", "wrong", "right"),
     [
-        ("optimizer", ("rmsprop", ""), "one of sgd, adam"),
+        ("optimizer", ("nadam", ""), "one of sgd, adam, adamw, rmsprop, adagrad, or make one"),
+        ("schedule", (0.5,), "a function of the round"),
         ("lr", (-0.1, 0.0, float("inf"), float("nan")), "a number above 0"),
         ("momentum", (-0.1, 1.0, float("nan")), "at least 0 and below 1"),
         ("weight_decay", (-1e-4, float("inf"), float("nan")), "0 (none) or above"),

@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,7 +117,7 @@ def run(
     """
     from mutirao.config import read, resolve
     from mutirao.recipes.task import find
-    from mutirao.runs.execute import reopen
+    from mutirao.runs.execute import default_out, reopen
     from mutirao.runs.trust import check_trust, is_own_run, names_in_file
 
     table: dict[str, Any] = {}
@@ -156,16 +155,6 @@ def run(
         conclude(summary, folder)
 
 
-def default_out(name: str, resume: bool) -> Path:
-    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
-    stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
-    candidate, number = Path("runs") / stem, 1
-    while candidate.exists():
-        latest, number = candidate, number + 1
-        candidate = Path("runs") / f"{stem}-{number}"
-    return latest if resume and number > 1 else candidate
-
-
 @main.command()
 @click.argument("file", type=FILE, metavar="STUDY.toml")
 @click.option("--out", type=FOLDER, help="Folder [default: runs/study-NAME].")
@@ -178,11 +167,12 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
 
     Example: mutirao study studies/quickstart.toml
     """
-    from mutirao.cli.terminal import CellBar, show_table
+    from mutirao.cli.terminal import show_table
     from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
     from mutirao.runs.trust import names_in_file
     from mutirao.studies.comparison import compare, write_tables
+    from mutirao.studies.showing import CellBar
     from mutirao.studies.study import carry_out, read_study
 
     folder = out or Path("runs") / f"study-{file.stem}"

@@ -1,4 +1,4 @@
-"""What a person sees of a study that goes on, and of what has ended: a bar, and tables."""
+"""What a person sees of what has ended: tables, and where the rest is."""
 
 import sys
 from collections.abc import Sequence
@@ -7,66 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+from mutirao.studies.showing import make_table, tables_of
 
 if TYPE_CHECKING:
     from mutirao.config import Part
     from mutirao.runs.replay import Replay
     from mutirao.studies.comparison import Line
 
-TEXTS = ("", "metric", "method", "verdict")  # columns that hold no numbers
-
-
-class CellBar:
-    """Follows a study; call it after each cell."""
-
-    def __init__(self, cells: int, quiet: bool = False) -> None:
-        self.cells = cells
-        self.quiet = quiet
-        self.bar: Any = None
-
-    def __enter__(self) -> "CellBar":
-        if not self.quiet and sys.stderr.isatty():
-            columns = (TextColumn("cell"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self.bar.start()
-            self.line = self.bar.add_task("cell", total=self.cells, note="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def __call__(self, done: int, name: str) -> None:
-        """Show a cell that was finished."""
-        if self.bar is not None:
-            self.bar.update(self.line, completed=done, note=name)
-        elif not self.quiet:
-            print(f"cell {done}/{self.cells}  {name}", file=sys.stderr, flush=True)
-
-
-def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table:
-    """A table without rows, numbers to the right."""
-    table = Table(title=title)
-    for name in names:
-        table.add_column(name, justify="left" if name in TEXTS else "right", **options)
-    return table
-
 
 def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
     """The table of a study, the columns that fit a terminal, and where the rest is."""
-    from mutirao.studies.comparison import HEADER, cells_of
-
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict"]
-    if not any(line.reached for line in lines):
-        shown.remove("rounds to")
-    for metric in dict.fromkeys(line.metric for line in lines):
-        table = make_table(metric, shown, no_wrap=True)
-        for line in (x for x in lines if x.metric == metric):
-            row = dict(zip(HEADER, cells_of(line), strict=True))
-            table.add_row(*(row[name] for name in shown))
+    for table in tables_of(lines):
         console.print(table)
     files = "table.md, table.tex, table.csv, table.json"
     console.print(f"everything is in {folder}: {files}, {', '.join(p.name for p in pictures)}", soft_wrap=True)

@@ -26,7 +26,10 @@ from mutirao.core.parts import (
 from mutirao.core.record import Row
 from mutirao.core.roster import Roster
 from mutirao.core.rows import whole_replies
+from mutirao.errors import ConfigError
 from mutirao.randomness import rng
+
+Told = Mapping[str, Scalar] | Callable[[int], Mapping[str, Scalar]]  # what clients are told, maybe round by round
 
 
 @dataclass
@@ -50,9 +53,9 @@ class Cohort:
     """One model and who trains it, how they are selected, and how their replies are screened and joined.
 
     A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
-    everybody. Clients are told `tell` besides what the parts need; `address` makes each client's own request of the
-    common one. A client counts for at most `size_cap` times the median samples (0: for as many as it says). `metrics`
-    are those that clients may tell; None: any that most of them do.
+    everybody. Clients are told `tell`, or what that gives for the round, besides what the parts need; `address` makes
+    each client's own request of the common one. A client counts for at most `size_cap` times the median samples (0: for
+    as many as it says). `metrics` are those that clients may tell; None: any that most of them do.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Cohort:
         aggregate: AnyAggregator,
         *,
         filters: Sequence[AnyFilter] = (),
-        tell: Mapping[str, Scalar] | None = None,
+        tell: Told | None = None,
         name: str = "",
         members: Collection[ClientId] | None = None,
         address: Callable[[ClientId, Request], Request] | None = None,
@@ -69,7 +72,7 @@ class Cohort:
         metrics: Collection[str] | None = None,
     ) -> None:
         self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
-        self.filters, self.tell = [as_filter(part) for part in filters], dict(tell or {})
+        self.filters, self.tell = [as_filter(part) for part in filters], tell if callable(tell) else dict(tell or {})
         self.name, self.members, self.address = name, members, address
         self.size_cap, self.metrics = size_cap, metrics
 
@@ -81,7 +84,8 @@ class Cohort:
     @property
     def needs(self) -> set[str]:
         """What its parts need of the clients, and what they are to send besides."""
-        besides = {f"extras:{name}" for name in str(self.tell.get("extras", "")).split(",") if name}
+        told = {} if callable(self.tell) else self.tell
+        besides = {f"extras:{name}" for name in str(told.get("extras", "")).split(",") if name}
         return besides.union(*(part.needs for part in self.parts))
 
     def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
@@ -101,7 +105,10 @@ class Cohort:
 
     def request(self, run: Run, do: str, *kinds: str) -> Request:
         """What its clients are asked to do, with the settings that make them tell the needs of these kinds."""
-        told = {k: v for k, v in self.tell.items() if k != "extras"} | tell(self.needs, *kinds)
+        said = self.tell(run.round + 1) if callable(self.tell) else self.tell
+        if callable(self.tell) and "extras" in said:
+            raise ConfigError("tell: what clients send besides is the same in every round; name extras in a mapping")
+        told = {k: v for k, v in said.items() if k != "extras"} | tell(self.needs, *kinds)
         config = {"seed": run.seed, "round": run.round + 1, **told}
         return Request(do, part_of(run.arrays, self.name), config)
 

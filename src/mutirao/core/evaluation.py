@@ -1,6 +1,6 @@
 """How a model does at each client, not only on a common test set: the mean hides who is served badly."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 
 AT_ONCE = 10_000  # clients asked at a time: a million of them need no more memory than that
+NONE: Mapping[str, bool] = {}
 
 
 def across_clients(
@@ -18,10 +19,12 @@ def across_clients(
     clients: Sequence[ClientId] | None = None,
     metric: str = "accuracy",
     higher_is_better: bool = True,
+    also: Mapping[str, bool] = NONE,
 ) -> dict[str, float]:
     """Ask all clients, or these, to evaluate the current model; mean, worst client, and 10th, 50th, 90th percentile.
 
-    The mean is over clients, each counting the same. Usable in any flow, every few rounds:
+    The mean is over clients, each counting the same. `also` are further metrics, and whether higher is better of each:
+    clients that tell them are summed up in the same way. Usable in any flow, every few rounds:
 
         for done in train(run, fleet, ...):
             if run.round % 10 == 0:
@@ -30,14 +33,16 @@ def across_clients(
     """
     names = list(fleet.clients() if clients is None else clients)
     config = {"seed": run.seed, "round": run.round}
-    values: list[float] = []
+    told: dict[str, list[float]] = {name: [] for name in (metric, *also)}
     for start in range(0, len(names), AT_ONCE):
         requests = {c: Request("evaluate", run.arrays, config) for c in names[start : start + AT_ONCE]}
         answers = sift(fleet.ask(requests), fault_of_extras)
-        values += [float(r.metrics[metric]) for r in answers.replies.values() if metric in r.metrics]
-    if not values:
+        for name, values in told.items():
+            values += [float(r.metrics[name]) for r in answers.replies.values() if name in r.metrics]
+    if not any(told.values()):
         raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
-    return summarise(metric, values, higher_is_better)
+    ways = {**also, metric: higher_is_better}
+    return {k: v for name, values in told.items() for k, v in summarise(name, values, ways[name]).items()}
 
 
 def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:

@@ -65,9 +65,17 @@ class Handler(Protocol):
         """Whether it sees to its clients' privacy by itself."""
         return False
 
+    @property
+    def schedule(self) -> Callable[[int], float] | None:
+        """How its learning rate goes from round to round; None if it has no such thing."""
+        return None
+
     def agreed(self) -> Mapping[str, str]:
         """What all clients must have in common, by name and digest: see `mutirao.core.agreement`."""
         return {}
+
+    def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
+        """ConfigError if these clients cannot work on this model, before anything is done; it changes nothing."""
 
     def private_training(self, privacy: Any) -> AnyHandler:
         """The same with private gradients (DP-SGD)."""

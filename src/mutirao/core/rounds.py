@@ -18,8 +18,8 @@ from mutirao.core.bounds import SIZE_CAP, faults_of_length
 from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
 from mutirao.core.cohort import Cohort as Cohort
 from mutirao.core.cohort import Run as Run
-from mutirao.core.cohort import Try
-from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Scalar, traffic
+from mutirao.core.cohort import Told, Try
+from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
 from mutirao.core.record import Round as Round
 from mutirao.core.record import Row, reasons
@@ -120,14 +120,17 @@ def train(
     aggregate: AnyAggregator,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
-    tell: Mapping[str, Scalar] | None = None,
+    tell: Told | None = None,
     filters: Sequence[AnyFilter] = (),
     patience: Patience | None = None,
     expect: int = 1,
     size_cap: float = SIZE_CAP,
     metrics: Collection[str] | None = None,
 ) -> Iterator[Round]:
-    """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on."""
+    """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on.
+
+    Clients are told `tell`, such as {"lr": 0.01}, or what that gives for the round.
+    """
     patience = patience or Patience()
     everybody = Cohort(select, aggregate, filters=filters, tell=tell, size_cap=size_cap, metrics=metrics)
     begin(run, fleet, expect, patience)

@@ -17,8 +17,9 @@ from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
+from mutirao.core.told import TOLD
 from mutirao.deploy.ledger import Ledger, alone, difference, without_noise
-from mutirao.deploy.pins import hold_model
+from mutirao.deploy.pins import hold_model, hold_pins
 from mutirao.deploy.policy import Policy, assignments, is_allowed, repeatable_in
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
@@ -154,7 +155,10 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
-        hold_model(self.policy.pinned.get(self.asker.recipe, {}), request.do, request.arrays)
+        pins = self.policy.pinned.get(self.asker.recipe, {})
+        hold_model(pins, request.do, request.arrays)
+        told = {k: request.config[k] for k in TOLD if k in request.config}
+        hold_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
         if held.train is not None and held.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         probed = request.config.get("probe_samples", PROBE_SAMPLES)

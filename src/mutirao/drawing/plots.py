@@ -69,7 +69,12 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path: Path | str, title: str = "") -> None:
-    """Draw metrics by round, one panel a family: `loss` and `train_loss` share one."""
+    """Draw metrics by round, one panel a family, to a file."""
+    save(make_curves(rows, metrics, title), path)
+
+
+def make_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], title: str = "") -> "Figure":
+    """Metrics by round, one panel a family: `loss` and `train_loss` share one."""
     families: dict[str, list[str]] = {}
     for name in metrics:
         families.setdefault(name.removeprefix("train_"), []).append(name)
@@ -104,7 +109,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path:
         axes.remove()
     if title:
         figure.suptitle(title, fontsize=13, color=INK)
-    save(figure, path)
+    return figure
 
 
 def draw_bands(

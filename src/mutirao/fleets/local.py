@@ -14,6 +14,7 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.threads import one_thread
 
 log = logging.getLogger("mutirao")
 
@@ -25,7 +26,7 @@ class LocalFleet(Fleet):
 
     `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
     one that takes longer than so many seconds is late: the round goes on without it. A site keeps its state only if
-    its reply arrived, as over a network.
+    its reply arrived, as over a network. Whoever runs torch in a handler has one thread of it.
     """
 
     def __init__(self, handler: AnyHandler, population: Mapping[ClientId, Any], timeout: float | None = None) -> None:
@@ -76,7 +77,8 @@ class LocalFleet(Fleet):
             return None
         try:
             sites = {c: self._site(c) for c in sorted(requests)}
-            replies: Mapping[ClientId, Any] = many(requests, sites)
+            with one_thread():
+                replies: Mapping[ClientId, Any] = many(requests, sites)
             return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
         except Exception as error:  # which client it was is found out one by one
             log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
@@ -89,7 +91,8 @@ class LocalFleet(Fleet):
             try:
                 site = self._site(client)
                 own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))
-                reply = _sound(self.handler(own, site))
+                with one_thread():
+                    reply = _sound(self.handler(own, site))
                 if isinstance(reply, Reply):
                     reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)
                 return reply, site.state

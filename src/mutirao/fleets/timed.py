@@ -245,7 +245,7 @@ class Timed(Wrapper):
     def load(self, request: Request, reply: Reply | None, row: int) -> tuple[float, float, float]:
         """Samples to train on, bytes down and bytes up; one that never replied is taken to have tried."""
         n = reply.n if reply is not None else int(self.run.roster.n[row])
-        passes = self.epochs * n if request.do == "train" else FORWARD * n
+        passes = float(request.config.get("epochs", self.epochs)) * n if request.do == "train" else FORWARD * n
         if request.do == "probe":
             passes = FORWARD * min(n, int(request.config.get("probe_samples", n)))
         up = bytes_of_replies(Answers({"": reply}, {})) if reply is not None else 0

@@ -23,8 +23,10 @@ from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
+from mutirao.schedules import Constant, Schedule
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import place_of
+from mutirao.training.inputs import call_model, change
 from mutirao.training.plain import Outcomes, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
 from mutirao.training.trainer import Trainer
@@ -54,6 +56,11 @@ class Member:
     def private(self) -> bool:
         """Whether nothing but noised updates and signatures may leave a client."""
         return not isinstance(self.privacy, Open | Central)
+
+    @property
+    def schedule(self) -> Schedule:
+        """How the rate of the groups' models goes from round to round."""
+        return self.trainers(self.classes).schedule
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
@@ -94,6 +101,11 @@ class Member:
             raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
         if request.config.keys() & OF_CLASSES:
             raise Refused("privacy", "which classes a client holds is not told: use head=full")
+
+    def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
+        """The first model against everybody's data; those of groups, which a run goes on with, have the same layers."""
+        trainer = self.trainers(self.classes)
+        trainer.check(trainer.initial(0), population)
 
     def handler(self, request: Request) -> Any:
         """Who trains the model of a request: for its head, and for as many epochs as a warm-up or a round takes."""
@@ -186,8 +198,8 @@ def shield(privacy: Any, trainer: Trainer) -> Any:
 
 @lru_cache(maxsize=8)
 def warmer(trainer: Trainer, epochs: int) -> Trainer:
-    """The trainer of the test model; kept, because a trainer keeps what it has prepared."""
-    return replace(trainer, epochs=epochs)
+    """The trainer of the test model, at one rate whenever it is asked; kept, because it keeps what it has prepared."""
+    return replace(trainer, epochs=epochs, schedule=Constant())
 
 
 def inside(request: Request) -> bool:
@@ -229,7 +241,9 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
     place = place_of(model)
     with one_thread(), torch.inference_mode():
         batches = [samples.batch(np.arange(i, min(i + CHUNK, len(samples)))) for i in range(0, len(samples), CHUNK)]
-        return torch.cat([model(x.to(place)).cpu() for x, _ in batches]), torch.cat([y for _, y in batches]).numpy()
+        return torch.cat([call_model(model, change(x, lambda t: t.to(place))).cpu() for x, _ in batches]), torch.cat(
+            [y for _, y in batches]
+        ).numpy()
 
 
 def last_layer(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mutirao.config import Common, Part, setting
+from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Patience, Round, Run, gather
@@ -38,7 +38,7 @@ class Config(Common):
     per_round: int | float = setting(1.0, "hospitals a round: a count, or a share", low=1e-9)
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
-    optimizer: str = setting("adam", "optimiser of the hospitals", choices=("sgd", "adam"))
+    optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
     data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", "the pretrained network", choices=BODY_NAMES)

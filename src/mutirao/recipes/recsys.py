@@ -21,6 +21,7 @@ from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users, join
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import all_but_last, by_time, by_users, supports
+from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
 
@@ -79,6 +80,7 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
     shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
     levels = tuple(float(v) for v in np.unique(ratings.values))
+    shared["schedule"] = schedule_of(config)
     return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 

@@ -21,9 +21,11 @@ from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
 
+PYTHON = "python"  # what a run is called whose model and data were handed over as objects
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
     "quickstart": ("mutirao.recipes.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
@@ -50,6 +52,7 @@ class Task:
     classes: int | None = None  # how many the model tells apart, if it does
     secure: Secure = Open()  # what clients do so that the server sees sums alone
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
+    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
@@ -97,6 +100,13 @@ def check_own_tests(config: Any, task: "Task") -> None:
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
 
 
+def judged_by_clients(task: Task) -> tuple[str, bool, dict[str, bool]]:
+    """What clients are asked of the model: the metric that judges it, and all others that the task has."""
+    names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])]
+    ways = {metric: direction_of(metric, task.directions) for metric in names}
+    return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
+
+
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate."""
     everyone, fleet = fleet, simulate(fleet, config, run)
@@ -127,9 +137,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     )
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
         if config.clients_every and run.round % config.clients_every == 0:
-            known = f"metrics:{task.judge}" in task.provides
-            own = (task.judge, task.higher_is_better) if known else ("accuracy", True)
-            done.row.update(across_clients(everyone, run, None, *own))  # how the worst client fares, not only the mean
+            done.row.update(across_clients(everyone, run, None, *judged_by_clients(task)))  # the worst one, too
         yield done
 
 
@@ -142,6 +150,7 @@ class Recipe:
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
     private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
     secure: bool = False  # the same of `config.secure`
+    name: str = ""  # what a recipe is called that is no attribute of a module
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
@@ -150,16 +159,21 @@ class Recipe:
         if config.secure.name != "none" and self.flow is not federate and not self.secure:
             raise ConfigError(f"secure={config.secure.name}: the flow of this recipe looks at single clients; use none")
         task = replace(self.task(config), secure=secure_of(config))
+        if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
+            raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
-        task = replace(task, agreed={**as_handler(task.handler).agreed(), **task.agreed})
-        if as_handler(task.handler).private:
+        handler = as_handler(task.handler)
+        task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
+        if handler.private:
             return task
         return replace(task, handler=build_privacy(config).at_client(task.handler))
 
 
 def name_of(recipe: Recipe) -> str:
-    """The name or dotted path by which `find` gives this very recipe; empty if it is no attribute of a module."""
+    """The name or dotted path by which `find` gives this very recipe; its own, or none, if it is in no module."""
+    if recipe.name:
+        return recipe.name
     modules = {k: m for k, m in sys.modules.items() if isinstance(m, ModuleType) and k != "__main__"}
     home = recipe.task.__module__  # before those that only import it from there
     for module in sorted(modules, key=lambda name: name != home):
@@ -172,6 +186,9 @@ def name_of(recipe: Recipe) -> str:
 
 def find(name: str) -> Recipe:
     """The recipe of that name, or behind a dotted path `package.module:name`."""
+    if name == PYTHON:
+        right = "call mutirao.run there again, with the same model and data, and resume=True to go on with it"
+        raise ConfigError(f"a run of {name!r} was started from Python with mutirao.run; {right}")
     if ":" not in name and name not in NAMES:
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
     check_module("recipe", name)

@@ -16,10 +16,13 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rows import ROWS, one_table
+from mutirao.core.told import read_told
+from mutirao.errors import Refused
 from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
 from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
 from mutirao.recsys.ratings import Taste
+from mutirao.schedules import Constant, Schedule, factor_of
 
 ITEMS = "items"
 ITEM_ROWS = ITEMS + ROWS
@@ -58,6 +61,7 @@ class FedRecon:
     rebuild_lr: float = 0.1
     epochs: int = 1
     lr: float = 0.2
+    schedule: Schedule = Constant()
     weight_decay: float = 0.0
     negatives: int = 1
     negative_weight: float = 1.0
@@ -104,13 +108,14 @@ class FedRecon:
             try:
                 request = requests[client]
                 ready[client] = self.local(sites[client].data, client, request.config, request.do)
-            except (ValueError, TypeError) as error:  # its own failure alone
+            except (ValueError, TypeError, Refused) as error:  # its own failure alone
                 failures[client] = failure_of(error)
         answers = self._answers([requests[c] for c in ready], list(ready.values()))
         return failures | dict(zip(ready, answers, strict=True))
 
     def local(self, taste: Taste, client: ClientId, config: Mapping[str, Scalar], do: str = "train") -> Local:
         """What a user works on in a round: its ratings, or its items and others drawn for them."""
+        read_told(config, ("mu",))
         seed, round = int(config["seed"]), int(config["round"])
         if not isinstance(taste, Taste):
             raise ValueError(f"holds {type(taste).__name__}, not ratings")
@@ -151,15 +156,14 @@ class FedRecon:
         pairs = np.stack([place[owner[taken:]], place[taken:]])
         return Local(rows[order], y[order], 0, 0, chosen[owner][order], weights[order], pairs)
 
-    def work(self, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
+    def work(self, batch: Batch, epochs: int, proximal: float = 0.0, factor: float = 1.0) -> None:
         """Fill in vectors and predictions of a batch, and train the items of its queries in place."""
-        (rank_and_train if self.loss == "bpr" else rebuild_and_train)(self.rules, batch, epochs, proximal)
+        (rank_and_train if self.loss == "bpr" else rebuild_and_train)(self.rules(factor), batch, epochs, proximal)
 
-    @property
-    def rules(self) -> Rules:
-        """The settings that the work depends on."""
+    def rules(self, factor: float = 1.0) -> Rules:
+        """The settings that the work depends on, the items' rate times a schedule's factor."""
         passes = self.passes if self.rebuild == "sgd" else 0
-        numbers = (self.ridge, self.ridge_bias, passes, self.rebuild_lr, self.lr, self.weight_decay)
+        numbers = (self.ridge, self.ridge_bias, passes, self.rebuild_lr, factor * self.lr, self.weight_decay)
         return Rules(self.biases, *numbers, fast=self.compiled, workers=self.workers)
 
     def _answers(self, requests: Sequence[Request], works: Sequence[Local]) -> list[Reply]:
@@ -170,10 +174,11 @@ class FedRecon:
             return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]
         if do not in ("train", "evaluate", "probe"):
             raise ValueError(f"FedRecon can train, evaluate and probe, not {do!r}")
+        factor = factor_of(self.schedule, int(config["round"]))
         asked, (table, at) = asked_for(config), gather_rows(requests, works)
         batch = batch_of(works, table, self.centre, self.compiled, at)
         with np.errstate(over="ignore", invalid="ignore"):  # training that diverges is named by the round
-            self.work(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)))
+            self.work(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)), factor)
             return self._replies(batch, do, asked)
 
     def _replies(self, batch: Batch, do: str, asked: frozenset[str]) -> list[Reply]:

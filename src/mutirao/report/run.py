@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mutirao.recipes.task import PYTHON
 from mutirao.report import charts
 from mutirao.report.page import Page
 from mutirao.report.state import RunState, state_in
@@ -116,7 +117,10 @@ def add_pictures(page: Page, record: Record) -> None:
 def add_settings(page: Page, record: Record) -> None:
     """The configuration, the digest and the versions."""
     page.section("Repeat it")
-    page.note("Save this as config.toml and run: mutirao run config.toml")
+    if record.recipe == PYTHON:
+        page.note("It was started from Python: call mutirao.run again with the same model, data and these settings.")
+    else:
+        page.note("Save this as config.toml and run: mutirao run config.toml")
     if record.summary.get("digest"):
         page.note(f"The final model's digest is then {record.summary['digest']}.")
     page.code(record.text)

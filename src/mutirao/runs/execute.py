@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,13 +19,15 @@ from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import FleetWithout, names_in
 from mutirao.metrics import direction_of
+from mutirao.naming import dotted_in
 from mutirao.privacy import NAMES as PRIVACY
-from mutirao.privacy import promise, settle
+from mutirao.privacy import asked, promise, settle
 from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
+from mutirao.schedules import same_past
 
 log = logging.getLogger("mutirao")
 
@@ -67,12 +70,16 @@ def execute(
         task = recipe.prepare(config)
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
         config = replace(config, privacy=settle(config, len(task.population)))
+        at_hand = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.secure.at_client(task.handler), task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None
         fresh = run is None
         if run is None:
             run = Run(task.initial(), seed=config.seed)
+        if task.check is not None and at_hand and run.round < config.rounds:
+            task.check(run.arrays, task.population)
+        if fresh:
             folder.begin(run, text)
         else:
             fleet.restore(run.sites)
@@ -172,6 +179,16 @@ def summarise(
     }
 
 
+def default_out(name: str, resume: bool) -> Path:
+    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
+    stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
+    candidate, number = Path("runs") / stem, 1
+    while candidate.exists():
+        latest, number = candidate, number + 1
+        candidate = Path("runs") / f"{stem}-{number}"
+    return latest if resume and number > 1 else candidate
+
+
 def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
     """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed.
 
@@ -188,7 +205,32 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     for key in sorted(vars(before)):
         if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
             raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
+    check_past(before, after)
     return recipe, after
+
+
+def differing(out: Path, name: str, config: Any) -> list[str]:
+    """The settings that the run in `out` has otherwise; ones that came later have their defaults in an old run.
+
+    Nothing is imported that `config` does not name, too.
+    """
+    table, known = read(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
+    if strange := [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]:
+        return strange
+    if table.pop("recipe", "") != name:
+        return ["recipe"]
+    made = resolve(type(config), table)
+    then, now = (vars(replace(c, privacy=asked(c.privacy))) for c in (made, config))  # a run writes down what it found
+    return [key for key in now if then[key] != now[key]]
+
+
+def check_past(before: Any, after: Any) -> None:
+    """Refuse another number of rounds where the rates of those already made were worked out from it."""
+    if not same_past(after.schedule, before.rounds, after.rounds):
+        raise ConfigError(
+            f"rounds cannot change in a run that has begun with schedule={after.schedule.name}, whose rates depend on "
+            "it; use another --out, and give the schedule a length of its own"
+        )
 
 
 class Log(logging.FileHandler):

@@ -1,5 +1,6 @@
 """What a person or a program sees while a run goes on: a line that moves, plain lines when piped, or JSON."""
 
+import importlib
 import json
 import sys
 import time
@@ -17,8 +18,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run; call it after each round.
 
-    `auto` is one line that moves on a terminal and `lines` elsewhere: plain lines, a second apart; `jsonl` prints every
-    round as JSON on standard output; `quiet` nothing.
+    `auto` is one line that moves on a terminal or in a notebook, and `lines` elsewhere: plain lines, a second apart;
+    `jsonl` prints every round as JSON on standard output; `quiet` nothing.
     """
 
     def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:
@@ -33,7 +34,8 @@ class Progress:
         self._blocks = can_say(BLOCKS)  # asked now: a live display puts its own stream in the place of this one
 
     def __enter__(self) -> "Progress":
-        if self.mode == "auto" and sys.stderr.isatty():
+        self.live = in_notebook() if self.mode == "auto" else None
+        if self.live is None and self.mode == "auto" and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -42,7 +44,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.live is not None:
+        if self.live is not None and not isinstance(self.live, NotebookLine):
             self.live.stop()
 
     def __call__(self, run: Run, done: Round, task: Task) -> None:
@@ -59,7 +61,9 @@ class Progress:
         if task.judge in row:
             self.values.append(float(row[task.judge]))
         last = run.round == self.rounds
-        if self.live is not None:
+        if isinstance(self.live, NotebookLine):
+            self.live.update(self.line(run.round, row, task.judge, 100), last)
+        elif self.live is not None:
             self.live.update(self.line(run.round, row, task.judge, self.live.console.width), refresh=True)
         elif time.monotonic() - self._said > 1 or last:
             self._said = time.monotonic()
@@ -85,6 +89,32 @@ class Progress:
             if text and (not kept or sum(len(t) + 2 for _, t in kept) + len(text) < width):
                 kept.append((order, text))
         return "  ".join(text for _, text in sorted(kept))[: max(1, width - 1)]
+
+
+class NotebookLine:
+    """One line below a notebook's cell, written over at most four times a second."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self._said = 0.0
+
+    def update(self, line: str, last: bool = False) -> None:
+        """Say this instead of what was said before."""
+        if not last and time.monotonic() - self._said < 0.25:
+            return
+        display = importlib.import_module("IPython.display").display
+        self._said, said = time.monotonic(), {"text/plain": line}
+        if self.handle is None:
+            self.handle = display(said, raw=True, display_id=True)
+        else:
+            self.handle.update(said, raw=True)
+
+
+def in_notebook() -> NotebookLine | None:
+    """A line in the notebook that runs this; None if none does."""
+    ipython = sys.modules.get("IPython")  # not imported here: who runs in a notebook has it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return NotebookLine() if getattr(shell, "kernel", None) is not None else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -212,6 +212,6 @@ def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
     ]
     clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
     ways = {x.metric: x.way for x in lines if x.way}
-    told = {"recipe": study.recipe, "baseline": study.baseline, "directions": ways}
+    told = {"recipe": study.called, "baseline": study.baseline, "directions": ways}
     table = {"schema": 1, **told, "lines": clean}
     write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")

@@ -6,31 +6,32 @@ import json
 import os
 import signal
 import threading
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
-from mutirao.config import dump, flatten, nearest, one_line, read, resolve, write_value
+from mutirao.config import Common, flatten, nearest, one_line, read, resolve, write_value
 from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.metrics import stem
 from mutirao.naming import dotted_in
-from mutirao.privacy import asked
-from mutirao.recipes.task import find
-from mutirao.runs.execute import execute
+from mutirao.recipes.task import Recipe, find
+from mutirao.runs.execute import differing, execute, name_recipe
 from mutirao.runs.folder import is_plain, locked
 from mutirao.runs.reader import Record, text_of
 from mutirao.runs.schema import metrics_among
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
+HANDED: list[str | Recipe] = []  # of a worker: the recipe it was handed when it began
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
+
+Pairs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says."""
+    """What a study file says, or `mutirao.compare` is told."""
 
-    recipe: str
+    recipe: str | Recipe  # by name, or the object where it has none
     cells: tuple[Cell, ...]
     methods: tuple[str, ...]
     baseline: str
@@ -63,6 +64,11 @@ class Study:
     sets: tuple[str, ...] = ()
     text: str = ""  # of the file, and the code it names
     names: tuple[str, ...] = ()
+
+    @property
+    def called(self) -> str:
+        """The recipe's name."""
+        return name_recipe(self.recipe)[0]
 
 
 def read_study(
@@ -85,30 +91,20 @@ def read_study(
     recipe, over = str(table.get("recipe", "")), dict(table.get("over", {}))
     seeds = dict(sets).get("seeds", table.get("seeds", [0]))
     over["seed"] = list(range(seeds)) if isinstance(seeds, int) else seeds
-    for axis, values in over.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: {axis} must be a list of values")
     baseline = str(table.get("baseline", next(iter(methods))))
-    if baseline not in methods:
-        raise ConfigError(f"{path}: the baseline {baseline!r} is not one of the methods{nearest(baseline, methods)}")
     common = flatten(table.get("settings", {}))
-    config = find(recipe).config
-    cells = []
-    for method, own in methods.items():
-        if not is_plain(method):
-            raise ConfigError(f"{path}: method {method!r}: a folder is called so, which must be a plain name")
-        for values in itertools.product(*over.values()):
-            place = tuple(zip(over, values, strict=True))
-            settings = (*common, *flatten(own), *(s for s in sets if s[0] != "seeds"), *place)
-            try:
-                resolve(config, {}, settings)
-            except ConfigError as error:
-                raise ConfigError(f"{path}: method {method!r}: {error}") from error
-            cells.append(Cell(method, place, settings))
+
+    def settle(own: Any, place: Pairs) -> Pairs:
+        return (*common, *flatten(own), *(s for s in sets if s[0] != "seeds"), *place)
+
+    try:
+        cells = lay_out(find(recipe).config, methods, over, baseline, settle)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     told = tuple(f"{k}={write_value(v)}" for k, v in sets)
     return Study(
         recipe=recipe,
-        cells=tuple(cells),
+        cells=cells,
         methods=tuple(methods),
         baseline=baseline,
         metrics=tuple(table.get("metrics", ())),
@@ -121,52 +117,104 @@ def read_study(
     )
 
 
-def carry_out(study: Study, out: Path, workers: int = 0, watch: Callable[[int, str], None] | None = None) -> list[str]:
+def lay_out(
+    config: type[Common],
+    methods: Mapping[str, Any],
+    over: Mapping[str, Any],
+    baseline: str,
+    settle: Callable[[Any, Pairs], Pairs],
+) -> tuple[Cell, ...]:
+    """The cells of the grid, each checked before anything runs; `settle` gives the settings of a method in a place."""
+    for axis, values in over.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{axis} must be a list of values")
+    if baseline not in methods:
+        raise ConfigError(f"the baseline {baseline!r} is not one of the methods{nearest(baseline, methods)}")
+    cells = []
+    for method, own in methods.items():
+        if not is_plain(method):
+            raise ConfigError(f"method {method!r}: a folder is called so, which must be a plain name")
+        for values in itertools.product(*over.values()):
+            place = tuple(zip(over, values, strict=True))
+            try:
+                settings = settle(own, place)
+                resolve(config, {}, settings)
+            except ConfigError as error:
+                raise ConfigError(f"method {method!r}: {error}") from error
+            cells.append(Cell(method, place, settings))
+    return tuple(cells)
+
+
+def carry_out(
+    study: Study,
+    out: Path,
+    workers: int = 0,
+    watch: Callable[[int, str], None] | None = None,
+    start: Literal["spawn", "fork", "here"] = "spawn",
+) -> list[str]:
     """Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
 
-    Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left.
+    Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left. `start` is
+    how they begin: `fork` hands them a recipe that is an object, and `here` there are none, but one cell after another.
     """
-    context = get_context("spawn")
+    with locked(out), crew(study, workers, start) as pool:
+        if study.metrics:
+            first = study.cells[0]
+            known = pool.submit(metrics_here, first).result() if pool else declared_metrics(study.recipe, first)
+            check_declared(study.metrics, known)
+        plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
+        write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
+        return run_cells(study, out, pool, watch)
+
+
+@contextlib.contextmanager
+def crew(study: Study, workers: int, start: str) -> Iterator[Executor | None]:
+    """Workers with a core each, who know the recipe; None if cells are made by this process."""
+    if start == "here":
+        yield None
+        return
+    context = get_context(start)
     free, (over, alive) = context.Queue(), context.Pipe(duplex=False)
-    cores = own_cores()[: workers or None]
+    cores = own_cores()[: workers or None][: len(study.cells)]
     for core in cores:
         free.put(core)
-    pool = ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=(free, over))
-    with locked(out), pool:
+    told = (free, over, alive if start == "fork" else None, study.recipe)  # a fork has it anyway, and must close it
+    with ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=told) as pool:
         try:
-            if study.metrics:
-                check_declared(study.metrics, pool.submit(declared_metrics, study.recipe, study.cells[0]).result())
-            plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
-            write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
-            return run_cells(study, out, pool, watch)
+            yield pool
         except BaseException:
             alive.close()  # the workers see it, as they do if this process is killed
             raise
 
 
-def run_cells(study: Study, out: Path, pool: Executor, watch: Callable[[int, str], None] | None) -> list[str]:
-    """Hand the cells to the pool, the first of each method before the second of any."""
+def run_cells(study: Study, out: Path, pool: Executor | None, watch: Callable[[int, str], None] | None) -> list[str]:
+    """Make the cells, the first of each method before the second of any; return what went wrong."""
     places = list(dict.fromkeys(cell.place for cell in study.cells))
-    waiting = {}
-    for cell in sorted(study.cells, key=lambda cell: places.index(cell.place)):
-        folder = out / "cells" / cell.name
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        waiting[pool.submit(run_cell, study.recipe, cell, folder)] = cell
-    problems, done = [], 0
+    cells = sorted(study.cells, key=lambda cell: places.index(cell.place))
+    for method in study.methods:
+        (out / "cells" / method).mkdir(parents=True, exist_ok=True)
+    in_turn = ((cell, run_cell(study.recipe, cell, out / "cells" / cell.name)) for cell in cells)
+    problems = []
     found: set[str] = set()  # metrics of the first finished cell of each method: not all methods have all
     unknown = set(study.methods)
+    for done, (cell, problem) in enumerate(in_pool(pool, cells, out) if pool else in_turn, 1):
+        if problem:
+            problems.append(f"{cell.name}: {problem}")
+        elif cell.method in unknown:
+            unknown.remove(cell.method)
+            found.update(metrics_among(Record(out / "cells" / cell.name).history.names))
+            refuse_unknown([metric for metric in study.metrics if not unknown and metric not in found], found)
+        if watch is not None:
+            watch(done, cell.name)
+    return problems
+
+
+def in_pool(pool: Executor, cells: Sequence[Cell], out: Path) -> Iterator[tuple[Cell, str]]:
+    """Cells as the workers finish them, with what went wrong."""
+    waiting = {pool.submit(make_here, cell, out / "cells" / cell.name): cell for cell in cells}
     while waiting:
         for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            cell, done = waiting.pop(future), done + 1
-            if problem := future.result():
-                problems.append(f"{cell.name}: {problem}")
-            elif cell.method in unknown:
-                unknown.remove(cell.method)
-                found.update(metrics_among(Record(out / "cells" / cell.name).history.names))
-                refuse_unknown([metric for metric in study.metrics if not unknown and metric not in found], found)
-            if watch is not None:
-                watch(done, cell.name)
-    return problems
+            yield waiting.pop(future), future.result()
 
 
 def own_cores() -> list[int]:
@@ -177,10 +225,10 @@ def own_cores() -> list[int]:
         return list(range(os.cpu_count() or 1))
 
 
-def declared_metrics(recipe: str, cell: Cell) -> tuple[str, ...]:
+def declared_metrics(recipe: str | Recipe, cell: Cell) -> tuple[str, ...]:
     """The metrics that a cell's task says it will have; none if it does not say, or cannot even be prepared."""
     try:
-        found = find(recipe)
+        _, found = name_recipe(recipe)
         return found.prepare(resolve(found.config, {}, cell.settings)).metrics
     except MutiraoError:
         return ()  # the cell will say it
@@ -201,12 +249,15 @@ def refuse_unknown(metrics: Sequence[str], valid: Iterable[str]) -> None:
 def plan_of(study: Study) -> dict[str, Any]:
     """What the study is going to do, for those who look at its folder."""
     names = {"cells": [cell.name for cell in study.cells], "methods": list(study.methods)}
-    told = {"recipe": study.recipe, "baseline": study.baseline, "metrics": list(study.metrics)}
+    told = {"recipe": study.called, "baseline": study.baseline, "metrics": list(study.metrics)}
     return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
 
 
-def settle_on(free: Any, over: Connection) -> None:
+def settle_on(free: Any, over: Connection, alive: Connection | None, recipe: str | Recipe) -> None:
     """Give this worker a core of its own, so that neither it nor torch takes another's; it ends with the study."""
+    if alive is not None:
+        alive.close()
+    HANDED[:] = [recipe]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study decides
     threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
     core = free.get()
@@ -220,16 +271,27 @@ def end_with_study(over: Connection) -> None:
     os._exit(1)
 
 
-def run_cell(recipe: str, cell: Cell, out: Path) -> str:
-    """Make or finish one run; a clear error is the cell's result, not the study's end."""
-    import torch
+def metrics_here(cell: Cell) -> tuple[str, ...]:
+    """`declared_metrics`, asked of a worker."""
+    return declared_metrics(HANDED[0], cell)
 
-    torch.set_num_threads(1)
-    config = resolve(find(recipe).config, {}, cell.settings)
-    if (out / "config.toml").exists() and not is_run_of(out, recipe, config):
+
+def make_here(cell: Cell, out: Path) -> str:
+    """`run_cell`, asked of a worker."""
+    return run_cell(HANDED[0], cell, out)
+
+
+def run_cell(recipe: str | Recipe, cell: Cell, out: Path) -> str:
+    """Make or finish one run; a clear error is the cell's result, not the study's end."""
+    from mutirao.training.descent import one_thread  # late: it brings torch
+
+    name, found = name_recipe(recipe)
+    config = resolve(found.config, {}, cell.settings)
+    if (out / "config.toml").exists() and not is_run_of(out, name, config):
         return f"{out} was made with other settings; choose another --out, or remove it"
     try:
-        execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
+        with one_thread():
+            execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
     except (MutiraoError, OSError) as error:
@@ -238,14 +300,9 @@ def run_cell(recipe: str, cell: Cell, out: Path) -> str:
 
 
 def is_run_of(out: Path, recipe: str, config: Any) -> bool:
-    """Whether the run in a folder has these settings; ones that came later have their defaults in an old run."""
+    """Whether the run in a folder has these settings."""
     try:
-        table = read(out / "config.toml")
-        if not {*dotted_in(table)} <= {*dotted_in(tomllib.loads(dump(recipe, config)))}:
-            return False  # it names code that the study does not
-        same_recipe, made = table.pop("recipe", "") == recipe, resolve(find(recipe).config, table)
-        plain, mine = (replace(c, privacy=asked(c.privacy)) for c in (made, config))  # a run writes down what it found
-        return bool(same_recipe and plain == mine)
+        return not differing(out, recipe, config)
     except ConfigError:
         return False
 

@@ -49,11 +49,12 @@ def count_devices(kind: str) -> int:
 def is_heavy(module: nn.Module, batch_size: int) -> bool:
     """Whether a step is work enough for a core: convolutions, recurrent layers, or six operations a weight and sample.
 
-    Six: two each for the forward pass and for the gradients of weights and of inputs.
+    Two each for the forward pass and for the gradients of inputs and of weights, the last only of what is trained.
     """
-    weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    weights = sum(p.numel() for p in module.parameters())
     kernels = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in module.modules())
-    return kernels or 6 * weights * batch_size > HEAVY
+    return kernels or (4 * weights + 2 * trained) * batch_size > HEAVY
 
 
 def place_of(model: nn.Module) -> torch.device:

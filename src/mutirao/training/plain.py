@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mutirao.config import Common
-from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.agreement import hold_agreed
+from mutirao.core.arrays import Array, Arrays, digest
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
-from mutirao.errors import ConfigError
+from mutirao.core.told import read_told
+from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import number, rng
-from mutirao.training.descent import OPTIMIZERS, Descent, arrays_of, one_thread, seeded
+from mutirao.schedules import Constant, Schedule, factor_of, schedule_of
+from mutirao.training.descent import Descent, Optimizer, arrays_of, fault_of_optimizer, one_thread, seeded
 from mutirao.training.devices import DEVICES, PRECISIONS, Copies, autocast, find_device, is_device, is_heavy
 from mutirao.training.figures import (
     PROBE_SAMPLES,
@@ -34,12 +37,16 @@ from mutirao.training.figures import (
     probe_samples,
     read_extras,
 )
-from mutirao.training.samples import Index, Samples
+from mutirao.training.inputs import call_model
+from mutirao.training.pace import Pace
+from mutirao.training.samples import Samples
+from mutirao.training.travel import Travel, find_travel
 
 Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
+Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
 ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
 
@@ -49,8 +56,9 @@ class PlainTrainer:
 
     model: Callable[[], nn.Module]
     loss: Loss = functional.cross_entropy
-    optimizer: str = "sgd"
+    optimizer: Optimizer = "sgd"
     lr: float = 0.1
+    schedule: Schedule = Constant()
     momentum: float = 0.0
     weight_decay: float = 0.0
     epochs: int = 1
@@ -58,16 +66,18 @@ class PlainTrainer:
     batch_size: int = 32
     mu: float = 0.0
     clip: float = 0.0
+    share: str = ""  # what travels: patterns of names, separated by commas; by default what is trained
     engine: str = "auto"
     device: str = "cpu"
     precision: str = "float32"
+    figures: Callable[[Array, Array], Mapping[str, float]] | None = None  # of outputs and labels, when it judges
+    transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
 
     def __post_init__(self) -> None:
         for name, right, words in (
-            ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             ("lr", 0 < self.lr < math.inf, "a number above 0"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "0 (none) or above"),
@@ -76,28 +86,26 @@ class PlainTrainer:
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("mu", 0 <= self.mu < math.inf, "0 (none) or above"),
             ("clip", 0 <= self.clip < math.inf, "0 (none) or above"),
+            ("schedule", callable(self.schedule), "a function of the round"),
             ("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}"),
             ("device", is_device(self.device), DEVICES),
             ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
         ):
             if not right:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {words}")
+        if fault := fault_of_optimizer(self.optimizer, self.momentum, self.weight_decay):
+            raise ValueError(fault)
+        if callable(self.optimizer) and self.engine in ("fused", "stacked"):
+            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use threads or plain")
+        if self.transform is not None and self.engine in ("fused", "stacked"):
+            raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
         """A trainer with the settings every recipe shares."""
-        names = (
-            "optimizer",
-            "lr",
-            "momentum",
-            "weight_decay",
-            "epochs",
-            "batch_size",
-            "clip",
-            "engine",
-            "device",
-            "precision",
-        )
+        names = ["optimizer", "lr", "momentum", "weight_decay", "epochs", "batch_size", "clip"]
+        names += ["engine", "device", "precision"]
+        more.setdefault("schedule", schedule_of(config))
         try:
             made = cls(model, **{k: getattr(config, k) for k in names} | more)
             if made.device != "auto":
@@ -109,7 +117,7 @@ class PlainTrainer:
     def initial(self, seed: int) -> Arrays:
         """The arrays of a fresh model; the seed decides them."""
         with seeded(number(seed, 0, "initial")):
-            return arrays_of(self.model())
+            return arrays_of(self.model(), self.travel.shared)
 
     def probe(
         self, arrays: Arrays, samples: Samples, most: int = PROBE_SAMPLES, extras: frozenset[str] = frozenset()
@@ -123,7 +131,7 @@ class PlainTrainer:
         model = self.fill(arrays).eval()
         x, y = self.here(samples).batch(slice(0, most))
         with one_thread(), torch.inference_mode():
-            outputs = model(x)
+            outputs = call_model(model, x)
             metrics = {"loss": float(self.loss(outputs, y))}
             if is_classes(y):
                 metrics["entropy"] = float(entropies(outputs).mean())
@@ -132,7 +140,7 @@ class PlainTrainer:
         if "gradient_norm" in extras:
             weights = [p for p in model.parameters() if p.requires_grad]
             with one_thread():
-                slopes = torch.autograd.grad(self.loss(model(x), y), weights, allow_unused=True)
+                slopes = torch.autograd.grad(self.loss(call_model(model, x), y), weights, allow_unused=True)
             metrics["gradient_norm"] = math.sqrt(
                 sum(float(g.cpu().double().square().sum()) for g in slopes if g is not None)
             )
@@ -142,20 +150,22 @@ class PlainTrainer:
         """One client's training, batch by batch."""
         samples, config = self.here(Samples.of(site.data)), request.config
         seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples)
-        mu = float(config.get("mu", self.mu))
+        pace = self.pace(config)
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
-        model = self.fill(request.arrays).train()
+        model = self.travel.prepare(self.fill(request.arrays))
         weights = [p for p in model.parameters() if p.requires_grad]
-        descent = self.descent(weights, mu)
+        descent = self.descent(weights, pace)
         place = self.place()
         total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
         errors, sizes = list[Tensor](), list[int]()
+        draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
         with one_thread(), (randomness or partial(seeded, place=place))(number(seed, round, "torch", site.id)):
-            for batch in self.plan(rng(seed, round, "batches", site.id), len(samples), needs_two(model)):
+            for batch in pace.plan(rng(seed, round, "batches", site.id), len(samples), self.needs_two()):
                 x, y = samples.batch(batch)
+                x = x if self.transform is None or draw is None else self.transform(x, draw)
                 model.zero_grad()
                 with autocast(place, self.precision):
-                    outputs = model(x)
+                    outputs = call_model(model, x)
                     loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 descent.step()
@@ -169,38 +179,21 @@ class PlainTrainer:
         metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
         noted = extras_of(torch.cat(errors).cpu().numpy(), sizes) if errors else {}
-        return Reply(arrays_of(model), noted, metrics, len(samples))
+        return Reply(arrays_of(model, self.travel.shared), noted, metrics, len(samples))
 
-    def descent(self, weights: list[nn.Parameter], mu: float) -> Descent:
+    def pace(self, config: Mapping[str, Scalar]) -> Pace:
+        """How a client advances in the round of a request: as the server tells it, or as is set and scheduled."""
+        told = read_told(config)
+        if self.steps and "epochs" in told:
+            raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
+        lr = told["lr"] if "lr" in told else self.lr * factor_of(self.schedule, int(config["round"]))
+        epochs, size = told.get("epochs", self.epochs), told.get("batch_size", self.batch_size)
+        return Pace(lr, epochs, self.steps, size, told.get("mu", self.mu))
+
+    def descent(self, weights: list[nn.Parameter], pace: Pace) -> Descent:
         """The optimiser of these weights, at its first step."""
-        names = ("optimizer", "lr", "momentum", "weight_decay", "clip")
-        return Descent(weights, mu, **{k: getattr(self, k) for k in names})
-
-    def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
-        """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
-        order, ends = self.order(rng, n, at_least_two), np.cumsum(self.lengths(n, at_least_two)).tolist()
-        return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
-        """How many samples each step takes: epoch by epoch whole batches, and what is left."""
-        epoch = self._epoch(n, at_least_two)
-        return (epoch * self._epochs(epoch))[: self.steps or None]
-
-    def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
-        """The samples of all steps, one after the other."""
-        epoch = self._epoch(n, at_least_two)
-        return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
-
-    def _epoch(self, n: int, at_least_two: bool) -> list[int]:
-        if n == 0:
-            raise ValueError("has no samples to train on")
-        whole, rest = divmod(n, self.batch_size)
-        if rest == 1 and at_least_two and whole:
-            rest = 0  # batch normalisation cannot train on a batch of one
-        return [self.batch_size] * whole + ([rest] if rest else [])
-
-    def _epochs(self, epoch: list[int]) -> int:
-        return -(-self.steps // len(epoch)) if self.steps else self.epochs
+        names = ("optimizer", "momentum", "weight_decay", "clip")
+        return Descent(weights, pace.mu, lr=pace.lr, scale=pace.lr / self.lr, **{k: getattr(self, k) for k in names})
 
     def make(self) -> nn.Module:
         """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""
@@ -237,16 +230,55 @@ class PlainTrainer:
         module: nn.Module = self._own.module
         return module
 
-    def fill(self, arrays: Arrays) -> nn.Module:
-        """This thread's own module, holding `arrays`."""
-        module = self.blank()
-        own = module.state_dict()
-        if own.keys() != arrays.keys():
-            raise ValueError(f"the model's arrays are {', '.join(own)}; received {', '.join(arrays)}")
+    def fill(self, arrays: Arrays, module: nn.Module | None = None) -> nn.Module:
+        """This thread's own module, or another one, holding `arrays`; what does not travel stays as it is."""
+        module = module or self.blank()
+        own, names = module.state_dict(), self.travel.shared
+        if set(names) != arrays.keys():
+            raise ValueError(f"the model's arrays are {', '.join(names)}; received {', '.join(arrays)}")
         with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(torch.from_numpy(np.require(arrays[name], requirements="W")))
+            for name in names:
+                own[name].copy_(torch.from_numpy(np.require(arrays[name], requirements="W")))
         return module
+
+    @property
+    def travel(self) -> Travel:
+        """What travels of the model, and what stays; found out once."""
+        if "travel" not in self._recorded:
+            self._recorded["travel"] = find_travel(self.blank(), self.share)
+        found: Travel = self._recorded["travel"]
+        return found
+
+    def frozen(self) -> Arrays:
+        """The arrays that do not travel, which no training moves."""
+        if not self.travel.frozen:
+            return {}
+        if "frozen" not in self._recorded:
+            self._recorded["frozen"] = arrays_of(self.blank(), self.travel.frozen)
+        found: Arrays = self._recorded["frozen"]
+        return found
+
+    def agreed(self) -> dict[str, str]:
+        """What all parties must have in common: the frozen part, by a digest of its names, shapes and values."""
+        if not self.travel.frozen:
+            return {}
+        if "agreed" not in self._recorded:
+            self._recorded["agreed"] = {"frozen": digest(self.frozen())}
+        found: dict[str, str] = self._recorded["agreed"]
+        return found
+
+    def hold_told(self, config: Mapping[str, Scalar]) -> None:
+        """Refused, by name, if a request tells what is unknown here, or builds on another frozen part."""
+        read_told(config)
+        hold_agreed(config, self.agreed())
+
+    def needs_two(self) -> bool:
+        """Whether the module cannot be trained on a single sample."""
+        if "two" not in self._recorded:
+            named = self.blank().named_modules()
+            norms = {path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+            self._recorded["two"] = bool(norms - self.travel.still)
+        return bool(self._recorded["two"])
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"_own", "_recorded"}  # a thread's module stays with the thread, and programs with the process
@@ -254,11 +286,6 @@ class PlainTrainer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _own=threading.local(), _recorded={})
-
-
-def needs_two(model: nn.Module) -> bool:
-    """Whether the module cannot be trained on a single sample."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def attempt(handler: AnyHandler, request: Request, site: Site) -> Reply | Failure:

@@ -8,14 +8,20 @@ import numpy as np
 import torch
 
 from mutirao.accounting import import_opacus
+from mutirao.core.agreement import hold_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.told import read_told
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.randomness import number
 from mutirao.training.descent import arrays_of, one_thread, seeded
+from mutirao.training.inputs import call_model
+from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, answer_in_turn
 from mutirao.training.samples import Samples
+
+TOLD = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
 
 
 @dataclass(frozen=True)
@@ -30,14 +36,18 @@ class PrivateTrainer:
     trainer: PlainTrainer
     privacy: DPSGD
 
-    provides = SPENT | {"config:mu"}
+    provides = SPENT | {f"config:{name}" for name in TOLD}
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
         """Of a trainer, if its model can be trained so."""
+        if trainer.transform is not None:
+            raise ConfigError(
+                "privacy=dpsgd bounds what each sample does, and a transform may mix samples; leave it out"
+            )
         validator = import_opacus("validators").ModuleValidator
         with seeded(0):
-            faults = validator.validate(trainer.model().train(), strict=False)
+            faults = validator.validate(trainer.travel.prepare(trainer.model()), strict=False)
         if faults:
             raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
         return cls(trainer, privacy)
@@ -46,29 +56,35 @@ class PrivateTrainer:
         """The privately trained arrays, and what has been spent."""
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
+        hold_agreed(request.config, self.agreed())
         n = len(Samples.of(site.data))
-        steps, rate = len(self.trainer.lengths(n)), min(1.0, self.trainer.batch_size / n)
+        read_told(request.config, TOLD)
+        pace = self.trainer.pace(request.config)
+        steps, rate = len(pace.lengths(n)), min(1.0, pace.batch_size / n)
         noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
-        arrays = self.train(request, site, noise, rate, steps)
+        arrays = self.train(request, site, pace, noise, rate, steps)
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
 
     many = answer_in_turn  # gradients sample by sample are one client's own
 
-    def train(self, request: Request, site: Site, noise: float, rate: float, steps: int) -> Arrays:
+    def agreed(self) -> dict[str, str]:
+        """What all parties must have in common: what the trainer says."""
+        return self.trainer.agreed()
+
+    def train(self, request: Request, site: Site, pace: Pace, noise: float, rate: float, steps: int) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
         trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
-        seed, round, mu = int(config["seed"]), int(config["round"]), float(config.get("mu", trainer.mu))
+        seed, round = int(config["seed"]), int(config["round"])
         draw, clip = self.privacy.draw(seed, round, site.id), self.privacy.clip
-        expected = trainer.batch_size if rate < 1 else len(samples)
-        with seeded(number(seed, 0, "initial")):
-            module = trainer.model()
-        module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in request.arrays.items()})
-        model: Any = GradSampleModule(module.train())
+        expected = pace.batch_size if rate < 1 else len(samples)
+        with seeded(0):  # as every module of a trainer is made, so that what is frozen is the same
+            module = trainer.fill(request.arrays, trainer.model())
+        model: Any = GradSampleModule(trainer.travel.prepare(module))
         weights = [p for p in module.parameters() if p.requires_grad]
         private = DPOptimizer(
             torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
@@ -76,7 +92,7 @@ class PrivateTrainer:
             max_grad_norm=clip,
             expected_batch_size=expected,
         )
-        descent = trainer.descent(weights, mu)
+        descent = trainer.descent(weights, pace)
         with one_thread(), seeded(number(seed, round, "dropout", site.id)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):
@@ -84,7 +100,7 @@ class PrivateTrainer:
                 private.zero_grad()
                 if len(rows):
                     x, y = samples.batch(rows)
-                    trainer.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                    trainer.loss(call_model(model, x, module.forward), y).backward()  # type: ignore[no-untyped-call]
                 else:
                     for p in weights:  # nobody was drawn: a step of noise alone
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
@@ -93,6 +109,6 @@ class PrivateTrainer:
                     drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
                     p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
                 descent.step()
-        trained = arrays_of(module)
+        trained = arrays_of(module, trainer.travel.shared)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
         return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}  # no buffer leaves

@@ -1,5 +1,6 @@
 """Data at rest: all samples lie once in shared, contiguous storage; a client is a list of row numbers."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,27 +13,38 @@ from torch import Tensor
 
 from mutirao.core.fleet import ClientId
 from mutirao.fleets.without import PopulationWithout
+from mutirao.training.adaptors import LIMIT, read_data
 from mutirao.training.devices import Copies
+from mutirao.training.inputs import Inputs, as_inputs, as_labels, change, kind_of, leaves
+from mutirao.training.lazy import Lazy
 
 Index = npt.NDArray[np.intp]
 
 
 class Samples:
-    """Rows of `x` and `y` that belong together; with `index` only those rows, without copying them."""
+    """Rows of `x` and `y` that belong together; with `index` only those rows, without copying them.
+
+    `x` is a tensor, a tuple or a dict of tensors, or `Lazy`.
+    """
 
     def __init__(self, x: Any, y: Any, index: Index | None = None) -> None:
-        self.x, self.y = torch.as_tensor(x), torch.as_tensor(y)
-        if len(self.x) != len(self.y):
-            raise ValueError(f"{len(self.x)} rows of x and {len(self.y)} of y do not belong together")
+        self.x: Any = as_inputs(x)
+        self.y = as_labels(y)
         self.index = index
-        self.place = self.x.device  # where batches lie
+        self.place: torch.device | None = None  # where batches are brought to; None: where the samples lie
+        for name, part in parts_of(self.x):
+            if len(part) != len(self.y):
+                raise ValueError(f"{len(part)} rows of {name} and {len(self.y)} of y do not belong together")
 
     @classmethod
-    def of(cls, data: Any) -> "Samples":
-        """What `data` holds to train on: itself if it is Samples, or made from a pair (x, y)."""
+    def of(cls, data: Any, target: str = "y", limit: int = LIMIT) -> "Samples":
+        """What `data` holds to train on: a pair of arrays, a Dataset, a DataLoader, columns, a frame, a table.
+
+        `target` names the column to learn. A Dataset of more than `limit` bytes is read when batches need it.
+        """
         if isinstance(data, ClientData):
             return data.train
-        return data if isinstance(data, cls) else cls(*data)
+        return data if isinstance(data, cls) else cls(*read_data(data, target, limit))
 
     def __len__(self) -> int:
         return len(self.y) if self.index is None else len(self.index)
@@ -40,29 +52,58 @@ class Samples:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Shape and type of a sample; samples of one kind can be put together."""
-        return self.x.shape[1:], self.x.dtype, self.y.shape[1:], self.y.dtype
+        if isinstance(self.x, Tensor):
+            return self.x.shape[1:], self.x.dtype, self.y.shape[1:], self.y.dtype
+        return kind_of(self.x), self.y.shape[1:], self.y.dtype
+
+    @property
+    def width(self) -> int:
+        """How many numbers a sample's inputs are."""
+        return sum(math.prod(t.shape[1:]) for t in leaves(self.x))
 
     def first(self, most: int) -> "Samples":
         """The first samples, at most so many."""
         if self.index is None:
-            return Samples(self.x[:most], self.y[:most])
+            return Samples(self.x, self.y, np.arange(min(most, len(self.y))))
         return Samples(self.x, self.y, self.index[:most])
 
-    def batch(self, rows: Index | slice) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Index | slice) -> tuple[Any, Tensor]:
         """The samples at these positions."""
         if self.index is None and isinstance(rows, slice):
-            return self.x[rows].to(self.place), self.y[rows].to(self.place)
-        where = torch.from_numpy(rows if self.index is None else self.index[rows]).to(self.x.device)
-        return self.x[where].to(self.place), self.y[where].to(self.place)
+            if isinstance(self.x, Tensor) and self.place is None:
+                return self.x[rows], self.y[rows]
+            rows = np.arange(len(self.y))[rows]
+        chosen: Index = rows if self.index is None else self.index[rows]  # type: ignore[assignment]
+        where = torch.from_numpy(chosen)
+        if self.place is not None:
+            return self._bring(chosen, where.to(self.y.device))
+        if isinstance(self.x, Tensor):
+            return self.x[where], self.y[where]
+        return self._take(chosen, where), self.y[where]
+
+    def _take(self, chosen: Index, where: Tensor) -> Any:
+        return self.x.fetch(chosen) if isinstance(self.x, Lazy) else change(self.x, lambda t: t[where])
+
+    def _bring(self, chosen: Index, where: Tensor) -> tuple[Any, Tensor]:
+        return change(self._take(chosen, where), lambda t: t.to(self.place)), self.y[where].to(self.place)
 
     def at(self, place: torch.device, copies: Copies) -> "Samples":
         """The same samples with batches at that place: they are kept there whole if they fit, or brought one by one."""
-        if place == self.place:
+        if place.type == "cpu":
             return self
-        x, y = copies.bring(self.x, place), copies.bring(self.y, place)
-        there = Samples(self.x, self.y, self.index) if x is None or y is None else Samples(x, y, self.index)
+        y = copies.bring(self.y, place)
+        x = None if isinstance(self.x, Lazy) else change(self.x, lambda t: copies.bring(t, place))
+        fits = y is not None and x is not None and all(t is not None for t in leaves(x))
+        there = Samples(x, y, self.index) if fits else Samples(self.x, self.y, self.index)
         there.place = place
         return there
+
+
+def parts_of(x: Inputs | Lazy) -> list[tuple[str, Any]]:
+    """The inputs by the names they go by in messages."""
+    if isinstance(x, Tensor | Lazy):
+        return [("x", x)]
+    return [(f"x[{key!r}]", part) for key, part in (x.items() if isinstance(x, dict) else enumerate(x))]
 
 
 @dataclass(frozen=True)
@@ -92,12 +133,12 @@ def own_test_of(data: Any) -> Samples:
 
 
 def poison(
-    data: Any, change: Callable[[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+    data: Any, how: Callable[[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> Samples | ClientData:
     """The data with other inputs and labels to train on; what the client judges by stays as it is."""
     samples = Samples.of(data)
     x, y = samples.batch(slice(0, len(samples)))
-    changed = Samples(*change(x.numpy(), y.numpy()))
+    changed = Samples(*how(change(x, Tensor.numpy), y.numpy()))
     return replace(data, train=changed) if isinstance(data, ClientData) else changed
 
 
@@ -142,7 +183,7 @@ class VirtualClients(Population):
     tests: Sequence[Index] = ()
 
     def __post_init__(self) -> None:
-        self.x, self.y = torch.as_tensor(self.x), torch.as_tensor(self.y)
+        self.x, self.y = as_inputs(self.x), as_labels(self.y)
         count = len(self.offsets) - 1
         if self.test is not None and len(self.tests) != count:
             raise ValueError(f"{len(self.tests)} lists of test rows for {count} clients")

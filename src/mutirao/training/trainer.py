@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from mutirao.core.told import TOLD
 from mutirao.privacy import DPSGD
 from mutirao.training.engine.judging import evaluate_model
 from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.preflight import check_start
 from mutirao.training.private import PrivateTrainer
 
 
@@ -18,7 +20,9 @@ class Trainer(PlainTrainer):
     """A handler that trains `model()` by mini-batches on `site.data` and returns the trained arrays.
 
     With a proximal weight mu (its own, or the one the server tells) the local objective is
-    F_k(w) + mu/2 |w - w_global|^2 (Li et al., 2020). `steps` > 0 replaces whole epochs.
+    F_k(w) + mu/2 |w - w_global|^2 (Li et al., 2020). `steps` > 0 replaces whole epochs. The server may also tell `lr`,
+    `epochs` and `batch_size`; else the rate is `lr` times `schedule(round)`. `optimizer` is a name, a class of
+    torch.optim or a function that makes one of the weights. What is frozen does not travel.
 
     >>> import numpy as np
     >>> trainer = Trainer(lambda: nn.Linear(2, 2), lr=0.5)
@@ -29,13 +33,15 @@ class Trainer(PlainTrainer):
     """
 
     provides = frozenset(
-        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:mu", "config:probe_samples"}
+        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}
+        | {f"config:{name}" for name in TOLD}
         | {f"metrics:{name}" for name in PROBED}
     )
 
     __call__ = answer_request
     many = answer_requests
     evaluate = evaluate_model
+    check = check_start
 
     def private_training(self, privacy: DPSGD) -> PrivateTrainer:
         """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""

@@ -16,11 +16,12 @@ from torch.nn import functional
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.training.descent import one_thread, seeded
-from mutirao.training.engine.jobs import Job, storage_of
+from mutirao.training.engine.jobs import Job, only_tensors, storage_of
 from mutirao.training.engine.machine import close
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
 from mutirao.training.figures import extras_of, mean_metrics
+from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
 
@@ -44,6 +45,7 @@ class Layer(NamedTuple):
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
+    only_tensors(jobs)
     layers = layers_of(trainer, jobs)
     x, y, rows = storage_of([job.samples for job in jobs])
     if not (x.is_contiguous() and y.is_contiguous()):
@@ -65,18 +67,18 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     """One client's training: its arrays are copied, and moved batch by batch."""
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
-    loss, right = call(job.trainer, job.mu, layers, arrays, x, y, rows, job.lengths, squared)
+    loss, right = call(job.trainer, job.pace, layers, arrays, x, y, rows, job.lengths, squared)
     extras = {} if squared is None else extras_of(squared, job.lengths)
     return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))
 
 
-def call(trainer: PlainTrainer, mu: float, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
+def call(trainer: PlainTrainer, pace: Pace, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
     """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
     weights = [a for layer in layers for a in (arrays[layer.weight], layer.bias and arrays[layer.bias])]
     *samples, squared = data
-    return kernel(weights, *samples, trainer.lr, trainer.momentum, trainer.weight_decay, mu, squared)
+    return kernel(weights, *samples, pace.lr, trainer.momentum, trainer.weight_decay, pace.mu, squared)
 
 
 def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
@@ -153,7 +155,7 @@ def prove(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> li
     else:
         raise ValueError("labels are no classes")
     rows, lengths = np.arange(len(y)), np.array([len(y)])
-    far = replace(trainer, lr=1.0)  # one step as long as its gradient, so that rounding is small beside it
+    far = replace(job.pace, lr=1.0, mu=0.0)  # one step as long as its gradient, so that rounding is small beside it
     for draw in range(2):
         rng = np.random.default_rng(draw)
         arrays = {n: rng.normal(0, 1 / np.sqrt(a.shape[-1]), a.shape).astype(np.float32) for n, a in job.arrays.items()}
@@ -165,7 +167,7 @@ def prove(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> li
             raise Unsupported("some of its layers are not used")
         before = [p.detach().clone() for p in named.values()]
         wanted = [-(g + trainer.weight_decay * p) for p, g in zip(before, slopes, strict=True)]
-        total, _ = call(far, 0.0, layers, arrays, x.numpy(), y.numpy(), rows, lengths, None)
+        total, _ = call(trainer, far, layers, arrays, x.numpy(), y.numpy(), rows, lengths, None)
         moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
         mean = loss.item()
         if not close(moved, wanted, CLOSE) or abs(total / len(y) - mean) > CLOSE * (1 + abs(mean)):

@@ -13,8 +13,10 @@ from torch import Tensor
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
+from mutirao.training.engine.tape import Unsupported
 from mutirao.training.figures import read_extras
-from mutirao.training.plain import PlainTrainer, Requests, Sites, needs_two
+from mutirao.training.pace import Pace
+from mutirao.training.plain import PlainTrainer, Requests, Sites
 from mutirao.training.samples import Index, Samples
 
 
@@ -28,7 +30,7 @@ class Job:
     samples: Samples
     lengths: npt.NDArray[np.int64]  # samples of each batch
     two: bool  # whether a batch of one is left out
-    mu: float
+    pace: Pace
     extras: frozenset[str]
 
     @property
@@ -38,21 +40,22 @@ class Job:
 
     @property
     def arrays(self) -> Arrays:
-        """The model it starts from."""
-        return self.request.arrays
+        """The model it starts from, with what does not travel."""
+        frozen = self.trainer.frozen()
+        return self.request.arrays | frozen if frozen else self.request.arrays
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
-        return self.samples.kind, self.mu, self.extras
+        return self.samples.kind, self.pace, self.extras
 
     def order(self) -> Index:
         """The samples of all its batches, one after the other, as on the plain path."""
         config = self.request.config
         draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
-        return self.trainer.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
+        return self.pace.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
 
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Any, Tensor]:
         """Its first batch."""
         return self.samples.batch(self.order()[: self.lengths[0]])
 
@@ -61,20 +64,20 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}
-    two = needs_two(trainer.blank())
-    lengths = functools.cache(lambda n: np.array(trainer.lengths(n, two)))
+    two = trainer.needs_two()
+    lengths = functools.cache(lambda pace, n: np.array(pace.lengths(n, two)))
     for client in sorted(requests):
         request, site = requests[client], sites[client]
         try:
-            samples, mu = trainer.here(Samples.of(site.data)), float(request.config.get("mu", trainer.mu))
+            samples, pace = trainer.here(Samples.of(site.data)), trainer.pace(request.config)
             extras = read_extras(request.config, samples)
-            jobs.append(Job(trainer, request, site, samples, lengths(len(samples)), two, mu, extras))
+            jobs.append(Job(trainer, request, site, samples, lengths(pace, len(samples)), two, pace, extras))
         except Exception as error:  # it is this client's failure alone
             failures[client] = failure_of(error)
     return jobs, failures
 
 
-def storage_of(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, list[Index]]:
+def storage_of(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
     """One storage for several clients, and the rows each owns there: theirs if they share one, or else a copy."""
     first = samples[0]
     if all(s.x is first.x and s.y is first.y for s in samples):
@@ -82,7 +85,21 @@ def storage_of(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, list[Index]]
     ends = np.cumsum([len(s) for s in samples])
     own = [s.batch(slice(None)) for s in samples]
     rows = [np.arange(end - len(s), end) for s, end in zip(samples, ends, strict=True)]
-    return torch.cat([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+    return join_inputs([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+
+
+def join_inputs(some: Sequence[Any]) -> Any:
+    """Inputs of one kind one after the other, tensor by tensor."""
+    if isinstance(some[0], dict):
+        return {name: torch.cat([x[name] for x in some]) for name in some[0]}
+    return tuple(map(torch.cat, zip(*some, strict=True))) if isinstance(some[0], tuple) else torch.cat(list(some))
+
+
+def only_tensors(jobs: Sequence[Job]) -> None:
+    """Raise `Unsupported` if inputs are something else than one tensor at hand."""
+    x = jobs[0].samples.x  # jobs of one kind
+    if not isinstance(x, Tensor):
+        raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
 
 
 def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:

@@ -16,6 +16,7 @@ from mutirao.training.devices import is_heavy
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads
 from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
+from mutirao.training.inputs import call_model
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import Samples, own_test_of
 
@@ -23,22 +24,33 @@ log = logging.getLogger("mutirao")
 
 Seen = TypeVar("Seen")
 
+JUDGED = {"loss", "accuracy"}
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
 def evaluate_model(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
-    """Mean loss, and accuracy where the labels are classes."""
+    """Mean loss, accuracy where the labels are classes, and the trainer's own figures of all outputs."""
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
     classes = is_classes(samples.y)
 
-    def look(outputs: Tensor, y: Tensor) -> tuple[float, int]:
+    def look(outputs: Tensor, y: Tensor) -> tuple[float, int, tuple[Array, Array] | None]:
         right = int((outputs.argmax(-1) == y).sum()) if classes else 0
-        return float(trainer.loss(outputs, y)) * len(y), right
+        kept = (outputs.cpu().numpy(), y.cpu().numpy()) if trainer.figures is not None else None
+        return float(trainer.loss(outputs, y)) * len(y), right, kept
 
     seen = batch_by_batch(trainer, arrays, samples, look)
-    total, right = sum(loss for loss, _ in seen), sum(right for _, right in seen)
-    return mean_metrics(total, right if classes else None, len(samples))
+    total, right = sum(loss for loss, _, _ in seen), sum(right for _, right, _ in seen)
+    found = mean_metrics(total, right if classes else None, len(samples))
+    return found | figures_of(trainer, [kept for _, _, kept in seen if kept is not None])
+
+
+def figures_of(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> dict[str, float]:
+    """What the trainer's `figures` say of outputs and labels, batches put together."""
+    if trainer.figures is None:
+        return {}
+    outputs, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
+    return {name: float(value) for name, value in trainer.figures(outputs, labels).items()}
 
 
 def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
@@ -66,43 +78,55 @@ def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
         except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
             log.debug("clients are judged one by one: %s", error)
             continue
-        names = ("loss", "entropy", *(extras & {"rms_loss"})) if do == "probe" else ("loss", "accuracy")
-        for (client, _, n), found in zip(group, means, strict=True):
-            outcomes[client] = Reply({}, metrics={k: found[k] for k in names if k in found}, n=n)
+        names = {"loss", "entropy", *(extras & {"rms_loss"})} if do == "probe" else JUDGED
+        for (client, _, n), (found, figures) in zip(group, means, strict=True):
+            told = {k: v for k, v in found.items() if k in names} | (figures if do == "evaluate" else {})
+            outcomes[client] = Reply({}, metrics=told, n=n)
     return outcomes
 
 
-def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:
-    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client."""
+def mean_by_client(
+    trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client.
+
+    Beside them the trainer's own figures, if it has any.
+    """
     x, y, rows = storage_of(clients)
     names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
 
-    def look(outputs: Tensor, y: Tensor) -> Array:
+    def look(outputs: Tensor, y: Tensor) -> tuple[Array, Array]:
         losses = noted_losses(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).cpu().double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
         more = [(outputs.argmax(-1) == y).cpu(), entropies(outputs).cpu()] if is_classes(y) else []
-        return torch.stack([losses, losses.square(), *more]).numpy()
+        return torch.stack([losses, losses.square(), *more]).numpy(), outputs.cpu().numpy()
 
-    values = np.concatenate(batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look), axis=1)
+    seen = batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look)
+    values = np.concatenate([means for means, _ in seen], axis=1)
     sizes = np.array([len(r) for r in rows])
     means = np.add.reduceat(values, np.cumsum(sizes) - sizes, axis=1) / sizes
     means[1] = np.sqrt(means[1])
-    return [dict(zip(names, column, strict=True)) for column in means.T.tolist()]
+    found = [dict(zip(names, column, strict=True)) for column in means.T.tolist()]
+    if trainer.figures is None:
+        return [(mean, {}) for mean in found]
+    own = np.split(np.concatenate([outputs for _, outputs in seen]), np.cumsum(sizes)[:-1])
+    labels = (y[torch.from_numpy(r)].numpy() for r in rows)
+    return [(m, figures_of(trainer, [pair])) for m, pair in zip(found, zip(own, labels, strict=True), strict=True)]
 
 
 def batch_by_batch(
     trainer: PlainTrainer, arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
-    size = max(1, NUMBERS // max(1, samples.x[:1].numel()))
+    size = max(1, NUMBERS // max(1, samples.width))
     starts, there = range(0, len(samples), size), trainer.here(samples)
 
     def some(starts: Sequence[int]) -> list[Seen]:
         model = trainer.fill(arrays).eval()
         with one_thread(), torch.inference_mode():
             batches = (there.batch(slice(start, start + size)) for start in starts)
-            return [look(model(x), y) for x, y in batches]
+            return [look(call_model(model, x), y) for x, y in batches]
 
     if not is_heavy(trainer.blank(), trainer.batch_size):
         return some(starts)

@@ -35,9 +35,11 @@ class Machine:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
-        self.trainer, self.mu, self.place = trainer, job.mu, trainer.place()
-        self.arrays, self.example = job.arrays, job.first()
-        self.module = copy.deepcopy(trainer.blank()).train()  # recording must not touch the one others use
+        self.trainer, self.mu, self.place = trainer, job.pace.mu, trainer.place()
+        self.sent, self.arrays, self.example = job.request.arrays, job.arrays, job.first()
+        self.module = trainer.travel.prepare(
+            copy.deepcopy(trainer.blank())
+        )  # recording must not touch the one others use
         self._look(*self.example)
         self.sound: Tensor | None = None  # labels found to be classes of the model
         self._said = False
@@ -48,7 +50,7 @@ class Machine:
 
     def _look(self, x: Tensor, y: Tensor) -> None:
         """Find out from one plain step what the loss depends on, and whether the model is random."""
-        module = self.trainer.fill(self.arrays).train()
+        module = self.trainer.travel.prepare(self.trainer.fill(self.sent))
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
         with quietly(self.place):
             before = random_state(self.place)
@@ -119,7 +121,7 @@ class Machine:
         return [y, every]
 
     def _plain_gradients(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
-        module = self.trainer.fill(self.arrays).train()
+        module = self.trainer.travel.prepare(self.trainer.fill(self.sent))
         named = dict(module.named_parameters())
         with quietly(self.place):
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
@@ -153,7 +155,7 @@ class Machine:
         rows = torch.arange(form.batch, device=self.place).remainder(len(y)).expand(clients, -1)
         rows = rows.flip(1) if turned else rows.contiguous()
         weights = self.weights([form.batch] * clients, form)
-        return [*self.state([self.arrays] * clients), x, y, rows, weights, self.scalars(1)[0]]
+        return [*self.state([self.arrays] * clients), x, y, rows, weights, self.scalars(1, self.trainer.lr)[0]]
 
     def state(self, models: Sequence[Arrays]) -> list[Tensor]:
         """The stack of these models, ready to be trained: tensors trained and not, moments, and where they start."""
@@ -175,9 +177,9 @@ class Machine:
         many = torch.as_tensor(lengths, device=self.place)[:, None]
         return (torch.arange(form.batch, device=self.place) < many).to(self.dtype) / many
 
-    def scalars(self, steps: int) -> Tensor:
-        """The numbers of the optimiser that change from step to step."""
-        return torch.tensor(scalars_of(self.trainer, steps), dtype=self.dtype, device=self.place)
+    def scalars(self, steps: int, lr: float) -> Tensor:
+        """The numbers of the optimiser that change from round to round, or from step to step."""
+        return torch.tensor(scalars_of(self.trainer, steps, lr), dtype=self.dtype, device=self.place)
 
     def prepare(self, form: Form, clients: int, steps: int) -> bool:
         """Record what so many steps of so many clients need, and freeze what is used often; whether it now is."""

@@ -122,7 +122,7 @@ class Piece:
             draw = machine.trainer.generator(number(seed, round, "torch", first.client))
         with one_thread(), torch.inference_mode():
             state = machine.state([job.arrays for job in self.jobs])
-            scalars = machine.scalars(len(self.lengths))
+            scalars = machine.scalars(len(self.lengths), first.pace.lr)
             for start, stop, clients, batch in self.segments():
                 form = self.form._replace(batch=batch)
                 rows = table[start:stop, :clients, :batch]
@@ -131,7 +131,8 @@ class Piece:
                 notes.take(start, stop, clients, machine.run(form, clients, fixed, moving, draw), self.y[rows])
         layout = machine.layout
         arrays = {n: t.cpu().numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
-        own = [{name: arrays[held][i, ...] for name, held in layout.held.items()} for i in range(len(self.jobs))]
+        held = {name: arrays[layout.held[name]] for name in machine.trainer.travel.shared}
+        own = [{name: values[i, ...] for name, values in held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
 
     def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:

@@ -14,6 +14,7 @@ from mutirao.training.figures import row_losses
 from mutirao.training.plain import PlainTrainer
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
+ALPHA, TINY = 0.99, 1e-10  # and for RMSprop and Adagrad
 
 
 class Form(NamedTuple):
@@ -50,8 +51,8 @@ class Step:
     """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
 
     Its inputs are `[trained, other, moments, start (with mu), x, y, rows, weights, scalars]`. `rows` says which samples
-    of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` what else of the
-    optimiser changes from step to step.
+    of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` the numbers of the
+    optimiser that change from step to step, or from round to round: nothing is recorded anew for another rate.
     """
 
     trainer: PlainTrainer
@@ -71,10 +72,7 @@ class Step:
         outputs, losses, gradients = self.gradients(trained, other, x, y, weights)
         with torch.no_grad():
             gradients = self.bound(trained, gradients, start)
-            if self.trainer.optimizer == "adam":
-                follow_adam(self.trainer, trained, gradients, moments, scalars)
-            else:
-                follow_sgd(self.trainer, trained, gradients, moments)
+            FOLLOW[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
@@ -118,33 +116,74 @@ class Step:
 
 def moments_of(trainer: PlainTrainer) -> int:
     """How many tensors the optimiser keeps beside each weight."""
-    return 2 if trainer.optimizer == "adam" else int(trainer.momentum > 0)
+    return {"sgd": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}[str(trainer.optimizer)] + (
+        trainer.momentum > 0
+    )
 
 
-def follow_sgd(t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor]) -> None:
-    """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v."""
+Tensors = Sequence[Tensor]
+
+
+def decayed(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the weight's decay."""
+    return gradient.add(weight, alpha=t.weight_decay) if t.weight_decay else gradient
+
+
+def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v; `scalars` begin with lr."""
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
-        direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g
+        direction = decayed(t, weight, g)
         if t.momentum:
             direction = moments[i].mul_(t.momentum).add_(direction)
-        weight.sub_(direction, alpha=t.lr)
+        weight.addcmul_(direction, scalars[0], value=-1)  # rounded once, as with `sub_` and a plain number
 
 
-def follow_adam(
-    t: PlainTrainer, trained: list[Tensor], gradients: list[Tensor], moments: list[Tensor], scalars: Tensor
-) -> None:
-    """torch's Adam; `scalars` are lr / (1 - beta1^t) and sqrt(1 - beta2^t) of the step."""
-    size, root = scalars.unbind()
+def follow_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's Adam, or AdamW; `scalars` are lr / (1 - beta1^t), sqrt(1 - beta2^t) and 1 - lr decay of the step."""
+    size, root, shrink = scalars.unbind()
     for weight, g, m, v in zip(trained, gradients, moments[::2], moments[1::2], strict=True):
-        direction = g.add(weight, alpha=t.weight_decay) if t.weight_decay else g
+        if t.optimizer == "adamw":
+            direction = g
+            weight.mul_(shrink)
+        else:
+            direction = decayed(t, weight, g)
         m.lerp_(direction, 1 - BETA1)
         v.mul_(BETA2).addcmul_(direction, direction, value=1 - BETA2)
         weight.sub_(size * m / (v.sqrt() / root + EPSILON))
 
 
-def scalars_of(trainer: PlainTrainer, steps: int) -> list[tuple[float, float]]:
-    """The two numbers of Adam that depend on the step, which counts from 1."""
-    if trainer.optimizer != "adam":
-        return [(0.0, 0.0)] * steps
-    counts = range(1, steps + 1)
-    return [(trainer.lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5)) for t in counts]
+def follow_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's RMSprop; `scalars` begin with lr."""
+    each = 1 + (t.momentum > 0)
+    for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
+        direction, v = decayed(t, weight, g), moments[each * i]
+        v.mul_(ALPHA).addcmul_(direction, direction, value=1 - ALPHA)
+        direction = direction / (v.sqrt() + EPSILON)
+        if t.momentum:
+            direction = moments[each * i + 1].mul_(t.momentum).add_(direction)
+        weight.addcmul_(direction, scalars[0], value=-1)
+
+
+def follow_adagrad(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's Adagrad; `scalars` begin with lr."""
+    for weight, g, v in zip(trained, gradients, moments, strict=True):
+        direction = decayed(t, weight, g)
+        v.addcmul_(direction, direction)
+        weight.addcmul_(direction / (v.sqrt() + TINY), scalars[0], value=-1)
+
+
+FOLLOW = {
+    "sgd": follow_sgd,
+    "adam": follow_adam,
+    "adamw": follow_adam,
+    "rmsprop": follow_rmsprop,
+    "adagrad": follow_adagrad,
+}
+
+
+def scalars_of(trainer: PlainTrainer, steps: int, lr: float) -> list[tuple[float, float, float]]:
+    """The numbers of the optimiser in each step, which count from 1: the rate and, of Adam, what it is corrected by."""
+    if trainer.optimizer not in ("adam", "adamw"):
+        return [(lr, 0.0, 0.0)] * steps
+    shrink = 1 - lr * trainer.weight_decay
+    return [(lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5), shrink) for t in range(1, steps + 1)]

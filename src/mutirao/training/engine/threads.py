@@ -17,6 +17,7 @@ from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pools import join_pools
 from mutirao.training.engine.tape import Unsupported, is_random, refuse, takes_generator
 from mutirao.training.engine.workers import hold_memory, run_in_threads
+from mutirao.training.inputs import call_model
 from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
@@ -59,10 +60,10 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
-        module = trainer.fill(job.arrays).train()
+        module = trainer.travel.prepare(trainer.fill(job.request.arrays))
         with one_thread(), seeded(0, trainer.place()), torch.no_grad(), contextlib.suppress(Exception):
             before = random_state(trainer.place())
-            module(job.first()[0])
+            call_model(module, job.first()[0])
             trainer._recorded["draws"] = not torch.equal(before, random_state(trainer.place()))
             break
     return bool(trainer._recorded.get("draws", True))

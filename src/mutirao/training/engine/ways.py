@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
+from mutirao.errors import Refused
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import is_heavy
 from mutirao.training.engine.fused import train_fused
-from mutirao.training.engine.jobs import Job, by_kind, plan_jobs
+from mutirao.training.engine.jobs import Job, by_kind, only_tensors, plan_jobs
 from mutirao.training.engine.judging import evaluate_model, judge_many
 from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.stacked import train_stacked
@@ -29,6 +30,7 @@ FEW_CLIENTS, FEW_STEPS = 16, 512
 
 def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
+    trainer.hold_told(request.config)
     if request.do == "train":
         return trainer.train(request, site)
     if request.do == "evaluate":
@@ -43,13 +45,25 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
 
 def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client; a failure is one client's alone."""
-    training = {c: r for c, r in requests.items() if r.do == "train"}
-    judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe")}
+    refused = refuse_told(trainer, requests)
+    training = {c: r for c, r in requests.items() if r.do == "train" and c not in refused}
+    judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
     with one_thread():
-        outcomes = train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
+        outcomes = refused | train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
         for client in requests.keys() - outcomes.keys():
             outcomes[client] = attempt(partial(answer_request, trainer), requests[client], sites[client])
     return dict(sorted(outcomes.items()))
+
+
+def refuse_told(trainer: PlainTrainer, requests: Requests) -> Outcomes:
+    """The refusals of those who are told what is unknown here, or cannot be."""
+    outcomes: Outcomes = {}
+    for client, request in requests.items():
+        try:
+            trainer.hold_told(request.config)
+        except Refused as error:
+            outcomes[client] = failure_of(error)
+    return outcomes
 
 
 def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
@@ -76,6 +90,8 @@ def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
         return trainer.engine
     if is_heavy(trainer.blank(), trainer.batch_size):
         return "threads"
+    if callable(trainer.optimizer) or trainer.transform is not None:
+        return "plain"  # as recorded steps and the kernel take the samples as they are
     if trainer.place().type != "cpu":
         return "stacked"  # many small models at once are what keeps a GPU busy
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
@@ -100,9 +116,10 @@ def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Repl
     if not jobs:
         return {}
     machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
-    key = largest.samples.kind, largest.mu, bool(largest.lengths[0] > 1)
+    key = largest.samples.kind, largest.pace.mu, bool(largest.lengths[0] > 1)
     try:
         if key not in machines:
+            only_tensors(jobs)
             machines[key] = machine_for(trainer, jobs)
             for old in [k for k in machines if isinstance(k, tuple)][:-MOST_MACHINES]:
                 del machines[old]

@@ -1,0 +1,43 @@
+"""What a server may tell clients to train by, round by round: a name that nobody knows here is refused, not ignored."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mutirao.config import Scalar
+from mutirao.core.agreement import AGREED
+from mutirao.errors import Refused
+
+ANY = sys.float_info.max
+# What the server may tell a client to train by, the type it must have, and the most that is taken.
+TOLD: dict[str, tuple[type, float]] = {
+    "lr": (float, ANY),
+    "epochs": (int, 10_000),
+    "batch_size": (int, 1 << 24),
+    "mu": (float, ANY),
+}
+ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
+
+
+def read_told(config: Mapping[str, Scalar], known: Iterable[str] = TOLD) -> dict[str, Any]:
+    """What a request tells a client to train by; Refused, by name, is what is unknown here or cannot be."""
+    told: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in known:
+            told[key] = check_told(key, value)
+        elif key not in ABOUT and not key.startswith(AGREED):
+            right = ", ".join(sorted(known)) or "nothing"
+            raise Refused(f"told.{key[:80]}", f"nothing here is set by that; what can be told is {right}")
+    return told
+
+
+def check_told(key: str, value: Any) -> Any:
+    """A value that was told, as its type; Refused if it is of another, or out of range."""
+    kind, most = TOLD[key]
+    sound = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
+    enough = sound and (value > 0 or (value == 0 and key == "mu"))
+    if not enough or value > most:
+        least, whole = "0 or above" if key == "mu" else "above 0", "a whole number" if kind is int else "a number"
+        right = f"{whole} {least}" + ("" if most == ANY else f" and at most {most:g}")
+        raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be {right}")
+    return kind(value)

@@ -1,0 +1,140 @@
+"""How the clients' learning rate goes from round to round: a factor of it, worked out by each client from the round.
+
+A schedule is any function of the round, which counts from 1, to a factor above 0. Those here never rise above 1, and
+the last round is never lost: it has the factor of the last step down, and not the 0 that a curve may end in.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mutirao.config import Common, Part, build
+from mutirao.errors import ConfigError
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate in every round."""
+
+    def __call__(self, round: int) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From 1 down to `final` along half a cosine: final + (1 - final) (1 + cos(pi (t - 1) / T)) / 2 in round t of T.
+
+    Round 1 has the whole rate, and round T is one step before `final`, as in torch's CosineAnnealingLR; so are the
+    rounds after T. T is `length`, or the rounds of the run. Loshchilov and Hutter, 2017: SGDR.
+
+    >>> [round(Cosine(length=4)(t), 3) for t in (1, 2, 3, 4, 5)]
+    [1.0, 0.854, 0.5, 0.146, 0.146]
+    """
+
+    final: float = 0.0
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"final is {self.final!r}, but must lie between 0 and 1")
+        check_length(self.length)
+
+    def __call__(self, round: int) -> float:
+        """The factor of a round."""
+        return fall(round, self.length, self.final)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Times `gamma` after `every` so many rounds: gamma^floor((t - 1) / every), as torch's StepLR.
+
+    >>> [Step(every=2, gamma=0.5)(t) for t in (1, 2, 3, 4, 5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+
+    every: int = 10
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every is {self.every!r}, but must be at least 1")
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma is {self.gamma!r}, but must be above 0 and at most 1")
+
+    def __call__(self, round: int) -> float:
+        """The factor of a round."""
+        return float(self.gamma ** ((max(1, round) - 1) // self.every))
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Up in equal steps, t / rounds, to 1 in round `rounds`; then constant, or down along a cosine to the last round.
+
+    The cosine begins with 1 in the round after, and has T - rounds rounds. Goyal et al., 2017: Accurate, Large
+    Minibatch SGD.
+
+    >>> [Warmup(rounds=2)(t) for t in (1, 2, 3)]
+    [0.5, 1.0, 1.0]
+    """
+
+    rounds: int = 5
+    then: Literal["constant", "cosine"] = "constant"
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds is {self.rounds!r}, but must be at least 1")
+        check_length(self.length)
+
+    def __call__(self, round: int) -> float:
+        """The factor of a round."""
+        if round <= self.rounds:
+            return max(1, round) / self.rounds
+        rest = None if self.length is None else self.length - self.rounds
+        return 1.0 if self.then == "constant" else fall(round - self.rounds, rest, 0.0)
+
+
+NAMES = {"constant": Constant, "cosine": Cosine, "step": Step, "warmup": Warmup}
+
+
+def check_length(length: int | None) -> None:
+    """Refuse a length that is none."""
+    if length is not None and length < 1:
+        raise ValueError(f"length is {length!r}, but must be at least 1")
+
+
+def fall(round: int, length: int | None, final: float) -> float:
+    """Half a cosine from 1 towards `final`, which would come in the round after the last."""
+    if length is None:
+        raise ValueError("length: say over how many rounds the cosine goes")
+    done = (min(max(1, round), length) - 1) / length if length > 0 else 0.0
+    return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def schedule_of(config: Common) -> Schedule:
+    """The schedule that a configuration asks for, checked in its first and last round."""
+    made: Schedule = build("schedule", config.schedule, length=config.rounds)
+    for round in (1, config.rounds):
+        try:
+            factor_of(made, round)
+        except Exception as error:  # a user's own function may raise anything
+            raise ConfigError(f"schedule={config.schedule.name}: {error}") from error
+    return made
+
+
+def factor_of(schedule: Schedule, round: int) -> float:
+    """The factor of a round; a schedule of one's own may have given anything."""
+    factor: Any = schedule(round)
+    if not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise ValueError(f"the schedule's factor for round {round} is {factor!r}, but must be a number above 0")
+    return float(factor)
+
+
+def same_past(part: Part, before: int, after: int) -> bool:
+    """Whether the rounds made would be made alike if there were `after` of them and not `before`."""
+    old, new = (build("schedule", part, length=rounds) for rounds in (before, after))
+    return all(old(round) == new(round) for round in range(1, min(before, after) + 1))

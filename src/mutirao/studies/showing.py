@@ -1,0 +1,69 @@
+"""What a person sees of a study: a bar while it goes on, and its table on a terminal."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mutirao.runs.progress import in_notebook
+from mutirao.studies.comparison import HEADER, Line, cells_of
+
+TEXTS = ("", "metric", "method", "verdict")  # columns that hold no numbers
+
+
+class CellBar:
+    """Follows a study; call it after each cell."""
+
+    def __init__(self, cells: int, quiet: bool = False) -> None:
+        self.cells = cells
+        self.quiet = quiet
+        self.bar: Any = None
+        self.live = None if quiet else in_notebook()
+
+    def __enter__(self) -> "CellBar":
+        if not self.quiet and self.live is None and sys.stderr.isatty():
+            columns = (TextColumn("cell"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.line = self.bar.add_task("cell", total=self.cells, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, done: int, name: str) -> None:
+        """Show a cell that was finished."""
+        line = f"cell {done}/{self.cells}  {name}"
+        if self.bar is not None:
+            self.bar.update(self.line, completed=done, note=name)
+        elif self.live is not None:
+            self.live.update(line)
+        elif not self.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table:
+    """A table without rows, numbers to the right."""
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify="left" if name in TEXTS else "right", **options)
+    return table
+
+
+def tables_of(lines: Sequence[Line]) -> list[Table]:
+    """The table of a study, one a metric, with the columns that fit a terminal."""
+    shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict"]
+    if not any(line.reached for line in lines):
+        shown.remove("rounds to")
+    tables = []
+    for metric in dict.fromkeys(line.metric for line in lines):
+        table = make_table(metric, shown, no_wrap=True)
+        for line in (x for x in lines if x.metric == metric):
+            row = dict(zip(HEADER, cells_of(line), strict=True))
+            table.add_row(*(row[name] for name in shown))
+        tables.append(table)
+    return tables

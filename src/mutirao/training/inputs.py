@@ -1,0 +1,150 @@
+"""What a model takes: a tensor, or a tuple or a dict of tensors, row by row; and how a model is called with it."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mutirao.training.lazy import Lazy
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+WIDE = (torch.float64, torch.float16, torch.bfloat16)  # what becomes float32, as models are
+
+
+KINDS = {"U": "text", "S": "text", "M": "dates", "m": "times", "c": "complex"}
+OF_TEXT = "the recipe `tabular` reads such columns"
+OF_CLASSES = "number the classes of all clients at once, with mutirao.number_classes"
+
+
+def as_tensor(values: Any, what: str, right: str = OF_TEXT) -> Tensor:
+    """Numbers as a tensor, without a copy where they can stay where they are; floats of any size become float32."""
+    tensor = values if isinstance(values, Tensor) else torch_of(values, what, right)
+    if tensor.requires_grad:
+        tensor = tensor.detach()  # data are not trained
+    return tensor.to(torch.float32) if tensor.dtype in WIDE else tensor
+
+
+def torch_of(values: Any, what: str, right: str) -> Tensor:
+    """An array, a column or a list as a tensor; ValueError, in one line, for what no tensor can hold."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
+        check_shapes(values, what)
+        return torch.stack([v.detach() for v in values])
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{what}: its rows differ in shape, and a tensor needs them alike") from None
+    if array.dtype.kind == "O":
+        array = numbers_in(array, what, right)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what} is {KINDS.get(array.dtype.kind, str(array.dtype))}, not numbers; {right}")
+    if array.dtype == np.longdouble or array.dtype.byteorder not in "=|<" or min(array.strides, default=0) < 0:
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=") if array.itemsize <= 8 else np.float32)
+    if array.dtype.kind == "u" and array.itemsize > 1:
+        array = array.astype(np.int64)  # torch does next to nothing with these
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to samples
+        return torch.from_numpy(array) if array.ndim else torch.tensor(array.item())
+
+
+def numbers_in(array: np.ndarray[Any, Any], what: str, right: str) -> np.ndarray[Any, Any]:
+    """What objects hold: rows that are arrays, or numbers of which some are missing."""
+    flat = array.ravel().tolist()
+    if any(isinstance(v, str) for v in flat):
+        raise ValueError(f"{what} is text, not numbers; {right}")
+    if flat and hasattr(flat[0], "__len__"):
+        check_shapes(flat, what)
+        return np.stack([np.asarray(v) for v in flat])
+    try:
+        if all(isinstance(v, bool | int) for v in flat):
+            return array.astype(np.int64)  # as classes are, whatever they were kept in
+        return np.array([np.nan if is_missing(v) else float(v) for v in flat]).reshape(array.shape)
+    except (TypeError, ValueError):
+        kind = next(type(v).__name__ for v in flat if not is_missing(v) and not isinstance(v, int | float))
+        raise ValueError(f"{what} holds a {kind}, not numbers; {right}") from None
+
+
+def is_missing(value: Any) -> bool:
+    """Whether it stands for no value: None, or what pandas has for it."""
+    return type(value).__name__ in ("NoneType", "NAType", "NaTType")
+
+
+def check_shapes(rows: Any, what: str) -> None:
+    """ValueError if rows differ in shape."""
+    shapes = {tuple(np.shape(row)) for row in rows}
+    if len(shapes) > 1:
+        some = " and ".join(str(list(s)) for s in sorted(shapes)[:2])
+        raise ValueError(f"{what}: its rows differ in shape, such as {some}; pad or resize them")
+
+
+def as_labels(values: Any, what: str = "y") -> Tensor:
+    """Labels: classes as int64, whatever integers or truth values they were, and numbers as float32."""
+    y = as_tensor(values, what, OF_CLASSES)
+    return y if y.is_floating_point() or y.dtype is torch.int64 else y.to(torch.int64)
+
+
+def as_inputs(values: Any) -> "Inputs | Lazy":
+    """Inputs as a model takes them: a tensor, or a tuple or a dict of them, but nothing nested."""
+    if isinstance(values, Tensor):
+        return as_tensor(values, "x")
+    if isinstance(values, Lazy):
+        return values
+    if isinstance(values, dict):
+        return {str(name): as_leaf(v, f"x[{name!r}]") for name, v in values.items()}
+    if isinstance(values, tuple) and any(hasattr(v, "shape") for v in values):  # not rows in a tuple
+        return tuple(as_leaf(v, f"x[{i}]") for i, v in enumerate(values))
+    return as_tensor(values, "x")
+
+
+def as_leaf(values: Any, what: str) -> Tensor:
+    """One of several inputs."""
+    if isinstance(values, dict | tuple):
+        raise ValueError(
+            f"{what} is a {type(values).__name__}: inputs are tensors, a tuple or a dict of them, not nested"
+        )
+    return as_tensor(values, what)
+
+
+def leaves(x: "Inputs | Lazy") -> list[Tensor]:
+    """The tensors of inputs; of lazy ones, those of a first sample."""
+    if isinstance(x, Lazy):
+        return leaves(x.example)
+    return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+
+
+def change(x: Any, how: Callable[[Any], Any]) -> Any:
+    """The same structure with each of its tensors changed."""
+    if isinstance(x, dict):
+        return {name: how(t) for name, t in x.items()}
+    return tuple(how(t) for t in x) if isinstance(x, tuple) else how(x)
+
+
+def kind_of(x: "Inputs | Lazy") -> Any:
+    """Shape and type of a sample's inputs; lazy ones are a kind by themselves, as nobody may put two sets together."""
+    if isinstance(x, Tensor):
+        return x.shape[1:], x.dtype
+    if isinstance(x, Lazy):
+        return "lazy", id(x), kind_of(x.example)
+    each = [(t.shape[1:], t.dtype) for t in leaves(x)]
+    return tuple(zip(x, each, strict=True)) if isinstance(x, dict) else tuple(each)
+
+
+def call_model(model: nn.Module, x: Any, reads: Callable[..., Any] | None = None) -> Any:
+    """What the model gives for a batch: a tuple or a dict is spread over the arguments of `forward` that it fits.
+
+    Where it does not fit, the model is given the tuple or dict itself. `reads` is the `forward` to go by, if a wrapper
+    hides it.
+    """
+    if isinstance(x, Tensor):
+        return model(x)
+    named, given = ((), x) if isinstance(x, tuple) else (x, ())
+    try:
+        inspect.signature(reads or model.forward).bind(*given, **{str(k): v for k, v in dict(named).items()})
+    except TypeError:
+        return model(x)
+    return model(*x) if isinstance(x, tuple) else model(**x)

@@ -1,0 +1,101 @@
+"""Samples that do not fit in memory: read from their Dataset when a batch needs them, the first ones read kept.
+
+Batches are drawn in a new order every epoch, so that any sample is as likely to be needed next as any other: then
+nothing is gained by throwing one out for another, and what is kept is never moved.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Read = Callable[[int], Any]
+
+
+class Lazy:
+    """The inputs of `count` samples, of which at most `keep` bytes are held; `read(i)` gives those of the i-th.
+
+    `example` is the inputs of a first batch of one, which tell shapes and types. Several threads may fetch; one reads
+    at a time, as few Datasets allow more.
+    """
+
+    def __init__(self, read: Read, count: int, example: Any, keep: int) -> None:
+        self.read, self.count, self.example = read, count, example
+        size = sum(t.nbytes for t in self._tensors(example))
+        self.room = min(count, keep // max(1, size))
+        self._held = [t.new_empty((self.room, *t.shape[1:])) for t in self._tensors(example)]
+        self._place = np.full(count, -1, np.int64)  # where each sample is held; -1: it is not
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def fetch(self, rows: npt.NDArray[np.intp]) -> Any:
+        """The inputs of these samples as a batch."""
+        out = [t.new_empty((len(rows), *t.shape[1:])) for t in self._tensors(self.example)]
+        place = self._place[rows]
+        known = np.flatnonzero(place >= 0)
+        if len(known):
+            here, there = torch.from_numpy(known), torch.from_numpy(place[known])
+            for to, held in zip(out, self._held, strict=True):
+                to[here] = held[there]
+        for i in np.flatnonzero(place < 0).tolist():
+            for to, tensor in zip(out, self.one(int(rows[i])), strict=True):
+                to[i] = tensor
+        return self._like(out)
+
+    def one(self, row: int) -> list[Tensor]:
+        """The tensors of one sample, read, and kept if there is room."""
+        with self._lock:
+            return self.keep(row, self.read(row))
+
+    def keep(self, row: int, x: Any) -> list[Tensor]:
+        """The tensors of a sample that was read, kept if there is room; ValueError if it is not like the first."""
+        tensors = self._tensors(x)
+        for tensor, like in zip(tensors, self._tensors(self.example), strict=True):
+            if tensor.shape != like.shape[1:] or tensor.dtype != like.dtype:
+                raise ValueError(f"sample {row} is {shown(tensor)}, and the first is {shown(like[0])}")
+        if self._next < self.room and self._place[row] < 0:
+            for held, tensor in zip(self._held, tensors, strict=True):
+                held[self._next] = tensor.detach()
+            self._place[row] = self._next  # last: who sees it finds it
+            self._next += 1
+        return tensors
+
+    def whole(self) -> Any:
+        """The inputs of all samples, if they were read one after the other and there was room for all."""
+        return self._like(self._held)
+
+    def _like(self, tensors: list[Tensor]) -> Any:
+        if isinstance(self.example, dict):
+            return dict(zip(self.example, tensors, strict=True))
+        return tuple(tensors) if isinstance(self.example, tuple) else tensors[0]
+
+    def _tensors(self, x: Any) -> list[Tensor]:
+        """The tensors of one sample, in the order of the example's."""
+        if structure(x) != structure(self.example):
+            raise ValueError(f"a sample is {structure(x)}, and the first is {structure(self.example)}")
+        if isinstance(x, dict):
+            return [x[name] for name in self.example]
+        return list(x) if isinstance(x, tuple) else [x]
+
+
+def structure(x: Any) -> str:
+    """What inputs consist of, in a few words."""
+    if isinstance(x, dict):
+        return f"a dict of {', '.join(sorted(map(str, x)))}"
+    return f"a tuple of {len(x)}" if isinstance(x, tuple) else "one tensor"
+
+
+def shown(tensor: Tensor) -> str:
+    """Type and shape in a few characters.
+
+    >>> shown(torch.zeros(3, 32))
+    'float32 [3, 32]'
+    """
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,81 @@
+"""LoRA: a large model stays as it is, and of each layer two thin matrices are trained; they are all that travels."""
+
+import copy
+import math
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Adapted(nn.Module):
+    """A frozen Linear layer with a trained change of low rank: W x + b + alpha / rank B A x."""
+
+    def __init__(self, inner: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        like = inner.weight
+        self.a = nn.Parameter(torch.empty(rank, inner.in_features, dtype=like.dtype, device=like.device))
+        self.b = nn.Parameter(torch.zeros(inner.out_features, rank, dtype=like.dtype, device=like.device))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))  # as torch draws the weights of a Linear layer
+        self.scale = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer makes of x."""
+        low: Tensor = functional.linear(functional.linear(x, self.a), self.b)
+        return self.inner(x) + self.scale * low  # type: ignore[no-any-return]
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they work together; a layer around this one may look for them."""
+        return self.inner.weight + self.scale * self.b @ self.a
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the layer."""
+        return self.inner.bias
+
+
+def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*") -> nn.Module:
+    """A copy of a module, all frozen, whose Linear layers named by `targets` have a change of low rank to train.
+
+    W x becomes W x + alpha / rank B A x, with A (rank x in) drawn and B (out x rank) 0, so that at first nothing is
+    different. `targets` are patterns of the layers' names, separated by commas. Hu, Shen, Wallis, Allen-Zhu, Li, Wang,
+    Wang and Chen, 2021: LoRA.
+
+    >>> sorted(name for name, p in lora(nn.Linear(3, 2), rank=1).named_parameters() if p.requires_grad)
+    ['a', 'b']
+    """
+    if rank < 1 or not 0 < alpha < math.inf:
+        raise ValueError(f"rank is {rank!r} and alpha {alpha!r}, but rank must be at least 1 and alpha above 0")
+    module = copy.deepcopy(module).requires_grad_(False)
+    layers = [path for path, m in module.named_modules() if type(m) is nn.Linear]
+    patterns = [pattern.strip() for pattern in targets.split(",") if pattern.strip()]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in layers):
+            raise ValueError(f"targets: {pattern!r} fits none of the Linear layers: {', '.join(layers) or 'none'}")
+    for path in layers:
+        if any(fnmatchcase(path, pattern) for pattern in patterns):
+            module = put(module, path, Adapted(module.get_submodule(path), rank, alpha))  # type: ignore[arg-type]
+    return module
+
+
+def merge(module: nn.Module) -> nn.Module:
+    """A copy of a module in which each change of low rank is part of the weights again: the same function, no more."""
+    module = copy.deepcopy(module)
+    for path, part in list(module.named_modules()):
+        if isinstance(part, Adapted):
+            with torch.no_grad():
+                part.inner.weight.copy_(part.weight)
+            module = put(module, path, part.inner)
+    return module
+
+
+def put(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
+    """The module with another part at this path; the part itself if that is all."""
+    if not path:
+        return part
+    owner, _, name = path.rpartition(".")
+    setattr(module.get_submodule(owner), name, part)
+    return module

@@ -1,0 +1,44 @@
+"""How a client advances in a round: at which rate, how far and in which batches, as is set or as the server tells."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.training.samples import Index
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The rate of a round's steps, how many there are and of how many samples, and FedProx's pull mu."""
+
+    lr: float
+    epochs: int
+    steps: int  # 0: whole epochs
+    batch_size: int
+    mu: float
+
+    def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
+        """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
+        order, ends = self.order(rng, n, at_least_two), np.cumsum(self.lengths(n, at_least_two)).tolist()
+        return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
+        """How many samples each step takes: epoch by epoch whole batches, and what is left."""
+        epoch = self._epoch(n, at_least_two)
+        return (epoch * self._epochs(epoch))[: self.steps or None]
+
+    def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
+        """The samples of all steps, one after the other."""
+        epoch = self._epoch(n, at_least_two)
+        return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
+
+    def _epoch(self, n: int, at_least_two: bool) -> list[int]:
+        if n == 0:
+            raise ValueError("has no samples to train on")
+        whole, rest = divmod(n, self.batch_size)
+        if rest == 1 and at_least_two and whole:
+            rest = 0  # batch normalisation cannot train on a batch of one
+        return [self.batch_size] * whole + ([rest] if rest else [])
+
+    def _epochs(self, epoch: list[int]) -> int:
+        return -(-self.steps // len(epoch)) if self.steps else self.epochs

@@ -1,0 +1,70 @@
+"""What of a module travels: what is trained. The frozen part stays where it is, and all parties have the same one."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from mutirao.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Travel:
+    """The names of a module's arrays that travel, of those that stay, and the modules that must not train."""
+
+    shared: tuple[str, ...]
+    frozen: tuple[str, ...]
+    still: frozenset[str]  # modules with buffers that stay, such as running means: in training they would move
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """The module in training mode, but for normalisation and the like whose statistics stay where they are."""
+        module.train()
+        for path in self.still:
+            module.get_submodule(path).training = False  # it alone: a layer of dropout within it goes on dropping
+        return module
+
+
+def find_travel(module: nn.Module, share: str = "") -> Travel:
+    """What travels of a module: the names that fit `share`, patterns separated by commas.
+
+    By default all, or of a module with frozen parameters what has `requires_grad`, and buffers, but for those of its
+    wholly frozen parts. ConfigError names a pattern without a match, and what would be trained and then lost.
+    """
+    state = module.state_dict(keep_vars=True)
+    trained = {name for name, value in state.items() if value.requires_grad}
+    patterns = [pattern.strip() for pattern in share.split(",") if pattern.strip()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in state):
+            raise ConfigError(f"share: {pattern!r} fits none of the model's arrays: {shown(list(state))}")
+    if patterns:
+        chosen = {name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        if lost := [name for name in state if name in trained - chosen]:
+            raise ConfigError(
+                f"share: {lost[0]!r} is trained but would not travel, and be lost after each round; "
+                "add it, or freeze it by requires_grad_(False)"
+            )
+    elif not trained:
+        raise ConfigError("the model has no parameter with requires_grad: there is nothing to train")
+    elif all(p.requires_grad for p in module.parameters()):
+        chosen = set(state)
+    else:
+        chosen = {name for name in state if name in trained or not is_frozen(module, name)}
+    frozen = tuple(name for name in state if name not in chosen)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    still = frozenset(name.rpartition(".")[0] for name in frozen if name not in parameters)
+    return Travel(tuple(name for name in state if name in chosen), frozen, still)
+
+
+def is_frozen(module: nn.Module, name: str) -> bool:
+    """Whether an array without a gradient stays: a frozen parameter, or a buffer in a part where all parameters are."""
+    path, _, last = name.rpartition(".")
+    if last in module.get_submodule(path)._parameters:
+        return True
+    while not (own := list(module.get_submodule(path).parameters())) and path:
+        path = path.rpartition(".")[0]  # a layer without parameters belongs to what it is a part of
+    return bool(own) and not any(p.requires_grad for p in own)
+
+
+def shown(names: list[str]) -> str:
+    """A few of these names."""
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
