@@ -4,6 +4,7 @@
 this one must be there before.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 import elsewhere
 from mutirao import ClientData, Failure, Request, Samples, Site, Trainer
 from mutirao.core.fleet import Reply
 from mutirao.training import devices
 from mutirao.training.engine import tape
+from mutirao.training.lora import lora
 
 THERE = elsewhere.device()
 
@@ -126,6 +129,97 @@ def test_judging_there_is_judging_here(network: str) -> None:
             assert alone.metrics == pytest.approx(reply.metrics, rel=1e-4)
 
 
+class Two(nn.Module):
+    """A module with two inputs, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(2, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Any:
+        return self.left(a) + self.right(b)
+
+
+def replies(trainer: Trainer, sites: dict[str, Site]) -> dict[str, Reply]:
+    request = Request("train", trainer.initial(0), {"seed": 0, "round": 2, "lr": 0.05})
+    trainer.check(request.arrays, {c: site.data for c, site in sites.items()})
+    out = trainer.many(dict.fromkeys(sites, request), sites)
+    assert all(isinstance(reply, Reply) for reply in out.values()), out
+    return out  # type: ignore[return-value]
+
+
+def agree(here: dict[str, Reply], there: dict[str, Reply]) -> None:
+    for client, reply in here.items():
+        for name, array in reply.arrays.items():
+            np.testing.assert_allclose(there[client].arrays[name], array, rtol=1e-3, atol=1e-4)
+
+
+NAMED = itertools.product(["adamw", "rmsprop", "adagrad"], ["plain", "threads", "stacked"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "engine"), [*NAMED, (torch.optim.RAdam, "plain"), (torch.optim.RAdam, "threads")]
+)
+def test_every_optimiser_goes_there(optimizer: Any, engine: str) -> None:
+    sites = sites_for((6,))
+    both = (kind(dense, optimizer=optimizer, engine=engine, lr=0.01, epochs=2) for kind in (Trainer, There))
+    agree(*(replies(trainer, sites) for trainer in both))
+
+
+@pytest.mark.parametrize("engine", ["plain", "threads", "stacked"])
+def test_several_inputs_and_lazy_ones_go_there(engine: str) -> None:
+    draw = np.random.default_rng(0)
+    x = {"a": draw.normal(size=(12, 6)), "b": draw.normal(size=(12, 2))}
+    named = {"c0": Site("c0", Samples(x, draw.integers(0, 3, 12)))}
+    agree(*(replies(kind(Two, engine=engine), named) for kind in (Trainer, There)))
+    rows = TensorDataset(torch.from_numpy(x["a"]).float(), torch.arange(12) % 3)
+    items = [rows[i] for i in range(12)]
+    lazy = {"c0": Site("c0", Samples.of(Rows(items), limit=100))}
+    agree(*(replies(kind(dense, engine=engine), lazy) for kind in (Trainer, There)))
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+@pytest.mark.parametrize("engine", ["plain", "threads", "stacked"])
+def test_a_frozen_part_is_there_as_well(engine: str) -> None:
+    def adapted() -> nn.Module:
+        torch.manual_seed(0)
+        return lora(dense(), rank=2)
+
+    sites = sites_for((6,))
+    here, there = (replies(kind(adapted, engine=engine), sites) for kind in (Trainer, There))
+    assert not any(name.endswith("base.weight") for name in here["c0"].arrays)
+    agree(here, there)
+
+
+@pytest.mark.parametrize("engine", ["plain", "threads"])
+def test_a_transform_is_made_of_batches_that_are_there(engine: str) -> None:
+    def noisy(x: Tensor, draw: np.random.Generator) -> Tensor:
+        return x * float(draw.uniform(0.5, 1.5))
+
+    sites = sites_for((6,))
+    agree(*(replies(kind(dense, engine=engine, transform=noisy), sites) for kind in (Trainer, There)))
+
+
+def test_figures_of_what_was_judged_there() -> None:
+    def figures(outputs: Any, labels: Any) -> dict[str, float]:
+        return {"f1": float(np.mean(outputs.argmax(1) == labels))}
+
+    samples = sites_for((6,))["c2"].data
+    here, there = (kind(dense, figures=figures) for kind in (Trainer, There))
+    arrays = here.initial(0)
+    assert there.evaluate(arrays, samples) == pytest.approx(here.evaluate(arrays, samples), rel=1e-4)
+
+
 class Forgetful(nn.Module):
     """A module that leaves a tensor behind on the CPU."""
 
@@ -156,7 +250,4 @@ def test_the_engine_really_stacks_there(network: str, caplog: pytest.LogCaptureF
 def test_samples_that_do_not_fit_are_brought_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda place: 100.0)
     for engine in ("plain", "threads", "stacked"):
-        here, there = round_of(Trainer, "dense", engine=engine), round_of(There, "dense", engine=engine)
-        for client, reply in here.items():
-            for name, array in reply.arrays.items():
-                np.testing.assert_allclose(there[client].arrays[name], array, rtol=1e-3, atol=1e-4)
+        agree(*(round_of(kind, "dense", engine=engine) for kind in (Trainer, There)))
