@@ -160,3 +160,14 @@ def test_a_recipe_names_a_setting_that_its_optimiser_ignores() -> None:
     config = resolve(find("groups").config, {}, [("optimizer", "adam")])  # whose momentum is 0.9 unless it is said
     with pytest.raises(ConfigError, match=r"momentum is 0\.9, which adam ignores; it must be 0"):
         find("groups").prepare(config)
+
+
+@given(seed=st.integers(0, 2**63 - 1))
+def test_randomness_from_a_seed_is_that_of_torch_manual_seed_and_leaves_no_trace(seed: int) -> None:
+    before = torch.get_rng_state()
+    with seeded(seed):
+        ours = torch.rand(5)
+    assert torch.equal(before, torch.get_rng_state())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        assert torch.equal(torch.rand(5), ours)
