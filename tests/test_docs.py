@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+
+from mutirao.aggregation import FedAvg
+from mutirao.core.arrays import digest
+from mutirao.core.parts import as_handler, as_selector, check_needs
+from mutirao.core.rounds import Run, train
+from mutirao.fleets.local import LocalFleet
+from mutirao.selection import PowerOfChoice
 
 DOCS = Path(__file__).parent.parent / "docs"
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -56,3 +65,37 @@ def test_every_line_of_the_page_on_security_is_shown_by_a_test_that_exists() -> 
     attacks = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == 4]
     heads = ("| attack |", "|---")
     assert not [line for line in attacks if "::test_" not in line and not line.startswith(heads)]
+
+
+def test_the_page_on_training_says_what_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile("".join(blocks("training.md")), "training.md", "exec"), {})  # the page's own code
+    page = (DOCS / "training.md").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith("1 2\n2 2\n3 2\n['1.bias', '1.weight']\n['frozen']\n")
+    assert printed.endswith(re.findall(r"```text\n(whole .*?)```", page, re.DOTALL)[0])
+    commands = re.findall(r"\$ mutirao (run quickstart.*)", page)
+    assert len(commands) == 3
+    for command in commands:
+        assert "quickstart, 2 rounds" in mutirao(*command.split(), "--set", "rounds=2", cwd=tmp_path)
+
+
+def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    loop, run = blocks("your-own-loop.md")
+    assert len(loop[loop.index("def scaffold") : loop.index("scaffold.provides")].splitlines()) <= 32
+    space: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        exec(compile(loop + run, "your-own-loop.md", "exec"), space)  # the page's own code
+    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 20
+    first, fleet = dict(space["first"]), LocalFleet(space["scaffold"], space["data"])
+    zeros = {f"all.{name}": np.zeros_like(value) for name, value in first.items()}
+    again = Run(first | zeros)
+    list(train(again, fleet, rounds=20, select=space["everyone"], aggregate=FedAvg()))
+    assert digest(again.arrays) == digest(space["run"].arrays)
+    x, y = (torch.cat(parts) for parts in zip(*space["data"].values(), strict=True))
+    space["net"].load_state_dict({k: torch.from_numpy(again.arrays[k]) for k in first})
+    assert float((space["net"](x).argmax(1) == y).float().mean()) > 0.8
+    check_needs(as_handler(space["scaffold"]).provides, as_selector(PowerOfChoice(5)))
+    few = train(Run(first | zeros), fleet, rounds=1, select=PowerOfChoice(2), aggregate=FedAvg())
+    assert next(few).row["replied"] == 2

@@ -137,4 +137,4 @@ def factor_of(schedule: Schedule, round: int) -> float:
 def same_past(part: Part, before: int, after: int) -> bool:
     """Whether the rounds made would be made alike if there were `after` of them and not `before`."""
     old, new = (build("schedule", part, length=rounds) for rounds in (before, after))
-    return all(old(round) == new(round) for round in range(1, min(before, after) + 1))
+    return before == after or all(old(round) == new(round) for round in range(1, min(before, after) + 1))
