@@ -1,6 +1,8 @@
 """The table of inputs: each trains to the same model as the plain pair, or says in one line why not."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -226,6 +228,31 @@ def test_a_dataset_is_read_once_and_its_own_labels_are_taken_if_they_are_those_o
     Counted.reads = 0
     assert Samples.of(data, limit=10).y.tolist() == Y.tolist()
     assert Counted.reads == N + 2
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 10])
+def test_a_dataset_that_changed_or_was_copied_is_read_again_and_stays_fit_to_be_pickled(limit: int) -> None:
+    data = Odd(5, (X[5], 0))
+    before = Samples.of(data, limit=limit)
+    copied, deep, packed = copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))
+    copied.item = data.item = (X[5], 2)
+    for changed, label in ((data, 2), (copied, 2), (deep, 0), (packed, 0)):
+        samples = Samples.of(changed, limit=limit)
+        assert int(samples.y[5]) == label
+        assert samples.x is not before.x
+        assert Samples.of(changed, limit=limit).x is samples.x
+    assert int(before.y[5]) == 0
+
+
+def test_a_dataset_without_a_length_is_refused() -> None:
+    class Unmeasured(Dataset[Any]):
+        def __getitem__(self, i: int) -> Any:
+            return X[i], Y[i]
+
+    with pytest.raises(ValueError, match="a Unmeasured has no length; give it __len__ and __getitem__"):
+        Samples.of(Unmeasured())
+    with pytest.raises(ValueError, match="a Subset is empty"):
+        Samples.of(Subset(Items(), []))
 
 
 def test_a_loader_whose_sampler_leaves_samples_out_gives_the_others() -> None:
