@@ -116,6 +116,14 @@ def test_each_way_to_hold_the_same_numbers_trains_the_same_model(name: str) -> N
     assert digest(trained(samples).arrays) == digest(trained((X, Y)).arrays)
 
 
+def test_models_are_judged_on_any_of_them_and_on_a_clients_test_data() -> None:
+    trainer = Trainer(lambda: nn.Linear(3, 3))
+    start = trainer.initial(0)
+    wanted = trainer.evaluate(start, Samples(X, Y))
+    for data in ((WIDE, Y), Items(), COLUMNS | {"y": Y}, ClientData((X[:3], Y[:3]), (X, Y))):  # type: ignore[arg-type]
+        assert trainer.evaluate(start, data) == wanted
+
+
 @pytest.mark.parametrize(
     ("labels", "kind"),
     [(Y == 1, torch.int64), (Y.astype(np.uint16), torch.int64), (WIDE[:, 0], torch.float32), (Y / 2, torch.float32)],
