@@ -1,6 +1,8 @@
 """The table of inputs: each trains to the same model as the plain pair, or says in one line why not."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +114,14 @@ def test_each_way_to_hold_the_same_numbers_trains_the_same_model(name: str) -> N
     assert samples.y.dtype is torch.int64
     assert isinstance(samples.x, Lazy) == ("limit" in more)
     assert digest(trained(samples).arrays) == digest(trained((X, Y)).arrays)
+
+
+def test_models_are_judged_on_any_of_them_and_on_a_clients_test_data() -> None:
+    trainer = Trainer(lambda: nn.Linear(3, 3))
+    start = trainer.initial(0)
+    wanted = trainer.evaluate(start, Samples(X, Y))
+    for data in ((WIDE, Y), Items(), COLUMNS | {"y": Y}, ClientData((X[:3], Y[:3]), (X, Y))):  # type: ignore[arg-type]
+        assert trainer.evaluate(start, data) == wanted
 
 
 @pytest.mark.parametrize(
@@ -226,6 +236,31 @@ def test_a_dataset_is_read_once_and_its_own_labels_are_taken_if_they_are_those_o
     Counted.reads = 0
     assert Samples.of(data, limit=10).y.tolist() == Y.tolist()
     assert Counted.reads == N + 2
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 10])
+def test_a_dataset_that_changed_or_was_copied_is_read_again_and_stays_fit_to_be_pickled(limit: int) -> None:
+    data = Odd(5, (X[5], 0))
+    before = Samples.of(data, limit=limit)
+    copied, deep, packed = copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))
+    copied.item = data.item = (X[5], 2)
+    for changed, label in ((data, 2), (copied, 2), (deep, 0), (packed, 0)):
+        samples = Samples.of(changed, limit=limit)
+        assert int(samples.y[5]) == label
+        assert samples.x is not before.x
+        assert Samples.of(changed, limit=limit).x is samples.x
+    assert int(before.y[5]) == 0
+
+
+def test_a_dataset_without_a_length_is_refused() -> None:
+    class Unmeasured(Dataset[Any]):
+        def __getitem__(self, i: int) -> Any:
+            return X[i], Y[i]
+
+    with pytest.raises(ValueError, match="a Unmeasured has no length; give it __len__ and __getitem__"):
+        Samples.of(Unmeasured())
+    with pytest.raises(ValueError, match="a Subset is empty"):
+        Samples.of(Subset(Items(), []))
 
 
 def test_a_loader_whose_sampler_leaves_samples_out_gives_the_others() -> None:

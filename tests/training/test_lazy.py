@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def test_threads_that_fetch_at_once_see_whole_samples_and_read_one_at_a_time() -
     def read(i: int) -> torch.Tensor:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
+        time.sleep(1e-4)  # lets the others in, if they may
         made = torch.full((100,), float(i))
         inside[0] -= 1
         return made

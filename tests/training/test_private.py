@@ -60,6 +60,40 @@ def test_each_sample_is_clipped_by_itself(clip: float, n: int) -> None:
         np.testing.assert_allclose(reply.arrays[name], value, atol=2e-6)
 
 
+class Halves(nn.Module):
+    """The same layer, given its inputs in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(torch.cat([left, right], 1))
+        return out
+
+
+class Given(Halves):
+    """The same, given a dict or a tuple as it is."""
+
+    def forward(self, both: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(*(both.values() if isinstance(both, dict) else both))
+
+
+@pytest.mark.parametrize("model", [Halves, Given])
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_several_inputs_are_trained_as_one_would_be(model: Any, kind: type) -> None:
+    halves = {"left": X[:, :1], "right": X[:, 1:]}
+    site = Site("ana", Samples(halves if kind is dict else tuple(halves.values()), Y))
+    privacy = DPSGD(noise=1.0, clip=0.5, repeatable=True)
+    start = {f"layer.{name}": array for name, array in START.items()}
+    handler = privacy.at_client(replace(trainer(), model=model))
+    got = handler(Request("train", start, {"seed": 0, "round": 1}), site).arrays
+    wanted = trained(privacy)[0].arrays
+    assert {name: array.tobytes() for name, array in got.items()} == {
+        f"layer.{name}": array.tobytes() for name, array in wanted.items()
+    }
+
+
 def test_the_proximal_term_is_not_clipped_away() -> None:
     reply, _ = trained(DPSGD(noise=1e-9, clip=0.4, repeatable=True), epochs=2, tell={"mu": 0.7})
     for name, value in by_hand(0.4, mu=0.7, steps=2).items():

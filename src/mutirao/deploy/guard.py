@@ -104,7 +104,8 @@ class Held:
         if isinstance(data, cls):
             return data
         if isinstance(data, tuple | list):
-            sizes = {len(part) for part in data if hasattr(part, "__len__")}
+            counted = [part for part in data if not isinstance(part, tuple | dict)]  # several inputs are no rows
+            sizes = {len(part) for part in counted if hasattr(part, "__len__")}
             return cls(sizes.pop() if len(sizes) == 1 else None)
         return cls(count(getattr(data, "train", data)), count(getattr(data, "test", None)))
 

@@ -14,6 +14,7 @@ from mutirao.training.lazy import Lazy
 Pair = tuple[Inputs | Lazy, Tensor]
 LIMIT = 1 << 30  # bytes of a Dataset that are held in memory
 KEPT = 2  # of a larger one, one part in so many: a round needs memory, too
+NOTES = "_mutirao"  # the attribute of a Dataset where it is noted what was read of it
 RIGHT = "give a pair (x, y), a Dataset with a length, a dict of columns, a frame or a table"
 
 
@@ -106,22 +107,40 @@ def split_item(item: Any, target: str) -> Pair:
     return as_inputs(x[0] if len(x) == 1 else tuple(x)), as_labels(y)
 
 
+class Notes(dict[tuple[str, int], Pair]):
+    """What was read of a Dataset, noted at it for as long as it is the same; a copy of the Dataset begins anew."""
+
+    def __init__(self, mark: Any = None) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Notes, ()
+
+
 def read_once(data: Any, target: str, limit: int) -> Pair:
-    """What `read_items` gives, noted at the Dataset: clients are asked every round, and reading it may take long."""
-    notes, key = getattr(data, "__dict__", {}), f"_mutirao {target} {limit}"
-    if key not in notes:
-        notes[key] = read_items(data, target, limit)
-    pair: Pair = notes[key]
-    return pair
+    """What `read_items` gives, read once: clients are asked every round, and reading may take long."""
+    own = getattr(data, "__dict__", {})
+    mark = id(data), len_of(data), [(name, id(value)) for name, value in own.items() if name != NOTES]
+    notes = own.get(NOTES)
+    if not isinstance(notes, Notes) or notes.mark != mark:
+        notes = own[NOTES] = Notes(mark)
+    if (target, limit) not in notes:
+        notes[target, limit] = read_items(data, target, limit)
+    return notes[target, limit]
+
+
+def len_of(data: Any) -> int:
+    """How many samples a Dataset has; ValueError if it does not say."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        raise ValueError(f"{name_of(data)} has no length; give it __len__ and __getitem__") from None
 
 
 def read_items(data: Any, target: str, limit: int) -> Pair:
     """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, or else read when needed."""
-    try:
-        count = len(data)
-    except (TypeError, NotImplementedError):
-        raise ValueError(f"{name_of(data)} has no length; give it __len__ and __getitem__") from None
-    if not count:
+    if not (count := len_of(data)):
         raise ValueError(f"{name_of(data)} is empty")
     x, y = split_item(data[0], target)
     if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:

@@ -18,7 +18,7 @@ from mutirao.training.engine.threads import in_threads
 from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
 from mutirao.training.inputs import call_model
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
-from mutirao.training.samples import Samples, own_test_of
+from mutirao.training.samples import ClientData, Samples, own_test_of
 
 log = logging.getLogger("mutirao")
 
@@ -28,8 +28,12 @@ JUDGED = {"loss", "accuracy"}
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
-def evaluate_model(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
-    """Mean loss, accuracy where the labels are classes, and the trainer's own figures of all outputs."""
+def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str, float]:
+    """Mean loss, accuracy where the labels are classes, and the trainer's own figures of all outputs.
+
+    `data` are Samples, or what they can be made of.
+    """
+    samples = own_test_of(data) if isinstance(data, ClientData) else Samples.of(data)
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
     classes = is_classes(samples.y)
