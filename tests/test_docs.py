@@ -56,3 +56,17 @@ def test_every_line_of_the_page_on_security_is_shown_by_a_test_that_exists() -> 
     attacks = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == 4]
     heads = ("| attack |", "|---")
     assert not [line for line in attacks if "::test_" not in line and not line.startswith(heads)]
+
+
+def test_the_page_on_python_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    exec(compile("\n".join(blocks("python.md")), "python.md", "exec"), space)  # the page's own code
+    assert "FedYogi" in capsys.readouterr().out
+    result, mu = space["result"], space["mu"]
+    assert set(result.best) >= {"accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "loss"}
+    ways = {mu.load(f"runs/{name}").digest for name in "abc"}
+    assert len(ways) == 1
+    assert mu.load("runs/long").summary["rounds"] == 6
