@@ -47,6 +47,18 @@ def test_the_task_without_torch_runs_and_is_kept(
     assert space["run"].arrays["mean"] == 3.0
 
 
+def test_the_page_on_data_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {}
+    for code in blocks("data.md"):
+        exec(compile(code, "data.md", "exec"), space)
+        said = [line.partition("  # ")[2] for line in code.splitlines() if line.startswith("print(")]
+        printed = capsys.readouterr().out.splitlines()
+        if "except" in code:
+            printed = [line for line in printed if f"```text\n{line}\n```" not in (DOCS / "data.md").read_text()]
+        assert printed == said
+    assert {"table", "both", "numbers", "pictures", "trainer", "augmented"} <= space.keys()
+
+
 def test_every_line_of_the_page_on_security_is_shown_by_a_test_that_exists() -> None:
     page = (DOCS / "security.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", page)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mutirao.report import execute
     from mutirao.report.notebook import show
     from mutirao.runs.folder import load_run, save_run
+    from mutirao.training.classes import number_classes, renumber
     from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
@@ -45,6 +46,7 @@ _HOME = {
     "report": ["execute"],
     "report.notebook": ["show"],
     "runs.folder": ["load_run", "save_run"],
+    "training.classes": ["number_classes", "renumber"],
     "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }
@@ -85,6 +87,8 @@ __all__ = [
     "federate",
     "load",
     "load_run",
+    "number_classes",
+    "renumber",
     "run",
     "save_run",
     "setting",
