@@ -440,6 +440,27 @@ def test_another_architecture_than_pinned_is_refused_before_the_handler_is_calle
         assert caught.value.rule == "pinned.architecture"
 
 
+@pytest.mark.parametrize(("key", "agreed", "told"), [("lr", 0.1, 5.0), ("epochs", 5, 1), ("batch_size", 16, 100_000)])
+@pytest.mark.parametrize("where", ["pinned", "settings"])
+def test_what_is_pinned_or_insisted_on_cannot_be_told_otherwise(
+    policy: Policy, hospital: Site, key: str, agreed: float, told: float, where: str
+) -> None:
+    """Or one step on all samples, with which an update is easily read, would be a word in a request."""
+    pins = {"quickstart": {key: agreed}} if where == "pinned" else {}
+    strict = replace(policy, pinned=pins, settings={key: agreed} if where == "settings" else {})
+    trainer = linear()
+
+    def asked(handler: AnyHandler, **config: Any) -> Reply:
+        request = Request("train", trainer.initial(0), {"seed": 0, "round": 1, **config})
+        return guarded(handler, strict, Asker("1", "quickstart"))(request, hospital)
+
+    with pytest.raises(Refused) as caught:
+        asked(never, **{key: told})
+    assert caught.value.rule == f"pinned.{key}"
+    assert asked(trainer).n == asked(trainer, **{key: agreed}).n
+    assert events(strict)[1]["rule"] == f"pinned.{key}"
+
+
 def never(request: Request, site: Site) -> Reply:
     raise AssertionError("this must not be done")
 

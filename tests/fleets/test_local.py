@@ -1,5 +1,7 @@
 """The in-process fleet behaves as a network would: clients own what they get, and fail alone."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
@@ -248,3 +251,43 @@ def test_with_a_timeout_clients_are_asked_one_by_one() -> None:
     handler = Together()
     LocalFleet(handler, PEOPLE, timeout=5.0).ask(requests_for(*PEOPLE))
     assert handler.calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_handler_that_runs_torch_has_one_thread_of_it_and_gives_it_back(
+    timeout: float | None, together: bool
+) -> None:
+    seen = []
+
+    class Own:
+        def __call__(self, request: Request, site: Site) -> Reply:
+            seen.append(torch.get_num_threads())
+            if site.id == "bia":
+                raise ValueError("even then")
+            return Reply({}, n=1)
+
+        def many(self, requests: Mapping[str, Request], sites: Mapping[str, Site]) -> dict[str, Reply]:
+            return {c: self(requests[c], sites[c]) for c in requests}  # raises, so that they are asked one by one
+
+    own = Own()
+    fleet = LocalFleet(own if together else own.__call__, PEOPLE, timeout)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(fleet.ask(requests_for(*PEOPLE)).failures) == ["bia"]
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == (5 if together and timeout is None else 3)
+    assert set(seen) == {1}
+    assert after == 3
+
+
+def test_a_fleet_without_torch_does_not_import_it() -> None:
+    code = (
+        "import sys; from mutirao import LocalFleet, Reply; from mutirao.core.fleet import Request\n"
+        "fleet = LocalFleet(lambda request, site: Reply({}, n=1), {'ana': 0})\n"
+        "assert fleet.ask({'ana': Request('train', {})}).replies and 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

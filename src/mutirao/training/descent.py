@@ -132,7 +132,7 @@ RULES: dict[str, Callable[[Descent], None]] = {
 def fault_of_optimizer(optimizer: Optimizer, momentum: float, weight_decay: float) -> str:
     """What is wrong with an optimiser, or with settings that it would ignore; nothing if it will do."""
     given = {k: v for k, v in (("momentum", momentum), ("weight_decay", weight_decay)) if v}
-    if isinstance(optimizer, str):
+    if isinstance(optimizer, str) or not callable(optimizer):
         if optimizer not in OPTIMIZERS:
             return f"optimizer is {optimizer!r}, but must be one of {', '.join(OPTIMIZERS)}, or make one"
         if momentum and optimizer not in WITH_MOMENTUM:
@@ -143,13 +143,12 @@ def fault_of_optimizer(optimizer: Optimizer, momentum: float, weight_decay: floa
             f"{k} is {v!r}, which a function that makes an optimiser has to say by itself" for k, v in given.items()
         ]
         return "".join(said[:1])
-    takes = inspect.signature(optimizer).parameters
-    step = inspect.signature(getattr(optimizer, "step", fault_of_optimizer)).parameters.values()
-    if "lr" not in takes or any(p.default is p.empty and p.name != "self" for p in step):
+    takes, step = inspect.signature(optimizer.__init__).parameters, getattr(optimizer, "step", None)
+    needs = inspect.signature(step).parameters.values() if step else ()
+    if "lr" not in takes or not step or any(p.default is p.empty and p.name != "self" for p in needs):
         return f"optimizer is {optimizer.__name__}, but must take a `lr`, and steps without a closure"
-    return "".join(
-        [f"{k} is {v!r}, which {optimizer.__name__} does not take" for k, v in given.items() if k not in takes][:1]
-    )
+    lost = [f"{k} is {v!r}, which {optimizer.__name__} does not take" for k, v in given.items() if k not in takes]
+    return "".join(lost[:1])
 
 
 def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:

@@ -134,6 +134,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum and decay": {"momentum": 0.5, "weight_decay": 0.01},
     "adam": {"optimizer": "adam", "lr": 0.01},
     "adam and decay": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+    "rmsprop": {"optimizer": "rmsprop", "lr": 0.01},
+    "rmsprop, momentum and decay": {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1},
+    "adagrad": {"optimizer": "adagrad", "lr": 0.05, "weight_decay": 0.1},
     "prox": {"mu": 0.5},
     "clip": {"clip": 0.2},
     "everything": {"mu": 0.1, "clip": 0.3, "momentum": 0.9, "weight_decay": 0.01, "lr": 0.02},
@@ -166,12 +170,18 @@ def rounds(trainer: Trainer, clients: VirtualClients, count: int = 5, **config: 
 
 def trained(model: str, engine: str, sizes: list[int], count: int = 5, workers: int = 2, **settings: Any) -> Any:
     settings = {"lr": 0.1, "batch_size": 8, "epochs": 2} | settings
-    return rounds(Trainer(MODELS[model], engine=engine, workers=workers, **settings), population(sizes), count)
+    trainer = Trainer(MODELS[model], engine=engine, workers=workers, **settings)
+    made = rounds(trainer, population(sizes), count)
+    if engine == "stacked" and model not in ("noisy", "lstm"):  # or the plain path would be compared with itself
+        assert [m for k, m in trainer._recorded.items() if isinstance(k, tuple) and m is not None]
+    return made
 
 
-def assert_same(ours: tuple[Arrays, dict[str, Reply]], plain: tuple[Arrays, dict[str, Reply]]) -> None:
+def assert_same(
+    ours: tuple[Arrays, dict[str, Reply]], plain: tuple[Arrays, dict[str, Reply]], share: float = 1e-4
+) -> None:
     assert {k: (v.dtype, v.shape) for k, v in ours[0].items()} == {k: (v.dtype, v.shape) for k, v in plain[0].items()}
-    assert np.linalg.norm(flat(ours[0]) - flat(plain[0])) <= 1e-4 * np.linalg.norm(flat(plain[0]))
+    assert np.linalg.norm(flat(ours[0]) - flat(plain[0])) <= share * np.linalg.norm(flat(plain[0]))
     for client, reply in plain[1].items():
         assert ours[1][client].n == reply.n
         assert ours[1][client].metrics == pytest.approx(reply.metrics, rel=1e-3, abs=1e-5)
@@ -196,7 +206,9 @@ def test_settings(settings: str) -> None:
 @pytest.mark.parametrize("model", ["batch norm", "dropout", "attention", "tied"])
 def test_models_with_settings(model: str, settings: str) -> None:
     plain = trained(model, "plain", UNEQUAL, **SETTINGS[settings])
-    assert_same(trained(model, "stacked", UNEQUAL, **SETTINGS[settings]), plain)
+    # The gradient of a key's bias is 0 but for rounding, and Adam makes steps of full length along that.
+    share = 1e-3 if (model, settings) == ("attention", "adam") else 1e-4
+    assert_same(trained(model, "stacked", UNEQUAL, **SETTINGS[settings]), plain, share)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "threads"])

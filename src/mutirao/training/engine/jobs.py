@@ -13,6 +13,7 @@ from torch import Tensor
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
+from mutirao.schedules import Constant
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.figures import read_extras
 from mutirao.training.pace import Pace
@@ -48,6 +49,11 @@ class Job:
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
         return self.samples.kind, self.pace, self.extras
+
+    @property
+    def moves(self) -> bool:
+        """Whether its rate is not always the trainer's own, which a recorded step may count on."""
+        return self.pace.lr != self.trainer.lr or self.trainer.schedule != Constant()
 
     def order(self) -> Index:
         """The samples of all its batches, one after the other, as on the plain path."""

@@ -34,7 +34,7 @@ class Machine:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
-        self.trainer, self.mu = trainer, job.pace.mu
+        self.trainer, self.mu, self.moves = trainer, job.pace.mu, job.moves
         self.sent, self.arrays, self.example = job.request.arrays, job.arrays, job.first()
         self.module = trainer.travel.prepare(
             copy.deepcopy(trainer.blank())
@@ -99,9 +99,10 @@ class Machine:
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
         for labels in self._labels(x, y):
             state, step = self.state([self.arrays] * len(lengths)), self._step(form)
+            other = state[trained : trained + len(self.layout.other)]  # what comes after is the optimiser's
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
             with quietly():
-                _, _, ours = step.gradients(state[:trained], state[trained:], xs, ys, self.weights(lengths, form))
+                _, _, ours = step.gradients(state[:trained], other, xs, ys, self.weights(lengths, form))
             for i, length in enumerate(lengths):
                 if not close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), CLOSE):
                     mixes = "its loss or its layers mix the samples of a batch"
@@ -126,7 +127,7 @@ class Machine:
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
 
     def _step(self, form: Form) -> Step:
-        return Step(self.trainer, self.module, self.layout, self.mu, form)
+        return Step(self.trainer, self.module, self.layout, self.mu, self.moves, form)
 
     def _record(self, form: Form) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""

@@ -51,13 +51,14 @@ class Step:
 
     Its inputs are `[trained, other, moments, start (with mu), x, y, rows, weights, scalars]`. `rows` says which samples
     of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` the numbers of the
-    optimiser that change from step to step, or from round to round: nothing is recorded anew for another rate.
+    optimiser that change from step to step, or from round to round: nothing is recorded anew for each rate.
     """
 
     trainer: PlainTrainer
     module: nn.Module
     layout: Layout
     mu: float
+    moves: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
     form: Form
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
@@ -71,7 +72,10 @@ class Step:
         outputs, losses, gradients = self.gradients(trained, other, x, y, weights)
         with torch.no_grad():
             gradients = self.bound(trained, gradients, start)
-            FOLLOW[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
+            if self.trainer.optimizer == "sgd":
+                follow_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.moves else None)
+            else:
+                FOLLOW[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
@@ -126,13 +130,19 @@ def decayed(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
     return gradient.add(weight, alpha=t.weight_decay) if t.weight_decay else gradient
 
 
-def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
-    """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v; `scalars` begin with lr."""
+def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, rate: Tensor | None) -> None:
+    """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v.
+
+    With the trainer's own rate, a plain number, a gradient and the step along it become one operation on the tape.
+    """
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
         direction = decayed(t, weight, g)
         if t.momentum:
             direction = moments[i].mul_(t.momentum).add_(direction)
-        weight.addcmul_(direction, scalars[0], value=-1)  # rounded once, as with `sub_` and a plain number
+        if rate is None:
+            weight.sub_(direction, alpha=t.lr)
+        else:
+            weight.addcmul_(direction, rate, value=-1)
 
 
 def follow_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
@@ -170,7 +180,6 @@ def follow_adagrad(t: PlainTrainer, trained: Tensors, gradients: Tensors, moment
 
 
 FOLLOW = {
-    "sgd": follow_sgd,
     "adam": follow_adam,
     "adamw": follow_adam,
     "rmsprop": follow_rmsprop,

@@ -113,7 +113,7 @@ def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Repl
     if not jobs:
         return {}
     machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
-    key = largest.samples.kind, largest.pace.mu, bool(largest.lengths[0] > 1)
+    key = largest.samples.kind, largest.pace.mu, largest.moves, bool(largest.lengths[0] > 1)
     try:
         if key not in machines:
             only_tensors(jobs)
