@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sklearn.datasets import load_iris
 from torch import nn
 
 import mutirao as mu
+from mutirao.cli import main
+from mutirao.dash.control import Refused, resume_words
+from mutirao.dash.shelf import Shelf
 from mutirao.door import compare as door
 from mutirao.errors import ConfigError
 from mutirao.studies.study import carry_out, read_study
@@ -62,6 +66,20 @@ def test_the_table_is_the_one_of_a_study() -> None:
     assert page.count("<tr>") == 5
     assert "FedYogi" in Path(table.report).read_text()
     assert json.loads((table.folder / "study.json").read_text())["recipe"] == "python"
+
+
+def test_the_live_page_shows_it_and_sends_to_python_who_wants_it_resumed() -> None:
+    mu.run(model, (X, Y), **SMALL, out="runs/one")
+    mu.compare(model, (X, Y), methods=BOTH, seeds=1, **SMALL, out="runs/two")
+    shelf = Shelf(Path("runs"))
+    shelf.walk()
+    assert {"one", "two", "two/cells/FedAvg/seed0"} <= shelf.items.keys()
+    for key, said in (("one", "mutirao.run; call that again there"), ("two", "mutirao.compare; call that again there")):
+        with pytest.raises(Refused, match=said):
+            resume_words(shelf.items[key])
+    for words in (["report", "runs/two"], ["plot", "runs/two", "bands", "--metric", "accuracy"]):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
 
 
 def test_methods_may_be_named_as_people_like_and_are_escaped() -> None:

@@ -194,3 +194,57 @@ def test_sets_put_together_hold_the_samples_of_all(sizes: list[int], shared: boo
     assert torch.equal(x, torch.from_numpy(X[: ends[-1]]))
     assert y.tolist() == Y[: ends[-1]].tolist()
     assert (joined.x is whole.x) == shared
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.a(left) + self.b(right)  # type: ignore[no-any-return]
+
+
+def test_several_inputs_and_those_of_clients_go_in_as_one_would() -> None:
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    ways = [((x, x), y), ({"left": x, "right": x}, y), {"left": x, "right": x, "y": y}, TensorDataset(x, x, y)]
+    assert len({mu.run(Two, data, clients=4, **SMALL).digest for data in ways}) == 1
+    held = {f"c{i}": ({"left": x[i::2], "right": x[i::2]}, y[i::2]) for i in range(2)}
+    assert mu.run(Two, held, **SMALL).final["accuracy"] > 0
+
+
+class HubLike:
+    """As much of a Hugging Face Dataset as is used; it notes the columns that are read whole."""
+
+    column_names = ("pixels", "label")
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            self.read.append(key)
+            return (X if key == "pixels" else Y).tolist()
+        return {"pixels": X[key].tolist(), "label": Y[key].tolist()}
+
+
+def test_of_a_hub_s_set_only_the_labels_are_looked_at_to_number_them() -> None:
+    data = HubLike()
+    digest = mu.run(model, data, target="label", clients=5, **SMALL).digest
+    assert set(data.read) == {"label"}
+    assert digest == mu.run(model, (X, Y), clients=5, **SMALL).digest
+
+
+def test_clients_of_numbers_judge_by_a_share_of_the_test_set() -> None:
+    y = X[:, 0] * 2
+    result = mu.run(lambda: nn.Linear(4, 1), (X, y), clients=5, rounds=2, clients_every=1)
+    assert result.final["rmse_worst"] >= result.final["rmse_mean"] > 0
+
+
+@pytest.mark.parametrize("target", [None, "lable"])
+def test_a_dict_of_columns_without_the_target_is_no_dict_of_clients(target: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"there is no column '{target or 'y'}' to learn; target= says which it is"):
+        mu.run(model, {"x": X, "label": Y}, target=target)

@@ -198,6 +198,32 @@ def test_a_transform_changes_what_is_trained_on() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_of_a_partly_frozen_module_only_the_rest_travels_and_all_of_it_comes_back() -> None:
+    module = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    module[0].requires_grad_(False)
+    result = mu.run(module, (X, Y), **SMALL, out="a")
+    assert sorted(result.arrays()) == ["2.bias", "2.weight"]
+    made = result.model()
+    assert torch.equal(made[0].weight, module[0].weight)  # type: ignore[index]
+    assert not torch.equal(made[2].weight, module[2].weight)  # type: ignore[index]
+    other = copy.deepcopy(module)
+    other[0].weight.data[0, 0] += 1
+    with pytest.raises(ConfigError, match="model cannot change"):
+        mu.run(other, (X, Y), **SMALL | {"rounds": 4}, out="a", resume=True)
+
+
+def test_a_summary_that_was_tampered_with_is_still_shown() -> None:
+    done = mu.run(net, (X, Y), **SMALL, out="a")
+    told = json.loads(Path("a/summary.json").read_text())
+    told |= {"best": {"accuracy": "<b>", "loss": 1}, "final": 3, "best_round": [], "judge": "accuracy"}
+    Path("a/summary.json").write_text(json.dumps(told))
+    found = mu.load("a")
+    assert (found.best, found.final, found.best_round) == ({"loss": 1}, {}, 0)
+    assert repr(found) == "Result(a: 3 rounds)"
+    assert "<td>accuracy</td><td>-</td><td>-</td>" in found._repr_html_()
+    assert done.digest == found.digest
+
+
 class Wrong(nn.Module):
     def __init__(self) -> None:
         raise RuntimeError("no\nluck")

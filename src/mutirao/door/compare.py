@@ -9,14 +9,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.config import resolve
+from mutirao.config import Common, resolve
 from mutirao.door.result import Page, as_frame
 from mutirao.door.run import Entry, Mode, enter, how_shown
 from mutirao.door.settings import Pairs
 from mutirao.drawing.study import draw_study
 from mutirao.errors import ConfigError
 from mutirao.report import write_report
-from mutirao.runs.execute import default_out, differing, name_recipe
+from mutirao.runs.execute import default_out, differing
 from mutirao.studies.comparison import HEADER, Line, cells_of, write_tables
 from mutirao.studies.comparison import compare as compare_cells
 from mutirao.studies.study import Study, carry_out, lay_out
@@ -65,7 +65,7 @@ def compare(
         entry, methods, seeds, over or {}, baseline, metrics, {"optimizer": optimizer, **common, **(settings or {})}
     )
     folder = Path(out) if out is not None else default_out(f"compare-{study.called}", False)
-    check_cells(study, folder)
+    check_cells(study, entry.config, folder)
     from mutirao.studies.showing import CellBar  # late: it brings rich
 
     with CellBar(len(study.cells), quiet=how_shown(progress) == "quiet") as watch:
@@ -106,15 +106,14 @@ def plan(
 
     first = baseline if baseline is not None else next(iter(methods))
     named = [metrics] if isinstance(metrics, str) else metrics
-    cells = lay_out(name_recipe(entry.recipe)[1].config, methods, axes, first, settle)
+    cells = lay_out(entry.config, methods, axes, first, settle)
     return Study(entry.recipe, cells, tuple(methods), first, tuple(named))
 
 
-def check_cells(study: Study, folder: Path) -> None:
+def check_cells(study: Study, config: type[Common], folder: Path) -> None:
     """Refuse a folder that holds a run, or cells with other settings, before anything runs."""
     if (folder / "config.toml").exists():
         raise ConfigError(f"out: {folder} holds a run; choose another")
-    config = name_recipe(study.recipe)[1].config
     for cell in study.cells:
         place = folder / "cells" / cell.name
         if not (place / "config.toml").exists():
@@ -130,7 +129,7 @@ def how_started() -> Literal["fork", "here"]:
     """
     import torch
 
-    return "fork" if sys.platform == "linux" and not torch.accelerator.is_available() else "here"
+    return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "here"
 
 
 @dataclass(frozen=True, repr=False)

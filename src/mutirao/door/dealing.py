@@ -47,6 +47,8 @@ def deal_out(given: Given, whole: Samples, config: Any, share: float) -> Deal:
     labels = y if y.ndim == 1 else np.zeros(len(y), np.int64)
     parts = build("partition", config.partition)(labels, clients=config.clients, rng=rng(config.seed, 0, "partition"))
     own = deal_tests(y, parts, own_labels(test), config.seed) if given.classes else []
+    if not given.classes and len(test) >= len(parts):  # numbers have no classes to be alike in: each gets its share
+        own = np.array_split(rng(config.seed, 0, "own test").permutation(len(test)), len(parts))
     places, storage = rows_of(test), Samples(test.x, test.y)
     clients: Mapping[ClientId, Any] = virtual_clients(
         whole.x,

@@ -68,7 +68,7 @@ def read_sets(
         rest, whose = part_from(data, client)
         held = {"": (rest, None)}
         test = {k: v for k, v in columns_of(test).items() if k != client} or test
-    elif isinstance(data, Mapping) and target not in data:  # of columns one would be the target
+    elif isinstance(data, Mapping) and target not in data and not any(map(is_column, data.values())):
         kind, held = f"dict of {len(data)} clients", {str(name): as_pair(one) for name, one in data.items()}
         check_names(held, len(data))
     given = [one for pair in held.values() for one in pair] + [test]
@@ -106,7 +106,8 @@ def labels_of(data: Any, target: str) -> Any:
     """The labels as they are written; None where they are known only when samples are read."""
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[1], Tensor):
         return data[1]
-    return columns_of(data).get(target)
+    columns = columns_of(data, [target])
+    return columns.get(target)
 
 
 def with_labels(data: Any, target: str, y: Any) -> Any:
@@ -143,6 +144,11 @@ def is_set(data: Any) -> bool:
     return known or isinstance(data, tuple) or is_frame(data) or hasattr(data, "column_names")
 
 
+def is_column(values: Any) -> bool:
+    """Whether it is one column, and no set."""
+    return isinstance(values, np.ndarray | Tensor) or (hasattr(values, "to_numpy") and not is_frame(values))
+
+
 def check_names(named: Iterable[str], count: int) -> None:
     """Clients are called by text that can be printed, each its own."""
     names = list(named)
@@ -155,16 +161,12 @@ def check_names(named: Iterable[str], count: int) -> None:
             raise ConfigError(f"data: {name!r} is no name for a client; it must be text that can be printed")
 
 
-def columns_of(data: Any) -> dict[str, Any]:
-    """The columns of a dict, a frame, a table or a Hugging Face Dataset by name; nothing if it has none."""
-    if isinstance(data, Mapping):
-        return {str(name): column for name, column in data.items()}
-    if is_frame(data):
-        return {str(name): data[name] for name in data.columns}
-    if is_table(data):
-        return {str(name): data.column(name) for name in data.column_names}
-    names = getattr(data, "column_names", None)
-    return {str(name): data[name] for name in names} if isinstance(names, Sequence) else {}
+def columns_of(data: Any, only: Sequence[str] = ()) -> dict[str, Any]:
+    """The columns of a dict, a frame, a table or a Hugging Face Dataset by name, or some; nothing if it has none."""
+    named = isinstance(data, Mapping)
+    names = data if named else data.columns if is_frame(data) else getattr(data, "column_names", None) or ()
+    read = data.column if is_table(data) else data.__getitem__ if len(names) else None
+    return {str(name): read(name) for name in names if not only or str(name) in only} if read else {}
 
 
 def part_from(data: Any, client: str) -> tuple[dict[str, Any], Any]:

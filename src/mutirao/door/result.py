@@ -71,17 +71,18 @@ class Result:
     @property
     def final(self) -> dict[str, float]:
         """The metrics after the last round."""
-        return dict(self.summary.get("final", {}))
+        return numbers_in(self.summary.get("final"))
 
     @property
     def best(self) -> dict[str, float]:
         """The metrics of the best round, by the one metric that judges it."""
-        return dict(self.summary.get("best", {}))
+        return numbers_in(self.summary.get("best"))
 
     @property
     def best_round(self) -> int:
         """Which round that was."""
-        return int(self.summary.get("best_round", 0))
+        told = self.summary.get("best_round")
+        return told if isinstance(told, int) else 0
 
     @property
     def digest(self) -> str:
@@ -148,6 +149,11 @@ class Result:
         curves = "".join(box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST])
         boxes = f"<div style='display:flex;flex-wrap:wrap;gap:1em'>{curves}</div>"
         return f"<div><b>{escape(str(self.folder))}</b><table>{head}{rows}</table>{boxes}</div>"
+
+
+def numbers_in(told: Any) -> dict[str, float]:
+    """The metrics that a summary tells; it is a file, and may say anything."""
+    return {str(k): v for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, Mapping) else {}
 
 
 def number(value: Any) -> str:

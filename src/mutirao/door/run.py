@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mutirao.config import read, resolve
+from mutirao.config import Common, read, resolve
 from mutirao.door.result import Result
 from mutirao.door.settings import Pairs, route
 from mutirao.errors import ConfigError
@@ -104,7 +104,12 @@ class Entry:
         given = {key: value for key, value in keywords.items() if value is not None}
         if self.handed is not None:
             given = self.handed.take(given)
-        return route(name_recipe(self.recipe)[1].config, {**self.base, **given})
+        return route(self.config, {**self.base, **given})
+
+    @property
+    def config(self) -> type[Common]:
+        """The settings there are."""
+        return (self.recipe if isinstance(self.recipe, Recipe) else find(self.recipe)).config
 
 
 def enter(model: Any, data: Any, **handed: Any) -> Entry:
