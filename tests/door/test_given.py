@@ -20,6 +20,7 @@ import mutirao as mu
 from mutirao.door.dealing import hold_back, join
 from mutirao.door.given import read_given
 from mutirao.errors import ConfigError
+from mutirao.training.lazy import Lazy
 from mutirao.training.samples import ClientData, Samples
 
 X, Y = load_iris(return_X_y=True)
@@ -248,3 +249,16 @@ def test_clients_of_numbers_judge_by_a_share_of_the_test_set() -> None:
 def test_a_dict_of_columns_without_the_target_is_no_dict_of_clients(target: str | None) -> None:
     with pytest.raises(ConfigError, match=f"there is no column '{target or 'y'}' to learn; target= says which it is"):
         mu.run(model, {"x": X, "label": Y}, target=target)
+
+
+def test_samples_that_are_read_when_needed_make_the_same_run() -> None:
+    lazy = Samples.of(Items(), limit=500)  # bytes
+    assert isinstance(lazy.x, Lazy)
+    found = mu.run(model, lazy, clients=5, **SMALL)
+    assert found.digest == mu.run(model, Items(), clients=5, **SMALL).digest
+    told = read_given(lazy, None, None, None).told
+    assert told == read_given(Samples.of(Items(), limit=500), None, None, None).told
+    half = {"a": Samples.of(Items(), limit=500), "b": Samples.of(Items(), limit=500)}
+    with pytest.raises(ConfigError, match="cannot be put together; give test= a set of its own"):
+        mu.run(model, half, **SMALL)
+    assert mu.run(model, half, test=(X, Y), **SMALL).final["accuracy"] > 0

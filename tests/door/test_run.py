@@ -3,6 +3,7 @@
 import copy
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import mutirao as mu
+from conftest import IrisConfig, iris_task
 from mutirao.aggregation import FedYogi
 from mutirao.cli import main
+from mutirao.config import setting
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run, train
 from mutirao.errors import ConfigError
@@ -157,6 +160,23 @@ def test_named_recipes_come_through_the_same_door() -> None:
         mu.run("quikstart")
     with pytest.raises(ConfigError, match="data: a recipe takes it as a setting, not as a tuple"):
         mu.run("quickstart", (X, Y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig(IrisConfig):
+    target: str = setting("kind", "the column to learn")
+    test: float = setting(0.2, "the share to judge by")
+
+
+def test_what_a_recipe_calls_as_the_door_does_is_its_own_setting() -> None:
+    own = mu.Recipe(TargetConfig, iris_task, name="own")
+    result = mu.run(own, target="hue", test=0.3, data="x.csv")
+    table = tomllib.loads((result.folder / "config.toml").read_text())
+    assert (table["recipe"], table["target"], table["test"], table["data"]) == ("own", "hue", 0.3, "x.csv")
+    with pytest.raises(ConfigError, match="the clients of this recipe do not train one torch module"):
+        result.model()
+    with pytest.raises(ConfigError, match="test: 'much' is not a number"):
+        mu.run(own, test="much")
 
 
 def test_a_run_is_loaded_from_its_folder() -> None:
