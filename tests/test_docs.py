@@ -111,3 +111,17 @@ def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.
     check_needs(as_handler(space["scaffold"]).provides, as_selector(PowerOfChoice(5)))
     few = train(Run(first | zeros), fleet, rounds=1, select=PowerOfChoice(2), aggregate=FedAvg())
     assert next(few).row["replied"] == 2
+
+
+def test_the_page_on_python_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    exec(compile("\n".join(blocks("python.md")), "python.md", "exec"), space)  # the page's own code
+    assert "FedYogi" in capsys.readouterr().out
+    result, mu = space["result"], space["mu"]
+    assert set(result.best) >= {"accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "loss"}
+    ways = {mu.load(f"runs/{name}").digest for name in "abc"}
+    assert len(ways) == 1
+    assert mu.load("runs/long").summary["rounds"] == 6

@@ -25,6 +25,7 @@ FLOORS = [
     "studies",
     "drawing",
     "report",
+    "door",
     "dash deploy",
     "cli",
 ]
@@ -37,6 +38,7 @@ class Import(NamedTuple):
     module: str
     target: str  # one of our modules, or another package
     late: bool  # inside a function
+    typed: bool = False  # for editors and mypy alone: nothing is imported
 
 
 def name_of(path: Path) -> str:
@@ -49,13 +51,15 @@ MODULES = {name_of(path): path for path in sorted(HOME.rglob("*.py"))}
 def imports_in(module: str, text: str) -> Iterator[Import]:
     tree = ast.parse(text)
     late = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
+    blocks = (n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    typed = {n for block in blocks for n in ast.walk(block)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             inside = {f"{node.module}.{a.name}" for a in node.names} & MODULES.keys()
             rest = {node.module} if len(inside) < len(node.names) else set()
-            yield from (Import(module, target, node in late) for target in inside | rest)
+            yield from (Import(module, target, node in late, node in typed) for target in inside | rest)
         elif isinstance(node, ast.Import):
-            yield from (Import(module, a.name, node in late) for a in node.names)
+            yield from (Import(module, a.name, node in late, node in typed) for a in node.names)
 
 
 ALL = [found for name, path in MODULES.items() for found in imports_in(name, path.read_text(encoding="utf-8"))]
@@ -74,7 +78,7 @@ def heavy(module: str, seen: set[str] | None = None) -> set[str]:
     """The heavy packages that come with a module when it is imported."""
     seen = seen if seen is not None else set()
     out = set()
-    for i in (i for i in ALL if i.module == module and not i.late and i.target not in seen):
+    for i in (i for i in ALL if i.module == module and not i.late and not i.typed and i.target not in seen):
         seen.add(i.target)
         out |= heavy(i.target, seen) if i.target in MODULES else {i.target.split(".")[0]} & HEAVY
     return out

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
     from mutirao.core.record import Round
     from mutirao.core.rounds import Cohort, Run, step, train
+    from mutirao.door.compare import Table, compare
+    from mutirao.door.result import Result
+    from mutirao.door.run import load, run
     from mutirao.errors import MutiraoError
     from mutirao.fleets.local import LocalFleet
     from mutirao.recipes.exhibits import Exhibits, Picture
@@ -31,6 +34,9 @@ _HOME = {
     "config": ["Common", "Part", "setting"],
     "errors": ["MutiraoError"],
     "core.fleet": ["Answers", "Failure", "Fleet", "Reply", "Request", "Site", "Wrapper"],
+    "door.compare": ["Table", "compare"],
+    "door.result": ["Result"],
+    "door.run": ["load", "run"],
     "fleets.local": ["LocalFleet"],
     "recipes.task": ["Recipe", "Task", "federate"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
@@ -66,19 +72,24 @@ __all__ = [
     "Recipe",
     "Reply",
     "Request",
+    "Result",
     "Round",
     "Run",
     "Samples",
     "Selector",
     "Site",
+    "Table",
     "Task",
     "Trainer",
     "Wrapper",
+    "compare",
     "execute",
     "federate",
+    "load",
     "load_run",
     "number_classes",
     "renumber",
+    "run",
     "save_run",
     "setting",
     "show",
@@ -92,3 +103,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mutirao' has no attribute {name!r}")
     return getattr(importlib.import_module(f"mutirao.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})

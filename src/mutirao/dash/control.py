@@ -12,11 +12,13 @@ from typing import IO
 from mutirao.config import parse_assignment
 from mutirao.dash.shelf import Item
 from mutirao.naming import dotted_in
+from mutirao.recipes.task import PYTHON
 from mutirao.report.state import holder
 from mutirao.runs.reader import json_of, text_of
 from mutirao.runs.trust import is_own_run, is_own_study, names_in_file
 
 FOREIGN = "{} names code to run, {}, and was not run by you on this machine; go on with it from a terminal"
+FROM_PYTHON = "it was started from Python with mutirao.{}; call that again there"
 
 
 class Refused(Exception):
@@ -80,11 +82,15 @@ def resume_words(item: Item) -> list[str]:
         recipe = first_value(text_of(file))
         if not recipe:
             raise Refused("config.toml does not say which recipe it is for")
+        if recipe == PYTHON:
+            raise Refused(FROM_PYTHON.format("run"))
         if (names := names_in_file(file)) and not is_own_run(item.path):
             raise Refused(FOREIGN.format("config.toml", ", ".join(names)))
         return ["run", str(file) if ":" in recipe else recipe, "--out", str(item.path), "--resume", "--json"]
     plan = json_of(item.path / "study.json")
     file, sets = Path(str(plan.get("file", ""))), plan.get("sets", [])
+    if plan and not plan.get("file"):
+        raise Refused(FROM_PYTHON.format("compare"))
     if not file.is_file() or not file.is_absolute():
         raise Refused(f"the study's file {file} is not there any more")
     names = dotted_in([names_in_file(file), [parse_assignment(text)[1] for text in sets if "=" in str(text)]])

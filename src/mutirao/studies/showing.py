@@ -41,7 +41,7 @@ class CellBar:
         if self.bar is not None:
             self.bar.update(self.line, completed=done, note=name)
         elif self.live is not None:
-            self.live.update(line)
+            self.live.update(line, done == self.cells)
         elif not self.quiet:
             print(line, file=sys.stderr, flush=True)
 

@@ -1,0 +1,1 @@
+"""The door from Python: `mutirao.run`, `mutirao.compare` and what they give back."""

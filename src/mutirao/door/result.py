@@ -1,0 +1,193 @@
+"""What a run gives back: its figures, its curves, its model, and where the rest is."""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.files import load_arrays
+from mutirao.drawing.plots import make_curves
+from mutirao.errors import ConfigError
+from mutirao.report import write_report
+from mutirao.report.notebook import box, points_of
+from mutirao.runs.folder import Folder
+from mutirao.runs.reader import Record
+from mutirao.runs.schema import metrics_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+MOST = 6  # curves shown in a notebook
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page on disk, usable as a path; a notebook shows it."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        """A link, and the page in a frame: the notebook's own server must reach the folder for that."""
+        address = escape(os.path.relpath(self.path).replace(os.sep, "/"))
+        frame = f"<iframe src='{address}' width='100%' height='600' sandbox='allow-scripts'></iframe>"
+        return f"<a href='{address}' target='_blank'>{address}</a><br>{frame}"
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame where pandas is installed, and as a list of dicts where it is not."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return [dict(row) for row in rows]
+    return pandas.DataFrame.from_records([dict(row) for row in rows])
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run, or one that has begun: what its folder says."""
+
+    folder: Path
+    make: Callable[[], "nn.Module"] | None = field(default=None, compare=False)  # a module to hold the weights
+    summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def record(self) -> Record:
+        """The folder, read once."""
+        return Record.of(self.folder)
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The metrics after the last round."""
+        return numbers_in(self.summary.get("final"))
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The metrics of the best round, by the one metric that judges it."""
+        return numbers_in(self.summary.get("best"))
+
+    @property
+    def best_round(self) -> int:
+        """Which round that was."""
+        told = self.summary.get("best_round")
+        return told if isinstance(told, int) else 0
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the final arrays: the same model, data, settings and seed give the same."""
+        return str(self.summary.get("digest", ""))
+
+    @property
+    def history(self) -> Any:
+        """A row a round, as a pandas frame if there is pandas."""
+        return as_frame(self.record.rows)
+
+    @property
+    def clients(self) -> Any:
+        """A row for each client selected in a round, likewise."""
+        return as_frame(self.record.asked)
+
+    @property
+    def report(self) -> Page:
+        """The run on one page; it is written if it is not there."""
+        if not (self.folder / "report.html").is_file():
+            write_report(self.folder)
+        return Page(self.folder / "report.html")
+
+    def curves(self, *metrics: str) -> "Figure":
+        """The metrics by round, or these of them, as a matplotlib figure."""
+        rows = self.record.rows
+        figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_of(row))))
+        return shown(figure)
+
+    def model(self, round: int | Literal["best", "last"] = "best") -> "nn.Module":
+        """The module with the weights of the best round, of another one, or of the `last`, ready to predict."""
+        if self.make is None:
+            right = "give it: mutirao.load(folder, model=...)"
+            raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
+        return fill(self.make(), self.arrays(round))
+
+    def arrays(self, round: int | Literal["best", "last"] = "best") -> Arrays:
+        """The weights of a round by name."""
+        folder = Folder(self.folder)
+        best = folder.checkpoints / "best.safetensors"
+        if round == "best" and best.exists():
+            return load_arrays(best)[0]
+        if round in ("best", "last"):
+            return folder.newest().arrays
+        kept = sorted(folder.committed())
+        if round not in kept:
+            raise ConfigError(f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}")
+        return folder.load(int(round))[0].arrays
+
+    def __repr__(self) -> str:
+        """One line."""
+        judge = self.record.judge
+        best = f"{judge} {self.best[judge]:.4f} in round {self.best_round} of " if judge in self.best else ""
+        return f"Result({self.folder}: {best}{self.record.rounds} rounds)"
+
+    def _repr_html_(self) -> str:
+        """The figures and small curves; self-contained, in the notebook's own colours."""
+        names = self.record.metrics
+        rows = "".join(
+            f"<tr><td>{escape(n)}</td><td>{number(self.final.get(n))}</td><td>{number(self.best.get(n))}</td></tr>"
+            for n in names
+        )
+        head = f"<tr><th>metric</th><th>final</th><th>best (round {self.best_round})</th></tr>"
+        curves = "".join(box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST])
+        boxes = f"<div style='display:flex;flex-wrap:wrap;gap:1em'>{curves}</div>"
+        return f"<div><b>{escape(str(self.folder))}</b><table>{head}{rows}</table>{boxes}</div>"
+
+
+def numbers_in(told: Any) -> dict[str, float]:
+    """The metrics that a summary tells; it is a file, and may say anything."""
+    return {str(k): v for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, Mapping) else {}
+
+
+def number(value: Any) -> str:
+    """A figure as a table shows it."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "-"
+
+
+def span(rounds: Sequence[int]) -> str:
+    """The rounds there are, in a few words."""
+    return f"{rounds[0]} to {rounds[-1]}" if rounds else "none"
+
+
+def shown(figure: "Figure") -> "Figure":
+    """The figure, which a notebook shows even if nobody imported pyplot."""
+
+    def png() -> bytes:
+        content = BytesIO()
+        figure.savefig(content, format="png", dpi=110)
+        return content.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]
+    return figure
+
+
+def fill(module: "nn.Module", arrays: Arrays) -> "nn.Module":
+    """The module holding these arrays, for predicting; what does not travel stays as it is in the module."""
+    import torch
+
+    own = module.state_dict()
+    for name, array in arrays.items():
+        if name not in own or tuple(own[name].shape) != array.shape:
+            there = f"it has {tuple(own[name].shape)}" if name in own else "it has none"
+            raise ConfigError(f"model: the run's {name!r} has shape {array.shape}, and {there}; give the same module")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            own[name].copy_(torch.from_numpy(array.copy()))
+    return module.eval()
