@@ -207,6 +207,12 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     return _parts(np.arange(len(key)), holder[key], clients)
 
 
+def natural(users: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
+    parts = by_key(_check_labels(users, clients, "users"))
+    return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
+
+
 def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`.
 
@@ -237,6 +243,7 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
     "by_class": by_class,
     "k_classes": k_classes,
     "by_key": by_key,
+    "natural": natural,
 }
 
 

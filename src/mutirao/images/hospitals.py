@@ -14,8 +14,8 @@ from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
+from mutirao.datasets.layouts import set_apart
 from mutirao.images.features import Extractor
-from mutirao.images.splits import set_apart
 from mutirao.randomness import number
 from mutirao.training.plain import answer_in_turn
 from mutirao.training.samples import ClientData, Population, Samples
