@@ -1,4 +1,4 @@
-"""Ranking metrics against pytrec-eval-terrier and scikit-learn, and figures of fairness by hand."""
+"""Metrics against pytrec-eval-terrier and scikit-learn, and figures of fairness by hand."""
 
 import math
 
@@ -8,9 +8,22 @@ import pytest
 import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics as sk
 from sklearn.metrics import ndcg_score
 
-from mutirao.metrics import direction_of, gini, mean_average_precision, mrr, ndcg, rmse, rounds_to
+from mutirao.metrics import (
+    classification_figures,
+    direction_of,
+    gini,
+    judge_classes,
+    mean_average_precision,
+    mrr,
+    ndcg,
+    regression_figures,
+    rmse,
+    rounds_to,
+    softmax,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -166,3 +179,61 @@ def test_rounds_to_and_rmse() -> None:
     assert rounds_to([0.1, 0.7, 0.6], 0.65) == 2
     assert rounds_to([0.1], 0.65) is None
     assert rmse([1, 2], [1, 4]) == pytest.approx(math.sqrt(2))
+
+
+@st.composite
+def judged_classes(draw: st.DrawFn, ties: bool) -> tuple[npt.NDArray[np.float64], Ints]:
+    n, classes = draw(st.integers(1, 60)), draw(st.integers(2, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scores = rng.integers(0, 3, (n, classes)).astype(float) if ties else rng.normal(size=(n, classes)) * 3
+    return scores, rng.integers(0, draw(st.integers(1, classes)), n)  # some classes may be missing
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@given(st.data())
+@settings(deadline=None)
+def test_figures_of_classes_equal_those_of_scikit_learn(ties: bool, data: st.DataObject) -> None:
+    scores, y = data.draw(judged_classes(ties))
+    p, classes = softmax(scores), scores.shape[1]
+    found, here, ours = p.argmax(1), np.unique(y), classification_figures(p, y)
+    assert judge_classes(scores, y) == ours
+    assert ours["accuracy"] == sk.accuracy_score(y, found)
+    recall = sk.recall_score(y, found, labels=here, average="macro", zero_division=0)
+    assert ours["balanced_accuracy"] == pytest.approx(recall)
+    average = {"pos_label": 1} if classes == 2 else {"average": "macro"}
+    assert ours["f1"] == pytest.approx(sk.f1_score(y, found, **average, zero_division=0))
+    assert ours["log_loss"] == pytest.approx(sk.log_loss(y, p, labels=range(classes)))
+    if len(here) == 1:
+        assert "auc" not in ours
+    else:
+        areas = [sk.roc_auc_score(y == k, p[:, k]) for k in ([1] if classes == 2 else here)]
+        assert ours["auc"] == pytest.approx(np.mean(areas))
+    assert all(direction_of(name) == ("lower" if name == "log_loss" else "higher") for name in ours)
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.floats(-1e6, 1e6), st.floats(1e-3, 1e4))
+@settings(deadline=None)
+def test_figures_of_numbers_equal_those_of_scikit_learn(n: int, seed: int, shift: float, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    p, t = (rng.normal(shift, scale, n) for _ in range(2))
+    ours = regression_figures(p[:, None], t)
+    assert ours["rmse"] == pytest.approx(sk.root_mean_squared_error(t, p))
+    assert ours["mae"] == pytest.approx(sk.mean_absolute_error(t, p))
+    if n > 1 and t.min() < t.max():
+        assert ours["r2"] == pytest.approx(sk.r2_score(t, p), rel=1e-6, abs=1e-6)
+    else:
+        assert "r2" not in ours
+    assert {name: direction_of(name) for name in ours} == {k: "higher" if k == "r2" else "lower" for k in ours}
+
+
+def test_what_cannot_be_said_is_left_out() -> None:
+    assert classification_figures(np.empty((0, 2)), []) == regression_figures([], []) == {}
+    assert judge_classes([[np.inf, 0.0]], [0]) == judge_classes([[np.nan, 0.0]], [0]) == {}
+    assert regression_figures([np.nan, 1.0], [0.0, 1.0]) == {}
+    assert regression_figures([1.0, 2.0], [3.0, 3.0]).keys() == {"rmse", "mae"}
+    with pytest.raises(ValueError, match="labels from 0 to 2 do not number 2 classes"):
+        classification_figures([[0.5, 0.5]] * 2, [0, 2])
+    with pytest.raises(ValueError, match="a row of probabilities for each label"):
+        classification_figures([0.5, 0.5], [0, 1])
+    with pytest.raises(ValueError, match="one prediction a target is needed, not 1 for 2"):
+        regression_figures([1.0], [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""What a model is judged by: ranking metrics over all queries at once, and figures of fairness and speed."""
+"""What a model is judged by: classes, numbers, rankings over all queries at once, and figures of fairness and speed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -95,6 +95,112 @@ def rmse(predictions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     return float(np.sqrt(np.mean((p - t) ** 2)))
 
 
+def softmax(scores: npt.ArrayLike) -> Floats:
+    """Probabilities of classes from the outputs of a model, row by row: exp(s_k) / sum_j exp(s_j)."""
+    s = np.asarray(scores, np.float64)
+    with np.errstate(invalid="ignore"):  # what is no number stays none
+        raised = np.exp(s - s.max(-1, keepdims=True))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> Ints:
+    """Counts with a row a true class and a column a predicted one."""
+    y, p = np.asarray(labels, np.int64), np.asarray(predicted, np.int64)
+    return np.bincount(y * classes + p, minlength=classes * classes).reshape(classes, classes)
+
+
+def recalls(counts: npt.ArrayLike) -> Floats:
+    """Of each true class the share that was found; NaN for a class that is not there."""
+    table = np.asarray(counts, np.float64)
+    totals = table.sum(1)
+    return np.asarray(np.divide(np.diag(table), totals, out=np.full(len(table), np.nan), where=totals > 0))
+
+
+def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> float:
+    """Mean recall over the classes that are there, so that a rare class counts as much as a common one.
+
+    >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0], 2)
+    0.5
+    """
+    return float(np.nanmean(recalls(confusion(labels, predicted, classes)))) if np.size(labels) else float("nan")
+
+
+def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
+    """P(score of a positive > score of a negative) + P(equal) / 2, the area under the ROC curve; NaN without both.
+
+    >>> auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
+    0.75
+    """
+    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    ones, zeros = int(y.sum()), int((~y).sum())
+    if not ones or not zeros:
+        return float("nan")
+    _, place, many = np.unique(s, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(many) - (many - 1) / 2)[place]  # equal scores share the mean of their ranks
+    return float((ranks[y].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
+    """`accuracy`, `balanced_accuracy`, `auc`, `f1` and `log_loss` of probabilities, a row a sample, a column a class.
+
+    Of two classes `f1` is that of class 1 and `auc` that of its probability. Of more, `auc` is the mean over the
+    classes that are there of each against the rest, and `f1` the mean over those that are there or were predicted.
+    What cannot be said is left out: `auc` where there is one class alone, everything where there is no sample or
+    a probability is no number.
+
+    >>> classification_figures([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], [0, 0, 1])["f1"]
+    0.666...
+    """
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
+    if p.ndim != 2 or y.shape != p.shape[:1]:
+        raise ValueError(f"a row of probabilities for each label is needed, not {p.shape} and {y.shape}")
+    classes = p.shape[1]
+    if len(y) and not (y.min() >= 0 and y.max() < classes):
+        raise ValueError(f"labels from {y.min()} to {y.max()} do not number {classes} classes")
+    if not len(y) or not np.isfinite(p).all():
+        return {}
+    found, here = p.argmax(1), np.unique(y)
+    counts = confusion(y, found, classes)
+    used = counts.sum(0) + counts.sum(1)
+    f1 = 2 * np.diag(counts) / np.maximum(used, 1)
+    figures = {
+        "accuracy": float((found == y).mean()),
+        "balanced_accuracy": balanced_accuracy(y, found, classes),
+        "f1": float(f1[1] if classes == 2 else f1[used > 0].mean()),
+        "log_loss": float(-np.log(np.clip(p[np.arange(len(y)), y], np.finfo(np.float64).eps, 1.0)).mean()),
+    }
+    if len(here) > 1:
+        ones = [1] if classes == 2 else here.tolist()
+        figures["auc"] = float(np.mean([auc(p[:, k], y == k) for k in ones]))
+    return figures
+
+
+def judge_classes(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
+    """The same of what a model gives before it is made probabilities: the `figures` of a `Trainer` of classes."""
+    return classification_figures(softmax(outputs), labels)
+
+
+def regression_figures(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
+    """`rmse`, `mae` and `r2` = 1 - sum (p - t)^2 / sum (t - mean t)^2, of one number a sample.
+
+    What cannot be said is left out: `r2` where all targets are equal, everything where there is no sample or
+    a prediction is no number.
+
+    >>> regression_figures([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])["r2"]
+    0.5
+    """
+    p, t = np.asarray(predictions, np.float64).ravel(), np.asarray(targets, np.float64).ravel()
+    if p.shape != t.shape:
+        raise ValueError(f"one prediction a target is needed, not {p.size} for {t.size}")
+    if not len(t) or not np.isfinite(p).all():
+        return {}
+    figures = {"rmse": rmse(p, t), "mae": float(np.abs(p - t).mean())}
+    spread = float(np.square(t - t.mean()).sum())
+    if t.min() < t.max() and spread > 0:
+        figures["r2"] = 1 - float(np.square(p - t).sum()) / spread
+    return figures
+
+
 def gini(counts: npt.ArrayLike) -> float:
     """Inequality of counts: sum_i sum_j |x_i - x_j| / (2 n^2 mean); 0 all equal, towards 1 one has all.
 
@@ -133,7 +239,7 @@ Direction = Literal["higher", "lower"]
 BETTER: Mapping[Direction, str] = {
     "higher": "accuracy acc balanced_accuracy auc auroc auprc precision recall sensitivity specificity f1 dice iou r2 "
     "bleu ndcg mrr map hr jain rand caught",
-    "lower": "loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
+    "lower": "loss log_loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
 }
 KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
 WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed)_")  # loss: val_loss, train_val_loss

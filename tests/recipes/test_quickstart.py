@@ -59,6 +59,7 @@ def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
     own = [task.handler.evaluate(model, data.test)["accuracy"] for data in task.population.values()]  # type: ignore[attr-defined]
     assert final["accuracy_mean"] == pytest.approx(np.mean(own))  # on test data, never on what was trained on
     assert final["accuracy_worst"] == pytest.approx(min(own))
+    assert final["loss_worst"] >= final["loss_p90"] > 0
 
 
 LIES = [SignFlip(), LabelFlip(), MinMax(own=0.5), Inflated(), Inflated(scale=-1.0), Backdoor()]

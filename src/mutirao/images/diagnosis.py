@@ -10,46 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.files import write_whole
+from mutirao.metrics import auc, balanced_accuracy, confusion, recalls
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> Ints:
-    """Counts with a row a true class and a column a predicted one."""
-    y, p = np.asarray(labels, np.int64), np.asarray(predicted, np.int64)
-    return np.bincount(y * classes + p, minlength=classes * classes).reshape(classes, classes)
-
-
-def recalls(counts: npt.ArrayLike) -> Floats:
-    """Of each true class the share that was found; NaN for a class that is not there."""
-    table = np.asarray(counts, np.float64)
-    totals = table.sum(1)
-    return np.asarray(np.divide(np.diag(table), totals, out=np.full(len(table), np.nan), where=totals > 0))
-
-
-def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> float:
-    """Mean recall over the classes that are there, so that a rare class counts as much as a common one.
-
-    >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0], 2)
-    0.5
-    """
-    return float(np.nanmean(recalls(confusion(labels, predicted, classes)))) if np.size(labels) else float("nan")
-
-
-def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
-    """P(score of a positive > score of a negative) + P(equal) / 2, the area under the ROC curve; NaN without both.
-
-    >>> auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
-    0.75
-    """
-    from scipy.stats import rankdata
-
-    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
-    ones, zeros = int(y.sum()), int((~y).sum())
-    if not ones or not zeros:
-        return float("nan")
-    return float((rankdata(s)[y].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: float = 0.95) -> float:

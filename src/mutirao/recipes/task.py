@@ -32,6 +32,7 @@ NAMES = {
     "groups": ("mutirao.recipes.groups:recipe", "who is alike: one model for each group of clients, liars kept out"),
     "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors stay at home"),
     "cytology": ("mutirao.recipes.cytology:recipe", "cervical screening: hospitals train a head on their own slides"),
+    "tabular": ("mutirao.recipes.tabular:recipe", "any table, by a column that says whose a row is or a file a site"),
     "cifar10": ("mutirao.recipes.cifar10:recipe", "CIFAR-10, or a synthetic stand-in, over 100 non-IID clients"),
 }
 
@@ -97,6 +98,13 @@ def check_own_tests(config: Any, task: "Task") -> None:
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
 
 
+def judged_by_clients(task: Task) -> tuple[str, bool, dict[str, bool]]:
+    """What clients are asked of the model: the metric that judges it, and all others that the task has."""
+    names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])]
+    ways = {metric: direction_of(metric, task.directions) for metric in names}
+    return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
+
+
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate."""
     everyone, fleet = fleet, simulate(fleet, config, run)
@@ -127,9 +135,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     )
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
         if config.clients_every and run.round % config.clients_every == 0:
-            known = f"metrics:{task.judge}" in task.provides
-            own = (task.judge, task.higher_is_better) if known else ("accuracy", True)
-            done.row.update(across_clients(everyone, run, None, *own))  # how the worst client fares, not only the mean
+            done.row.update(across_clients(everyone, run, None, *judged_by_clients(task)))  # the worst one, too
         yield done
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mutirao.config import Common
-from mutirao.core.arrays import Arrays
+from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError
@@ -57,6 +57,7 @@ class PlainTrainer:
     mu: float = 0.0
     clip: float = 0.0
     engine: str = "auto"
+    figures: Callable[[Array, Array], Mapping[str, float]] | None = None  # of outputs and labels, when it judges
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine

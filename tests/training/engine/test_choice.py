@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mutirao.core.arrays import digest
 from mutirao.core.evaluation import across_clients
@@ -14,7 +15,9 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
+from mutirao.metrics import judge_classes, regression_figures
 from mutirao.training.engine.jobs import Job, plan_jobs
+from mutirao.training.engine.judging import judge_many
 from mutirao.training.engine.stacked import deal_to_stacks
 from mutirao.training.engine.ways import choose_way
 from mutirao.training.samples import ClientData, Samples
@@ -235,6 +238,30 @@ def test_a_loss_that_is_no_mean_over_samples_is_judged_client_by_client() -> Non
         assert reply.metrics == trainer.evaluate(trainer.initial(0), population[client].test)
 
 
+@pytest.mark.parametrize("classes", [True, False])
+def test_figures_of_ones_own_are_told_by_every_client_one_by_one_or_at_once(classes: bool) -> None:
+    def labelled(n: int) -> ClientData:
+        x, y = data(n)
+        return ClientData(Samples(x, y), Samples(x, y if classes else x[:, :3]))
+
+    population = {f"c{i}": labelled(7 + 5 * i) for i in range(4)}
+    loss = functional.cross_entropy if classes else functional.mse_loss
+    trainer = Trainer(mlp, loss=loss, figures=judge_classes if classes else regression_figures)
+    arrays = trainer.initial(0)
+    requests = {c: Request("evaluate", arrays, {"seed": 0, "round": 1}) for c in population}
+    sites = {c: Site(c, d) for c, d in population.items()}
+    together = judge_many(trainer, requests, sites)
+    assert together.keys() == population.keys()
+    for client, reply in together.items():
+        alone, samples = trainer(requests[client], sites[client]), population[client].test
+        assert isinstance(reply, Reply)
+        assert reply.metrics == pytest.approx(alone.metrics, rel=1e-5)
+        with torch.inference_mode():
+            outputs = trainer.fill(arrays)(samples.x)
+        right = trainer.figures(outputs.numpy(), samples.y.numpy())  # type: ignore[misc]
+        assert alone.metrics == pytest.approx({"loss": float(loss(outputs, samples.y)), **right}, rel=1e-5)
+
+
 def test_squared_errors_that_do_not_fit_are_refused() -> None:
     x, y = DRAW.normal(size=(40, 6)).astype(np.float32), DRAW.integers(0, 30, 40)
     for engine in ("stacked", "plain"):
@@ -256,6 +283,10 @@ def test_the_worst_client_is_seen() -> None:
     assert found["accuracy_mean"] == pytest.approx(np.mean(each))
     assert found["accuracy_worst"] == pytest.approx(min(each))
     assert found["accuracy_p10"] <= found["accuracy_p50"] <= found["accuracy_p90"]
+    both = across_clients(LocalFleet(trainer, population), run, also={"loss": False, "auc": True})
+    losses = [trainer.evaluate(run.arrays, d.test)["loss"] for d in population.values()]
+    assert both.keys() == {*found, *(name.replace("accuracy", "loss") for name in found)}  # nobody tells an AUC
+    assert both["loss_worst"] == pytest.approx(max(losses))
     lower = across_clients(LocalFleet(trainer, population), run, ["c03", "c04"], "loss", higher_is_better=False)
     assert lower["loss_worst"] >= lower["loss_p90"] >= lower["loss_mean"]
     with pytest.raises(ConfigError, match="none of 20 clients"):

@@ -27,7 +27,8 @@ from mutirao.deploy.pins import settings_of
 from mutirao.deploy.policy import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
 from mutirao.drawing.samples import draw_samples
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.images.diagnosis import auc, auc_interval
+from mutirao.images.diagnosis import auc_interval
+from mutirao.metrics import auc
 from mutirao.randomness import rng
 from mutirao.recipes.task import Task, find
 

@@ -22,22 +22,33 @@ log = logging.getLogger("mutirao")
 
 Seen = TypeVar("Seen")
 
+JUDGED = {"loss", "accuracy"}
 NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
 def evaluate_model(trainer: PlainTrainer, arrays: Arrays, samples: Samples) -> dict[str, float]:
-    """Mean loss, and accuracy where the labels are classes."""
+    """Mean loss, accuracy where the labels are classes, and the trainer's own figures of all outputs."""
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
     classes = is_classes(samples.y)
 
-    def look(outputs: Tensor, y: Tensor) -> tuple[float, int]:
+    def look(outputs: Tensor, y: Tensor) -> tuple[float, int, tuple[Array, Array] | None]:
         right = int((outputs.argmax(-1) == y).sum()) if classes else 0
-        return float(trainer.loss(outputs, y)) * len(y), right
+        kept = (outputs.numpy(), y.numpy()) if trainer.figures is not None else None
+        return float(trainer.loss(outputs, y)) * len(y), right, kept
 
     seen = batch_by_batch(trainer, arrays, samples, look)
-    total, right = sum(loss for loss, _ in seen), sum(right for _, right in seen)
-    return mean_metrics(total, right if classes else None, len(samples))
+    total, right = sum(loss for loss, _, _ in seen), sum(right for _, right, _ in seen)
+    found = mean_metrics(total, right if classes else None, len(samples))
+    return found | figures_of(trainer, [kept for _, _, kept in seen if kept is not None])
+
+
+def figures_of(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> dict[str, float]:
+    """What the trainer's `figures` say of outputs and labels, batches put together."""
+    if trainer.figures is None:
+        return {}
+    outputs, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
+    return {name: float(value) for name, value in trainer.figures(outputs, labels).items()}
 
 
 def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
@@ -65,29 +76,42 @@ def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
         except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
             log.debug("clients are judged one by one: %s", error)
             continue
-        names = ("loss", "entropy", *(extras & {"rms_loss"})) if do == "probe" else ("loss", "accuracy")
-        for (client, _, n), found in zip(group, means, strict=True):
-            outcomes[client] = Reply({}, metrics={k: found[k] for k in names if k in found}, n=n)
+        names = {"loss", "entropy", *(extras & {"rms_loss"})} if do == "probe" else JUDGED
+        for (client, _, n), (found, figures) in zip(group, means, strict=True):
+            told = {k: v for k, v in found.items() if k in names} | (figures if do == "evaluate" else {})
+            outcomes[client] = Reply({}, metrics=told, n=n)
     return outcomes
 
 
-def mean_by_client(trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]) -> list[dict[str, float]]:
-    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client."""
+def mean_by_client(
+    trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client.
+
+    Beside them the trainer's own figures, if it has any.
+    """
     x, y, rows = storage_of(clients)
     names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
 
-    def look(outputs: Tensor, y: Tensor) -> Array:
+    def look(outputs: Tensor, y: Tensor) -> tuple[Array, Array]:
         losses = noted_losses(trainer.loss, outputs, y).double()
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
         both = [losses, losses.square()]
-        return torch.stack([*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both).numpy()
+        every = [*both, outputs.argmax(-1) == y, entropies(outputs)] if is_classes(y) else both
+        return torch.stack(every).numpy(), outputs.numpy()
 
-    values = np.concatenate(batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look), axis=1)
+    seen = batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look)
+    values = np.concatenate([means for means, _ in seen], axis=1)
     sizes = np.array([len(r) for r in rows])
     means = np.add.reduceat(values, np.cumsum(sizes) - sizes, axis=1) / sizes
     means[1] = np.sqrt(means[1])
-    return [dict(zip(names, column, strict=True)) for column in means.T.tolist()]
+    found = [dict(zip(names, column, strict=True)) for column in means.T.tolist()]
+    if trainer.figures is None:
+        return [(mean, {}) for mean in found]
+    own = np.split(np.concatenate([outputs for _, outputs in seen]), np.cumsum(sizes)[:-1])
+    labels = (y[torch.from_numpy(r)].numpy() for r in rows)
+    return [(m, figures_of(trainer, [pair])) for m, pair in zip(found, zip(own, labels, strict=True), strict=True)]
 
 
 def batch_by_batch(
