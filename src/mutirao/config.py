@@ -34,7 +34,7 @@ KINDS = {
     "secure": "mutirao.secure",
 }
 # What the code that calls a part hands over; users cannot set these.
-HANDED_OVER = {"labels", "keys", "users", "queries", "x", "clients", "rng", "roster", "round"}
+HANDED_OVER = {"labels", "keys", "users", "laboratories", "slides", "queries", "x", "clients", "rng", "roster", "round"}
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ class Labelled:
         return tuple(self.x_train.shape[1:])
 
 
+def is_arrays(data: str) -> bool:
+    """Whether `data` names a set that is published as arrays, and no files of pictures."""
+    if data in EMBEDDED or data in NAMED:
+        return True
+    path = Path(data).expanduser()
+    if "\0" in data or not path.is_dir():
+        return "\0" not in data and path.is_file() and path.suffix.lower() != ".csv"
+    return idx.holds_idx(path) or cifar10.holds_cifar10(path) or holds_leaf(path)
+
+
 def load_labelled(data: str, seed: int) -> Labelled:
     """The set that `data` names, or that lies at this path; where it has no test part a fifth is drawn by `seed`."""
     if data == "digits":

@@ -10,8 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mutirao.config import build
 from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
 from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both, read_listed
@@ -34,12 +32,10 @@ def find_pictures(root: Path, config: Any, group: str, classes: tuple[str, ...] 
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
-    if root.is_file() and (listed := read_party(root, config.clients, group, classes)):
-        return listed
     train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes)
     split = build("partition", config.partition)
     parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
-    named = config.partition.name == "natural"
+    named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()
     hospitals = {
         str(train.laboratories[part[0]]) if named else f"client_{k}": partial(train.take, part)
         for k, part in enumerate(parts, 1)
@@ -67,18 +63,22 @@ def read_prepared(root: Path, clients: int, group: str) -> Sources:
     return Sources(hospitals or held_elsewhere(root, clients), test, agree(lists), has_test)
 
 
-def read_party(table: Path, clients: int, group: str, classes: tuple[str, ...]) -> Sources | None:
-    """What one party's own table says: the rows of a single client, or those of the common test set alone."""
-    found = read_listed(table, group, classes)
-    names = sorted(set(found.laboratories.tolist()))
-    if len(names) != 1 or names == [""]:
-        return None
-    if names == [GLOBAL_TEST]:
-        return Sources(held_elsewhere(table, clients), lambda: found, found.classes)
-    return Sources({names[0]: lambda: found}, lambda: found.take(np.empty(0, np.intp)), found.classes, has_test=False)
+def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ...]) -> Sources:
+    """One party's own pictures: a site trains on them, the server judges by them if it has any."""
+    if root is None:
+        if len(classes) < 2:
+            raise ConfigError("classes: name them, separated by commas; the server has no pictures to see them from")
+        none = held_elsewhere("the server", clients)
+        return Sources(none, next(iter(none.values())), classes, has_test=False)
+
+    @cache
+    def own() -> Pictures:
+        return read_listed(root, group, classes) if root.is_file() else read_pictures(root, group, classes)
+
+    return Sources({f"client_{k}": own for k in range(1, clients + 1)}, own, own().classes)
 
 
-def held_elsewhere(where: Path, clients: int) -> dict[str, Callable[[], Pictures]]:
+def held_elsewhere(where: Path | str, clients: int) -> dict[str, Callable[[], Pictures]]:
     """The clients as the server sees them: they hold their own pictures."""
 
     def refuse(name: str) -> Pictures:

@@ -29,8 +29,14 @@ def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[
         for i, row in enumerate(shuffled):
             hands[order[i % clients]].append(int(row))
     if not all(hands):
-        raise ConfigError(f"{len(y)} pictures are too few for {clients} hospitals")
+        raise ConfigError(f"{len(y)} pictures are too few for {clients} clients")
     return [np.sort(np.array(hand, np.intp)) for hand in hands]
+
+
+def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
+    """Those whose pictures they are, where that is known; or else `even`."""
+    known = np.asarray(laboratories).astype(bool)
+    return partition.natural(laboratories, clients, rng) if known.size and known.all() else even(labels, clients, rng)
 
 
 def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
@@ -48,6 +54,7 @@ def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> l
 
 NAMES: dict[str, Callable[..., list[Rows]]] = {
     **partition.NAMES,
+    "auto": auto,
     "even": even,
     "by_laboratory": by_laboratory,
     "by_slide": by_slide,

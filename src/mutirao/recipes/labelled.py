@@ -12,13 +12,14 @@ import numpy.typing as npt
 from mutirao.config import Common, build
 from mutirao.datasets.labelled import Labelled, load_labelled
 from mutirao.errors import ConfigError
-from mutirao.partition import deal_tests, describe
+from mutirao.partition import deal_tests, describe, natural
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Task
 
 log = logging.getLogger("mutirao")
 
+NATURAL = ("natural", "auto")  # partitions by whose samples they are; auto: where that is known
 Index = npt.NDArray[np.intp]
 
 
@@ -38,15 +39,15 @@ class Dealt:
 
         return Samples(self.data.x_test, self.data.y_test)
 
-    def task(self, config: Common, model: Callable[[], Any]) -> Task:
-        """Clients that train this model; the test set, which nobody trains on, judges it."""
+    def task(self, config: Common, model: Callable[[], Any], **more: Any) -> Task:
+        """Clients that train this model; the test set, which nobody trains on, judges it. `more` is for the Trainer."""
         from mutirao.training.samples import pool_clients, virtual_clients
         from mutirao.training.trainer import Trainer
 
         data, y = self.data, self.data.y_train
         seed = number(self.seed, 0, "samples")
         clients = virtual_clients(data.x_train, y, self.parts, config.samples, seed, self.test, self.own)
-        trainer = Trainer.of(config, model)
+        trainer = Trainer.of(config, model, **more)
         named = np.array(data.names)
         return Task(
             handler=trainer,
@@ -65,7 +66,7 @@ def deal_labelled(config: Common, seed: int | None = None, most: int = 100, equa
     data = load_labelled(config.data, seed)
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
     own = deal_tests(data.y_train, parts, data.y_test, seed, most)
-    if data.users is not None and data.test_users is not None and config.partition.name == "natural":
+    if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
         theirs = [np.flatnonzero(data.test_users == data.users[part[0]])[:most] for part in parts]
         own = [mine if len(mine) else like for mine, like in zip(theirs, own, strict=True)]
     return Dealt(data, parts, own, seed)
@@ -75,11 +76,11 @@ def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equa
     """The rows of each client, by their labels or by whose they are."""
     y = data.y_train
     split = build("partition", config.partition, **{"size": len(y) // config.clients} if equal else {})
-    if config.partition.name != "natural":
+    if config.partition.name not in NATURAL or (config.partition.name == "auto" and data.users is None):
         return list(split(y, clients=config.clients, rng=draw))
     if data.users is None:
         raise ConfigError(f"partition=natural: {config.data!r} does not say whose its samples are; LEAF's sets do")
-    parts = list(split(data.users, clients=config.clients, rng=draw))
+    parts = natural(data.users, config.clients, draw)
     if len(parts) != (users := len(np.unique(data.users))):
         log.warning("partition=natural: %d of %d users are drawn; clients=%d takes all", len(parts), users, users)
     return parts
