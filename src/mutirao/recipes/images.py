@@ -57,6 +57,8 @@ def task(config: Config) -> Task:
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
     if arrays and not config.sites:
         return array_task(config)
+    if config.sites and is_private(config) and not names:
+        raise ConfigError("classes: sites cannot be asked for their class lists; name it: classes=a,b")
     if config.sites:
         found = read_own(None if arrays else place, config.clients, config.group, names)
     else:
@@ -114,12 +116,16 @@ def array_task(config: Config) -> Task:
     return replace(made, metrics=FIGURES)
 
 
+def is_private(config: Config) -> bool:
+    """Whether nothing may leave a client but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+
+
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; where the server has no test set, clients judge by what they kept back."""
     from mutirao.images.hospitals import find_odd
 
-    # Then nothing leaves a client but noised updates, or what goes into a sum.
-    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+    private = is_private(config)
     if task.knows and not private:
         churns = config.available.name != "always"
         gather(run.roster, fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
