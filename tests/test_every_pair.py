@@ -24,6 +24,7 @@ SMALL = {
     "groups": {"clients": 6, "per_round": 3, "epochs": 1, "warm_epochs": 1, "partition": "iid", "samples": 40},
     "recsys": {"clients": 12, "per_round": 4, "dimension": 8},
     "cifar10": {"clients": 4, "per_round": 3, "epochs": 1, "samples": 10, "model": "small"},
+    "images": {"clients": 4, "per_round": 3, "samples": 10},
     # Random weights: what is tested is that parts fit, on any machine; the tiles are of three tiny slides.
     "cytology": {"clients": 3, "per_round": 2, "side": 1024, "slides": 2, "views": 1, "weights": "random"},
 }
@@ -74,6 +75,7 @@ SUMMED = {
     "ranking": {"aggregate": "fedavg"},
     "groups": {"head": "full", "per_round": 4},
     "cifar10": {},
+    "images": {"clients_every": 0},
     "cytology": {"per_round": 3, "classes": "abnormal,normal"},
 }
 
