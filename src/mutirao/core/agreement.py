@@ -25,6 +25,7 @@ log = logging.getLogger("mutirao")
 
 AGREED = "agreed."  # how the names of such settings begin in a request
 PROFILE, AGREE = "profile", "agree"
+AWAY = {"late", "gone"}  # failures of clients that may come back: they are told again with the next request
 SHOWN = 5  # of those who differ, in an error
 Join = Callable[[Mapping[ClientId, Reply]], bytes]  # what all agree on, from what each told; the order must not matter
 
@@ -96,9 +97,10 @@ def find_odd(fleet: Fleet, name: str, config: Mapping[str, Scalar], content: byt
     One of them cannot stop the others; if they are more than half of those asked, the run is refused.
     """
     asked = {c: Request(AGREE, {}, config) for c in fleet.clients()}
-    answers = sift(Agreed(fleet, name, content).ask(asked), fault_of_extras)
-    leave_out(name, {c: str(why) for c, why in answers.failures.items()}, len(asked))
-    return sorted(answers.failures)
+    failures = sift(Agreed(fleet, name, content).ask(asked), fault_of_extras).failures
+    odd = {c: str(why) for c, why in failures.items() if why.kind not in AWAY}
+    leave_out(name, odd, len(asked))
+    return sorted(odd)
 
 
 def leave_out(name: str, odd: Mapping[ClientId, str], asked: int) -> None:

@@ -84,6 +84,13 @@ DATA_SETS = {
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
         check="mutirao.ranking.letor:check_letor",
     ),
+    "tabular": DataSet(
+        about="any table of numbers, categories and dates, with missing values; breast_cancer, wine and diabetes are "
+        "embedded",
+        source="your own; the embedded ones come with scikit-learn",
+        layout="a CSV or Parquet file with a header, of any delimiter and encoding, or a folder with a file a client",
+        check="mutirao.tabular.reading:check_table",
+    ),
     "cells": DataSet(
         about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",
         source="Herlev University Hospital and DTU, or whoever publishes one folder a class",

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from mutirao.core.agreement import AGREED, as_extra, hold_agreed
-from mutirao.core.bounds import SIZE_CAP, cap_sizes
+from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, sift
+from mutirao.core.evaluation import join_judgements
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.rounds import Run
@@ -194,13 +195,5 @@ def shown(names: Sequence[str]) -> str:
 
 def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:
     """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
-    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
-    answers = sift(fleet.ask(asked), fault_of_extras)
-    told = {c: r for c, r in answers.replies.items() if r.n and {"accuracy", "loss"} <= r.metrics.keys()}
-    sizes = {c: r.n for c, r in told.items()}
-    sizes |= cap_sizes(sizes, run.roster, size_cap)
-    total = sum(sizes.values())
-    if not total:
-        return {}
-    means = {k: sum(sizes[c] * r.metrics[k] for c, r in told.items()) / total for k in ("accuracy", "loss")}
-    return {f"distributed_{k}": v for k, v in means.items()}
+    means = join_judgements(fleet, run, ("accuracy", "loss"), size_cap)
+    return {f"distributed_{name}": value for name, value in means.items()}

@@ -27,16 +27,16 @@ MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", 
 
 
 def read_kinds(text: str) -> dict[str, str]:
-    """What the setting `columns` says of kinds: `ward:category,age:number`.
+    """What the setting `columns` says of kinds: `ward=category,age=number`.
 
-    >>> read_kinds("ward:category, age:number")
+    >>> read_kinds("ward=category, age=number")
     {'ward': 'category', 'age': 'number'}
     """
     out: dict[str, str] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
-        name, colon, kind = (p.strip() for p in part.rpartition(":"))
-        if not colon or not name or kind not in KINDS:
-            raise ConfigError(f"columns: {part!r} is not NAME:KIND with a kind of {', '.join(KINDS)}")
+        name, equals, kind = (p.strip() for p in part.rpartition("="))
+        if not equals or not name or kind not in KINDS:
+            raise ConfigError(f"columns: {part!r} is not NAME=KIND with a kind of {', '.join(KINDS)}")
         out[name] = kind
     return out
 
