@@ -5,6 +5,7 @@ equal sizes that do not use up the set leave samples out). All chance comes from
 """
 
 import heapq
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,9 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
 def natural(users: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
     parts = by_key(_check_labels(users, clients, "users"))
+    if len(parts) > clients:
+        text = f"partition=natural: {clients} of {len(parts)} are drawn; clients={len(parts)} takes all"
+        logging.getLogger("mutirao").warning(text)
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
 
 

@@ -1,5 +1,6 @@
 """Any labelled set by name or path: pictures in folders, tables of files, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,21 @@ def test_a_table_that_is_wrong_is_refused_in_one_line(tmp_path: Path, text: str 
     (tmp_path / "t.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ConfigError, match=says):
         load_labelled(str(tmp_path / "t.csv"), 0)
+
+
+def test_what_never_ends_or_is_not_there_is_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = listed(write_classes(tmp_path / "p"))
+    os.mkfifo(tmp_path / "p" / "pipe.png")
+    odd = [{"file": name, "label": "cat"} for name in ("/dev/zero", "p/pipe.png", "p", "p/gone.png", "x" * 300)]
+    found = load_labelled(str(write_table(tmp_path / "t.csv", rows + odd)), 0)
+    assert len(found.y_train) + len(found.y_test) == 20
+    for what in (
+        "/dev/zero: it is no ordinary file",
+        "pipe.png: it is no",
+        "/p: it is no",
+        "gone.png: there is no such",
+    ):
+        assert what in caplog.text
 
 
 @pytest.mark.parametrize("data", ["nowhere", "", "fashion_mnist", "a\0b"])

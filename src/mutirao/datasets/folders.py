@@ -22,6 +22,7 @@ log = logging.getLogger("mutirao")
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}
 LAYOUT = "a folder with one folder a class, and pictures (jpg, png, bmp, tif) in each"
+MOST_BYTES = 1 << 29  # of a picture
 Rows = npt.NDArray[np.intp]
 
 
@@ -103,7 +104,7 @@ def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequenc
     files, labels, hashes, left_out = [], [], [], list(closed)
     for file, label in candidates:
         try:
-            content = file.read_bytes()
+            content = read_content(file)
             picture(content)
         except (OSError, UnreadableError) as error:
             left_out.append((file, getattr(error, "strerror", None) or str(error)))
@@ -119,6 +120,15 @@ def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequenc
         raise ConfigError(f"{where} holds no usable picture; right would be {LAYOUT}")
     nobody = np.array([""] * len(files))
     return Pictures(tuple(files), np.array(labels, np.int64), (), tuple(hashes), nobody, nobody, tuple(left_out))
+
+
+def read_content(file: Path) -> bytes:
+    """What an ordinary file of no absurd size holds: a device or a pipe, which a link may name, would never end."""
+    if not file.exists():
+        raise UnreadableError("there is no such file")
+    if not file.is_file() or file.stat().st_size > MOST_BYTES:
+        raise UnreadableError(f"it is no ordinary file of at most {MOST_BYTES:,} bytes")
+    return file.read_bytes()
 
 
 def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:

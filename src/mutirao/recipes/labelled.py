@@ -1,6 +1,5 @@
 """A labelled set dealt to clients: what the recipes on handwritten digits, pictures and the like have in common."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +11,10 @@ import numpy.typing as npt
 from mutirao.config import Common, build
 from mutirao.datasets.labelled import Labelled, load_labelled
 from mutirao.errors import ConfigError
-from mutirao.partition import deal_tests, describe, natural
+from mutirao.partition import by_key, deal_tests, describe, natural
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Task
-
-log = logging.getLogger("mutirao")
 
 NATURAL = ("natural", "auto")  # partitions by whose samples they are; auto: where that is known
 Index = npt.NDArray[np.intp]
@@ -67,8 +64,8 @@ def deal_labelled(config: Common, seed: int | None = None, most: int = 100, equa
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
     own = deal_tests(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
-        theirs = [np.flatnonzero(data.test_users == data.users[part[0]])[:most] for part in parts]
-        own = [mine if len(mine) else like for mine, like in zip(theirs, own, strict=True)]
+        theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
+        own = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own, strict=True)]
     return Dealt(data, parts, own, seed)
 
 
@@ -80,7 +77,4 @@ def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equa
         return list(split(y, clients=config.clients, rng=draw))
     if data.users is None:
         raise ConfigError(f"partition=natural: {config.data!r} does not say whose its samples are; LEAF's sets do")
-    parts = natural(data.users, config.clients, draw)
-    if len(parts) != (users := len(np.unique(data.users))):
-        log.warning("partition=natural: %d of %d users are drawn; clients=%d takes all", len(parts), users, users)
-    return parts
+    return natural(data.users, config.clients, draw)
