@@ -4,6 +4,7 @@ All pairs of a selector and an aggregator on the quickest recipe; on the others 
 """
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,8 @@ SMALL = {
     "groups": {"clients": 6, "per_round": 3, "epochs": 1, "warm_epochs": 1, "partition": "iid", "samples": 40},
     "recsys": {"clients": 12, "per_round": 4, "dimension": 8},
     "cifar10": {"clients": 4, "per_round": 3, "epochs": 1, "samples": 10, "model": "small"},
+    "images": {"clients": 4, "per_round": 3, "samples": 10},
+    "tabular": {"clients": 8, "per_round": 4, "epochs": 1, "partition": "iid"},
     # Random weights: what is tested is that parts fit, on any machine; the tiles are of three tiny slides.
     "cytology": {"clients": 3, "per_round": 2, "side": 1024, "slides": 2, "views": 1, "weights": "random"},
 }
@@ -74,15 +77,28 @@ SUMMED = {
     "ranking": {"aggregate": "fedavg"},
     "groups": {"head": "full", "per_round": 4},
     "cifar10": {},
+    "images": {"clients_every": 0},
     "cytology": {"per_round": 3, "classes": "abnormal,normal"},
+    "tabular": {},  # and the schema of a run before
 }
 
 
+def write_schema(path: Path) -> dict[str, str]:
+    """The schema of a run without secure aggregation."""
+    found, task = find("tabular"), task_of("tabular")
+    run = Run(task.initial(), seed=1)
+    config = resolve(found.config, {**SMALL["tabular"], "rounds": 1})
+    list(found.flow(LocalFleet(task.handler, task.population), config, task, run))
+    path.write_bytes(run.memory["schema"].tobytes())
+    return {"schema": str(path)}
+
+
 @pytest.mark.parametrize("recipe", list(SUMMED))
-def test_two_rounds_with_secure_aggregation(recipe: str) -> None:
+def test_two_rounds_with_secure_aggregation(recipe: str, tmp_path: Path) -> None:
     found = find(recipe)
-    config = resolve(found.config, {**SMALL[recipe], "rounds": 2, "secure": "secagg+", **SUMMED[recipe]})
-    task = task_of(recipe) if recipe != "groups" else found.task(config)
+    more = {**SUMMED[recipe], **(write_schema(tmp_path / "schema.json") if recipe == "tabular" else {})}
+    config = resolve(found.config, {**SMALL[recipe], "rounds": 2, "secure": "secagg+", **more})
+    task = task_of(recipe) if recipe not in ("groups", "tabular") else found.task(config)
     run = Run(task.initial(), seed=1)
     fleet = LocalFleet(secure_of(config).at_client(task.handler), task.population)
     rounds = list(found.flow(fleet, config, task, run))

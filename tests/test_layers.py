@@ -19,7 +19,7 @@ FLOORS = [
     "fleets secure",
     "training",
     "datasets",
-    "ranking recsys groups images slides",
+    "ranking recsys groups images slides tabular",
     "recipes",
     "runs",
     "studies",

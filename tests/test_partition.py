@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import mutirao.partition
 from mutirao.config import Part, build, complete
 from mutirao.errors import ConfigError
-from mutirao.partition import NAMES, by_class, by_key, deal_tests, describe, dirichlet, iid, k_classes, shards
+from mutirao.partition import NAMES, by_class, by_key, deal_tests, describe, dirichlet, iid, k_classes, natural, shards
 
 TEN = np.repeat(np.arange(10), 100)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120)
@@ -140,7 +140,7 @@ def test_every_name_in_a_configuration_is_called_the_same_way_and_depends_on_the
     assert len(parts) == 10
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
     changed = not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
-    assert changed == (name != "by_key")  # ten keys for ten clients leave nothing to chance
+    assert changed == (name not in ("by_key", "natural"))  # ten keys for ten clients leave nothing to chance
 
 
 @pytest.mark.parametrize(
@@ -305,3 +305,13 @@ def test_own_test_samples_have_the_shares_of_the_clients_own_classes():
     assert all(len(set(r.tolist())) == len(r) for r in rows)
     assert not len(rows[3])  # who trains on nothing is judged by nothing
     assert [len(r) for r in deal_tests(y, [np.arange(100)], y_test, seed=0, most=1)] == [1]
+
+
+def test_each_user_is_a_client_and_of_many_users_some_are_drawn() -> None:
+    users = np.array(["rio", "sul", "rio", "ana", "sul", "bia"])
+    of = [{users[i] for i in part} for part in natural(users, 50, np.random.default_rng(0))]
+    assert of == [{"ana"}, {"bia"}, {"rio"}, {"sul"}]
+    drawn = [natural(users, 2, np.random.default_rng(seed)) for seed in range(20)]
+    assert {len(parts) for parts in drawn} == {2}
+    assert all(len(set(users[part])) == 1 for parts in drawn for part in parts)
+    assert {users[part[0]] for parts in drawn for part in parts} == set(users)

@@ -5,6 +5,7 @@ equal sizes that do not use up the set leave samples out). All chance comes from
 """
 
 import heapq
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -207,6 +208,15 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     return _parts(np.arange(len(key)), holder[key], clients)
 
 
+def natural(users: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
+    parts = by_key(_check_labels(users, clients, "users"))
+    if len(parts) > clients:
+        text = f"partition=natural: {clients} of {len(parts)} are drawn; clients={len(parts)} takes all"
+        logging.getLogger("mutirao").warning(text)
+    return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
+
+
 def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`.
 
@@ -237,6 +247,7 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
     "by_class": by_class,
     "k_classes": k_classes,
     "by_key": by_key,
+    "natural": natural,
 }
 
 

@@ -67,7 +67,7 @@ def test_run_verify_repeat_and_report(tmp_path: Path) -> None:
         (["run", "quickstart", "--set", "rounds=two"], "rounds: 'two' is not a whole number"),
         (["run", "quickstart", "--set", "aggregate=fedavgg"], "did you mean 'fedavg'?"),
         (["run", "quickstart", "--set", "aggregate.mu=1"], "aggregate=fedavg has no setting 'mu'"),
-        (["run", "quickstart", "--set", "data=nowhere"], "data: the quickstart knows only 'digits'"),
+        (["run", "quickstart", "--set", "data=nowhere"], "data: there is no folder or file 'nowhere'"),
         (["run", "quickstart", "--set", "clients=2000"], "partition"),
         (["run", "nowhere:recipe"], "cannot load 'nowhere:recipe'"),
         (["verify", "nowhere"], "nowhere holds no run"),

@@ -14,11 +14,12 @@ from sklearn import metrics as sk
 
 from mutirao.cli import main
 from mutirao.datasets.folders import Pictures, agree, check_pictures, read_pictures, refuse_shared
+from mutirao.datasets.layouts import set_apart
 from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
 from mutirao.images import diagnosis
 from mutirao.images.features import Extractor, views_of
-from mutirao.images.splits import by_laboratory, by_slide, deal_pictures, even, set_apart
+from mutirao.images.splits import by_laboratory, by_slide, deal_pictures, even
 
 
 def write_set(root: Path, counts: dict[str, int], slides: int = 6, seed: int = 0) -> None:

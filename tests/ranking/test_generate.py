@@ -3,12 +3,12 @@ import doctest
 import numpy as np
 import pytest
 
+from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.errors import ConfigError
 from mutirao.metrics import ndcg
 from mutirao.ranking import generate
 from mutirao.ranking.generate import SHARES, mslr_like
 from mutirao.ranking.letor import read_letor, write_letor
-from mutirao.ranking.split import combine_moments, measure_moments, standardise
 
 
 def rng(seed=0):

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from mutirao import partition
 from mutirao.config import Part, build
+from mutirao.core import moments
+from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.errors import ConfigError
 from mutirao.partition import describe
 from mutirao.ranking import split
@@ -16,11 +18,8 @@ from mutirao.ranking.split import (
     by_label_skew,
     by_query,
     by_query_groups,
-    combine_moments,
     deal,
     fold_rows,
-    measure_moments,
-    standardise,
 )
 
 SPLITS = ("by_query", "by_label_skew", "by_query_groups")
@@ -241,7 +240,7 @@ def test_applied_features_have_mean_zero_and_deviation_one(data):
 
 def test_the_log_tames_tails_and_keeps_order_and_sign(data):
     values = np.array([-1e30, -5, -1e-9, 0, 1e-9, 5, 1e30])
-    logged = split.transform_features(values, "log")
+    logged = moments.transform_features(values, "log")
     assert np.all(np.diff(logged) > 0)
     assert np.array_equal(np.sign(logged), np.sign(values))
     assert np.array_equal(logged, -logged[::-1])
@@ -253,14 +252,14 @@ def test_the_log_tames_tails_and_keeps_order_and_sign(data):
 
 def test_moments_that_make_no_sense_are_refused():
     good = measure_moments(np.ones((2, 3)))
-    with pytest.raises(ConfigError, match="no client has documents"):
+    with pytest.raises(ConfigError, match="no client has samples"):
         combine_moments([measure_moments(np.ones((0, 3)))])
     with pytest.raises(ConfigError, match="different numbers of features"):
         combine_moments([good, measure_moments(np.ones((2, 4)))])
     for key, value in (("sum", np.nan), ("squares", np.inf), ("squares", -1.0)):
         with pytest.raises(ConfigError, match="not finite, or negative"):
             combine_moments([good, good | {key: np.full(3, value)}])
-    with pytest.raises(ConfigError, match="a row a document"):
+    with pytest.raises(ConfigError, match="a row a sample"):
         measure_moments(np.ones(3))
     with pytest.raises(ConfigError, match="'sqrt' is not one of none, log"):
         measure_moments(np.ones((2, 3)), "sqrt")

@@ -4,10 +4,10 @@ import pytest
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run
+from mutirao.datasets import labelled as module
 from mutirao.drawing.exhibits import PAINTERS
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes import cifar10 as module
 from mutirao.recipes.task import find
 
 RECIPE = find("cifar10")

@@ -13,6 +13,7 @@ import click
 from mutirao.cli.catalogue import catalogue
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
+from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell
 from mutirao.cli.site import site
 from mutirao.cli.slides import slides
@@ -356,3 +357,4 @@ main.add_command(data)
 main.add_command(slides)
 main.add_command(site)
 main.add_command(drill)
+main.add_command(new)

@@ -1,9 +1,10 @@
 """How a model does at each client, not only on a common test set: the mean hides who is served badly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Fleet, Request
 from mutirao.core.rounds import Run
@@ -43,6 +44,27 @@ def across_clients(
         raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
     ways = {**also, metric: higher_is_better}
     return {k: v for name, values in told.items() for k, v in summarise(name, values, ways[name]).items()}
+
+
+def join_judgements(fleet: Fleet, run: Run, metrics: Collection[str], size_cap: float = SIZE_CAP) -> dict[str, float]:
+    """The current model as its clients judge it on their own test data, where the server has none.
+
+    Means weighted by samples, of squares for `rmse`: of accuracy, losses and errors that is the figure of all test data
+    together; of AUC, F1, balanced accuracy and R2 it is a mean over clients. Nobody counts for more than `size_cap`
+    allows.
+    """
+    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
+    replies = sift(fleet.ask(asked), fault_of_extras).replies
+    sizes = {c: r.n for c, r in replies.items()}
+    sizes |= cap_sizes(sizes, run.roster, size_cap)
+    means = {}
+    for name in metrics:
+        told = [(sizes[c], float(r.metrics[name])) for c, r in sorted(replies.items()) if name in r.metrics]
+        if told:
+            power = 2 if name == "rmse" else 1
+            total = sum(n for n, _ in told)
+            means[name] = (sum(n * value**power for n, value in told) / total) ** (1 / power)
+    return means
 
 
 def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:

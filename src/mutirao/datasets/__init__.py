@@ -34,6 +34,25 @@ DATA_SETS = {
         layout="a folder cifar-10-batches-bin or cifar-10-batches-py with data_batch_1 to 5 and test_batch in it",
         check="mutirao.datasets.cifar10:check_cifar10",
     ),
+    "idx": DataSet(
+        about="pictures of bytes with labels, such as MNIST and Fashion-MNIST (data=mnist, data=fashion-mnist)",
+        source="Yann LeCun's page on MNIST, Zalando Research, or Debian's package dataset-fashion-mnist",
+        layout="a folder with {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte, plain or .gz",
+        check="mutirao.datasets.idx:check_idx",
+    ),
+    "leaf": DataSet(
+        about="samples by user, such as FEMNIST's 805,263 characters by 3,550 writers: partition=natural",
+        source="LEAF: a benchmark for federated settings (github.com/TalwalkarLab/leaf), its preprocessed json",
+        layout="a folder with train/ and test/ of *.json with users, num_samples and user_data",
+        check="mutirao.datasets.leaf:check_leaf",
+    ),
+    "pictures": DataSet(
+        about="pictures of anything by class (jpg, png, bmp, tif), or any labelled set here, as recipes read it",
+        source="whoever publishes one folder a class, or a table of files",
+        layout="a folder with one folder a class, Training/ and Test/ or client_*/ and global_test/ of that kind, or a "
+        "CSV with columns file,label[,client][,group]",
+        check="mutirao.datasets.labelled:check_labelled",
+    ),
     "mslr": DataSet(
         about="web search: 136 features, grades 0 to 4; WEB10K has 10,000 queries and 1,200,192 documents, WEB30K "
         "three times as many; there is an embedded stand-in",
@@ -64,6 +83,13 @@ DATA_SETS = {
         source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
         check="mutirao.ranking.letor:check_letor",
+    ),
+    "tabular": DataSet(
+        about="any table of numbers, categories and dates, with missing values; breast_cancer, wine and diabetes are "
+        "embedded",
+        source="your own; the embedded ones come with scikit-learn",
+        layout="a CSV or Parquet file with a header, of any delimiter and encoding, or a folder with a file a client",
+        check="mutirao.tabular.reading:check_table",
     ),
     "cells": DataSet(
         about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",

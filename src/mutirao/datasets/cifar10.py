@@ -80,6 +80,12 @@ def locate(path: Path) -> tuple[Path, str]:
     raise ConfigError(f"{path} does not hold CIFAR-10; right would be {LAYOUT}")
 
 
+def holds_cifar10(path: Path) -> bool:
+    """Whether one of the six files is there, in this folder or in one of the published names below it."""
+    folders = (path, path / "cifar-10-batches-bin", path / "cifar-10-batches-py")
+    return any((f / f"{name}{end}").is_file() for f in folders for name in (*TRAIN, TEST) for end in (".bin", ""))
+
+
 def check_cifar10(path: Path | str | None) -> list[str]:
     """What is found at `path`: how many images, of which classes, and whether the files are the published ones."""
     if path is None:

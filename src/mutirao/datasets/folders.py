@@ -22,6 +22,7 @@ log = logging.getLogger("mutirao")
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}
 LAYOUT = "a folder with one folder a class, and pictures (jpg, png, bmp, tif) in each"
+MOST_BYTES = 1 << 29  # of a picture
 Rows = npt.NDArray[np.intp]
 
 
@@ -81,40 +82,53 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
     folders = class_folders(root)
     names = tuple(classes) or tuple(p.name for p in folders)
     agree({"the class list": names, str(root): [p.name for p in folders]})
-    files: list[Path] = []
-    labels, hashes = [], []
-    unreadable: list[tuple[Path, str]] = []
+    candidates: list[tuple[Path, int]] = []
+    closed: list[tuple[Path, str]] = []
     for label, folder in enumerate(folders):
-        before = len(files)
         try:
-            candidates = sorted(
-                p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith(".")
-            )
+            inside = sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
         except OSError as error:
-            unreadable.append((folder, error.strerror or str(error)))
-            candidates = []
-        for file in candidates:
-            try:
-                content = file.read_bytes()
-                picture(content)
-            except (OSError, UnreadableError) as error:
-                unreadable.append((file, getattr(error, "strerror", None) or str(error)))
-                continue
-            files.append(file)
-            labels.append(label)
-            hashes.append(hashlib.sha256(content).hexdigest())
-        if len(files) == before:
-            log.warning("%s: the class %r has no usable pictures", root, folder.name)
-    for file, why in unreadable[:20]:
+            closed.append((folder, error.strerror or str(error)))
+            continue
+        candidates += [(file, label) for file in inside]
+    found = replace(look_at(candidates, root, closed), classes=names)
+    for name, count in found.counts().items():
+        if not count:
+            log.warning("%s: the class %r has no usable pictures", root, name)
+    slides, laboratories = origins(root, found.files, slide)
+    return replace(found, slides=slides, laboratories=laboratories)
+
+
+def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequence[tuple[Path, str]] = ()) -> Pictures:
+    """These files with their labels, as far as they are pictures; the others are named in the log and left out."""
+    files, labels, hashes, left_out = [], [], [], list(closed)
+    for file, label in candidates:
+        try:
+            content = read_content(file)
+            picture(content)
+        except (OSError, UnreadableError) as error:
+            left_out.append((file, getattr(error, "strerror", None) or str(error)))
+            continue
+        files.append(file)
+        labels.append(label)
+        hashes.append(hashlib.sha256(content).hexdigest())
+    for file, why in left_out[:20]:
         log.warning("left out: %s: %s", file, why)
-    if len(unreadable) > 20:
-        log.warning("left out: %d more", len(unreadable) - 20)
+    if len(left_out) > 20:
+        log.warning("left out: %d more", len(left_out) - 20)
     if not files:
-        raise ConfigError(f"{root} holds no usable picture; right would be {LAYOUT}")
-    slides, laboratories = origins(root, files, slide)
-    return Pictures(
-        tuple(files), np.array(labels, np.int64), names, tuple(hashes), slides, laboratories, tuple(unreadable)
-    )
+        raise ConfigError(f"{where} holds no usable picture; right would be {LAYOUT}")
+    nobody = np.array([""] * len(files))
+    return Pictures(tuple(files), np.array(labels, np.int64), (), tuple(hashes), nobody, nobody, tuple(left_out))
+
+
+def read_content(file: Path) -> bytes:
+    """What an ordinary file of no absurd size holds: a device or a pipe, which a link may name, would never end."""
+    if not file.exists():
+        raise UnreadableError("there is no such file")
+    if not file.is_file() or file.stat().st_size > MOST_BYTES:
+        raise UnreadableError(f"it is no ordinary file of at most {MOST_BYTES:,} bytes")
+    return file.read_bytes()
 
 
 def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:

@@ -1,7 +1,12 @@
 """A picture file as it is read everywhere: whole, in colours, and not absurdly large."""
 
 import io
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from mutirao.config import one_line
 
@@ -31,3 +36,12 @@ def picture(content: bytes) -> "Image.Image":
     except Exception as error:  # Pillow raises many kinds for broken files
         text = one_line(error)
         raise UnreadableError("it is no picture that can be read" if "BytesIO" in text else text[:120]) from error
+
+
+def thumbnails(files: Sequence[Path], side: int) -> npt.NDArray[np.uint8]:
+    """All these pictures at `side` x `side` pixels: files x 3 x side x side."""
+    out = np.empty((len(files), 3, side, side), np.uint8)
+    for i, file in enumerate(files):
+        small = picture(file.read_bytes()).resize((side, side), 2)  # bilinear
+        out[i] = np.asarray(small).transpose(2, 0, 1)
+    return out

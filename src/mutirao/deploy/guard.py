@@ -115,8 +115,9 @@ class Held:
 
 
 def count(samples: Any) -> int | None:
-    """How many samples there are, if they can be counted."""
-    return len(samples) if hasattr(samples, "__len__") and hasattr(samples, "batch") else None
+    """How many samples there are, if they can be counted: rows in batches, or of a table."""
+    countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
+    return len(samples) if countable else None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,10 @@ def model_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> str:
     if recipe in VARYING:
         raise ConfigError(f"the models of {recipe!r} differ from client to client: they have no one architecture")
     found = find(recipe)
-    return architecture_of(found.prepare(resolve(found.config, {}, sets)).initial())
+    first = found.prepare(resolve(found.config, {}, sets)).initial()
+    if not first:
+        raise ConfigError("the model is made when clients have agreed on what they hold; a schema pins it")
+    return architecture_of(first)
 
 
 @functools.lru_cache(maxsize=16)

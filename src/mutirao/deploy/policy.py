@@ -251,7 +251,8 @@ TEMPLATE = """\
 @PINS@
 
 [asked]
-# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few).
+# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few);
+# for tables profile (columns, counts, means, common categories) and agree (whether they are as agreed on).
 requests = []
 # With fewer samples than this used, or fewer than this left out of those that are here, nothing leaves.
 min_samples = 50
@@ -259,7 +260,7 @@ min_samples = 50
 probe_samples = 100
 # Paths or dotted names that the server may use in settings; without this it may send only numbers and plain names.
 names = []
-# Arrays that a request may carry besides the model, by name; * stands for any letters.
+# Arrays that a request may carry besides the model, by name, such as the schema of tables; * stands for any letters.
 extras = []
 
 [reply]

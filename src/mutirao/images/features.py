@@ -62,6 +62,7 @@ class Extractor:
     views: int = 4
     depth: Depth = "features"
     cached: bool = True
+    size: int = SIZE  # pixels a side
 
     @cached_property
     def network(self) -> Body:
@@ -102,7 +103,7 @@ class Extractor:
         """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
         name = hashlib.sha256(content).hexdigest()
         if self.depth == "pixels":
-            return views_of(picture(content), name, self.views)
+            return views_of(picture(content), name, self.views, self.size)
         kept = self.folder / name[:2] / f"{name}.npy"
         if self.cached and (found := self._load(kept)) is not None:
             return found

@@ -9,34 +9,72 @@ from typing import Any
 import numpy as np
 import torch
 
-from mutirao.core.bounds import SIZE_CAP, cap_sizes
+from mutirao.core.agreement import AGREED, as_extra, hold_agreed
+from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, sift
-from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
+from mutirao.core.evaluation import join_judgements
+from mutirao.core.fingerprints import fingerprint
+from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
+from mutirao.datasets.layouts import set_apart
+from mutirao.errors import Refused
 from mutirao.images.features import Extractor
-from mutirao.images.splits import set_apart
 from mutirao.randomness import number
-from mutirao.training.plain import answer_in_turn
+from mutirao.training.plain import Outcomes, Requests, Sites, answer_in_turn
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 
-CLASSES = "classes"
+CLASSES, BODY = "classes", "body"
 
 
 @dataclass(frozen=True)
-class Hospital(Trainer):
-    """A Trainer that also validates what it trained (`val_loss`, `val_acc`), and tells its classes when asked."""
+class Party(Trainer):
+    """A Trainer that tells its classes when asked, and refuses work on other classes or another frozen body.
 
-    provides = Trainer.provides | {"metrics:val_loss", "metrics:val_acc"}
+    `body` is the frozen part's digest, empty if there is none.
+    """
+
+    body: str = ""
+
+    def hold(self, request: Request, site: Site) -> Request:
+        """The request as a Trainer takes it, once it is sure that it speaks of what this party has."""
+        own = agreed_in(site.data.classes, self.body)
+        theirs = {k: v for k, v in request.config.items() if k.removeprefix(AGREED) in (CLASSES, BODY)}
+        hold_agreed(theirs, own)
+        return replace(request, config={k: v for k, v in request.config.items() if k not in theirs})
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer as a Trainer does, and a question for the class list."""
         if request.do == CLASSES:
-            names = json.dumps(site.data.classes).encode()
-            return Reply({}, {CLASSES: np.frombuffer(names, np.uint8)}, n=len(site.data))
+            return Reply({}, as_extra(CLASSES, json.dumps(site.data.classes).encode()), n=len(site.data))
+        return super().__call__(self.hold(request, site), site)
+
+    def many(self, requests: Requests, sites: Sites) -> Outcomes:
+        """The same of many, by the engine; a question for classes is answered in turn."""
+        if any(request.do == CLASSES for request in requests.values()):
+            return answer_in_turn(self, requests, sites)
+        held: dict[ClientId, Request] = {}
+        outcomes: Outcomes = {}
+        for client, request in requests.items():
+            try:
+                held[client] = self.hold(request, sites[client])
+            except Refused as error:
+                outcomes[client] = failure_of(error)
+        outcomes |= super().many(held, sites)
+        return {client: outcomes[client] for client in sorted(outcomes)}
+
+
+@dataclass(frozen=True)
+class Hospital(Party):
+    """A party that also validates what it trained: `val_loss`, `val_acc`."""
+
+    provides = Trainer.provides | {"metrics:val_loss", "metrics:val_acc"}
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """Answer as any party does, and judge what was trained."""
         reply = super().__call__(request, site)
         return self.validate(reply, site.data.test) if request.do == "train" else reply
 
@@ -49,6 +87,11 @@ class Hospital(Trainer):
         judged = self.evaluate(reply.arrays, kept)
         more = {"val_loss": judged["loss"], "val_acc": judged["accuracy"]}
         return replace(reply, metrics=reply.metrics | more)
+
+
+def agreed_in(classes: Sequence[str], body: str) -> dict[str, str]:
+    """What parties must have in common, by digest: the class list, and the frozen body if there is one."""
+    return {CLASSES: fingerprint(list(classes))} | ({BODY: body} if body else {})
 
 
 @dataclass
@@ -64,6 +107,8 @@ class Wards(Population):
     seed: int
     most: int = 0
     classes: tuple[str, ...] = ()
+    grouped: bool = True  # whether slides are expected to be known
+    anybody: bool = False  # whether any name will do: a site's own pictures are its own whatever it is called
     _made: dict[ClientId, ClientData] = field(default_factory=dict)
 
     @property
@@ -78,21 +123,23 @@ class Wards(Population):
         return iter(self.pictures)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.pictures
+        return name in self.pictures or self.anybody
 
     def __getitem__(self, name: ClientId) -> ClientData:
+        if name not in self:
+            raise KeyError(name)
         if name not in self._made:
             self._made[name] = self._read(name)
         return self._made[name]
 
     def _read(self, name: ClientId) -> ClientData:
-        held = self.pictures[name]()
+        held = self.pictures.get(name, next(iter(self.pictures.values())))()
         if self.classes:
             agree({"the class list agreed on": self.classes, name: held.classes})
         seed = number(self.seed, 0, "validation", name)
         rows = np.arange(len(held)), np.empty(0, np.intp)
         if self.validation and len(held) > 1:
-            rows = set_apart(held, self.validation, seed, f"the validation set of {name}")
+            rows = set_apart(held, self.validation, seed, f"the validation set of {name}", self.grouped)
         if self.most:
             order = np.random.default_rng(seed).permutation(rows[0])
             rows = np.sort(order[: self.most]), rows[1]
@@ -148,13 +195,5 @@ def shown(names: Sequence[str]) -> str:
 
 def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:
     """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
-    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
-    answers = sift(fleet.ask(asked), fault_of_extras)
-    told = {c: r for c, r in answers.replies.items() if r.n and {"accuracy", "loss"} <= r.metrics.keys()}
-    sizes = {c: r.n for c, r in told.items()}
-    sizes |= cap_sizes(sizes, run.roster, size_cap)
-    total = sum(sizes.values())
-    if not total:
-        return {}
-    means = {k: sum(sizes[c] * r.metrics[k] for c, r in told.items()) / total for k in ("accuracy", "loss")}
-    return {f"distributed_{k}": v for k, v in means.items()}
+    means = join_judgements(fleet, run, ("accuracy", "loss"), size_cap)
+    return {f"distributed_{name}": value for name, value in means.items()}

@@ -1,10 +1,15 @@
-"""Small networks for pictures; the convolutional ones take 32 x 32 bytes, and normalise them in their first layer."""
+"""Small networks: for pictures of bytes of any size, which they normalise in their first layer, and for rows."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor, nn
 
+from mutirao.errors import ConfigError
+
+PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
+SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, by channel, pixels in 0..1
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
@@ -26,41 +31,67 @@ class Normalise(nn.Module):
         return x.float() * self.scale + self.shift
 
 
-def convolutional(channels: tuple[int, int], pool: tuple[int, int], *dense: int) -> nn.Module:
-    """Two 5 x 5 convolutions, each with a pool behind it, then dense layers of these widths."""
-    layers: list[nn.Module] = [Normalise()]
-    for into, out in zip((3, *channels), channels, strict=False):
-        layers += [nn.Conv2d(into, out, 5), nn.ReLU(), nn.MaxPool2d(*pool)]
+def normalise(channels: int) -> Normalise:
+    """The first layer for pictures of so many channels; others than CIFAR-10's three have about its figures."""
+    return Normalise() if channels == 3 else Normalise((0.5,) * channels, (0.25,) * channels)
+
+
+def convolutional(
+    shape: tuple[int, ...], channels: int, more: int, pool: tuple[int, int], dense: tuple[int, ...], outputs: int
+) -> nn.Module:
+    """5 x 5 convolutions, each with a pool behind it, then dense layers of these widths: for pictures of that shape.
+
+    There are two, or as many as it takes until at most 8 x 8 places are left. Where a picture is too small for
+    that, convolutions are padded.
+    """
+    deep, *sides = shape
+    least, size, step = min(sides), *pool
+    if least < SMALLEST:
+        raise ConfigError(f"model: pictures of {' x '.join(map(str, sides))} are too small for convolutions; use mlp")
+    pad = 0 if least >= UNPADDED else 2
+    layers: list[nn.Module] = [normalise(deep)]  # and three for each convolution
+    for into, out in itertools.chain([(deep, channels), (channels, more)], itertools.repeat((more, more))):
+        if len(layers) > 6 and (max(sides) <= 8 or min(sides) + 2 * pad - 4 < size):
+            break
+        layers += [nn.Conv2d(into, out, 5, padding=pad), nn.ReLU(), nn.MaxPool2d(size, step)]
+        sides = [(side + 2 * pad - 4 - size) // step + 1 for side in sides]
     layers.append(nn.Flatten())
-    for into, out in itertools.pairwise(dense):
+    for into, out in itertools.pairwise((more * sides[0] * sides[1], *dense, outputs)):
         layers += [nn.Linear(into, out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def cnn() -> nn.Module:
+def cnn(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
     """The network of the federated learning papers: two 5 x 5 convolutions of 64, pools 3/2, dense 1024-384-192-10.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-    after TensorFlow's tutorial; 576,778 parameters.
+    after TensorFlow's tutorial; 576,778 parameters. Of other pictures it has more or fewer.
     """
-    return convolutional((64, 64), (3, 2), 1024, 384, 192, 10)
+    return convolutional(shape, 64, 64, (3, 2), (384, 192), outputs)
 
 
-def small() -> nn.Module:
+def small(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
     """A network of the size of LeNet-5 (LeCun et al., 1998) for quick trials; 62,006 parameters."""
-    return convolutional((6, 16), (2, 2), 400, 120, 84, 10)
+    return convolutional(shape, 6, 16, (2, 2), (120, 84), outputs)
 
 
-def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Module:
+def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
     """One hidden layer; as it is, for scikit-learn's digits."""
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
-    """A network for samples of that shape with so many outputs: for vectors dense, or else the one of that name."""
+    """A network for samples of that shape with so many outputs: for rows dense, or else the one of that name."""
     if len(shape) == 1:
         return mlp(shape[0], width, outputs)
-    layers = list(NETWORKS[name]().children())
+    if name == "mlp":
+        return nn.Sequential(normalise(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
+    return NETWORKS[name](shape, outputs)
+
+
+def replace_head(network: nn.Module, outputs: int) -> nn.Module:
+    """The network with a last layer of so many outputs, drawn anew."""
+    layers = list(network.children())
     return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
 
 

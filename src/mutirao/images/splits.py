@@ -1,11 +1,7 @@
-"""Who gets which pictures: a test set that shares no slide with training, and hospitals.
-
-Cells of one slide look alike in stain, light and patient. A split that ignores slides measures memory.
-"""
+"""Who gets which pictures: how they are dealt to hospitals, and a federation's folders made of them."""
 
 import functools
 import inspect
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,46 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partition
-from mutirao.datasets.folders import Pictures, Rows, agree, read_pictures, refuse_shared
+from mutirao.datasets.folders import Pictures, Rows
+from mutirao.datasets.layouts import GLOBAL_TEST, read_both
 from mutirao.errors import ConfigError
-
-log = logging.getLogger("mutirao")
-
-TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
-
-
-def set_apart(pictures: Pictures, share: float, seed: int, where: str = "the test set") -> tuple[Rows, Rows]:
-    """Rows to train on and about a `share` held out, class by class alike, with no slide on both sides.
-
-    A picture whose slide is unknown is never held out. Equal pictures stay together whatever their names say. If no
-    slide is known at all the split is by class alone, and a warning says so.
-    """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
-
-    everything = np.arange(len(pictures))
-    folds = round(1 / share)
-    slides = pictures.slides.copy()
-    first: dict[str, int] = {}
-    for i, content in enumerate(pictures.hashes):
-        slides[i] = slides[first.setdefault(content, i)] or slides[i]
-    known = np.flatnonzero(slides != "")
-    if (count := len(set(slides[known]))) < folds:
-        why = f"only {count} slides are" if count else "no slide is"
-        log.warning("%s is drawn by class alone: %s known, so cells of one slide may be on both sides", where, why)
-        counts = np.bincount(pictures.labels)
-        if counts[counts > 0].min() < 2:  # too few to be alike class by class
-            order = np.random.default_rng(seed).permutation(everything)
-            cut = max(1, round(share * len(order)))
-            return np.sort(order[cut:]), np.sort(order[:cut])
-        split = StratifiedShuffleSplit(1, test_size=share, random_state=seed % 2**32)
-        train, held = next(split.split(everything, pictures.labels))
-        return np.sort(train), np.sort(held)
-    if len(known) < len(pictures):
-        log.info("%d pictures of unknown slides are only trained on", len(pictures) - len(known))
-    grouped = StratifiedGroupKFold(folds, shuffle=True, random_state=seed % 2**32)
-    with np.errstate(all="ignore"):
-        _, held = next(grouped.split(known, pictures.labels[known], slides[known]))
-    return np.setdiff1d(everything, known[held]), np.sort(known[held])
 
 
 def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
@@ -70,8 +29,14 @@ def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[
         for i, row in enumerate(shuffled):
             hands[order[i % clients]].append(int(row))
     if not all(hands):
-        raise ConfigError(f"{len(y)} pictures are too few for {clients} hospitals")
+        raise ConfigError(f"{len(y)} pictures are too few for {clients} clients")
     return [np.sort(np.array(hand, np.intp)) for hand in hands]
+
+
+def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
+    """Those whose pictures they are, where that is known; or else `even`."""
+    known = np.asarray(laboratories).astype(bool)
+    return partition.natural(laboratories, clients, rng) if known.size and known.all() else even(labels, clients, rng)
 
 
 def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
@@ -89,6 +54,7 @@ def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> l
 
 NAMES: dict[str, Callable[..., list[Rows]]] = {
     **partition.NAMES,
+    "auto": auto,
     "even": even,
     "by_laboratory": by_laboratory,
     "by_slide": by_slide,
@@ -104,11 +70,14 @@ def deal_pictures(
         "keys": pictures.slides,
         "slides": pictures.slides,
         "laboratories": pictures.laboratories,
+        "users": pictures.laboratories,
         "clients": clients,
         "rng": rng,
     }
     inner = split.func if isinstance(split, functools.partial) else split
     takes = inspect.signature(inner).parameters
+    if "users" in takes and not (pictures.laboratories != "").all():
+        raise ConfigError("partition=natural: whose the pictures are is not known; a table's column 'client' says it")
     return split(**{name: value for name, value in offers.items() if name in takes})
 
 
@@ -129,14 +98,7 @@ def prepare_hospitals(
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
-    if (source / TRAINING).is_dir() or (source / TEST).is_dir():
-        train, test = read_pictures(source / TRAINING, slide), read_pictures(source / TEST, slide)
-        agree({str(source / TRAINING): train.classes, str(source / TEST): test.classes})
-    else:
-        everything = read_pictures(source, slide)
-        rows, held = set_apart(everything, share, seed)
-        train, test = everything.take(rows), everything.take(held)
-    refuse_shared(train, test)
+    train, test = read_both(source, slide, share, seed)
     parts = deal_pictures(split, train, clients, rng)
     shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
     building = out.with_name(f".{out.name}.part")

@@ -18,10 +18,11 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
+from mutirao.images.sources import Sources
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import Sources, find_sources
+from mutirao.slides.sources import find_sources
 
 log = logging.getLogger("mutirao")
 

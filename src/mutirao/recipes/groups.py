@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from mutirao.attacks import Attacked, liars_among, verdicts
@@ -12,7 +11,7 @@ from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, check_needs
 from mutirao.core.rounds import Cohort, Patience, Round, Run
-from mutirao.datasets import cifar10, digits
+from mutirao.datasets.labelled import DATA, Labelled, load_labelled
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
@@ -25,10 +24,9 @@ from mutirao.partition import describe
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
 from mutirao.secure.kinds import secure_of
-
-SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +40,12 @@ class Config(Common):
     warm_epochs: int = setting(10, "passes over its data a client makes in the warm-up", low=1)
     lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
-    data: str = setting("digits", "'digits', 'synthetic', or the folder of CIFAR-10's binary or Python version")
+    data: str = setting("digits", DATA)
     partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
     hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
     populations: int = setting(5, "how many hidden populations", low=1)
-    model: str = setting("small", "the network for CIFAR-10", choices=NETWORK_NAMES)
-    width: int = setting(64, "width of the hidden layer for digits", low=1)
+    model: str = setting("small", "the network for pictures", choices=NETWORK_NAMES)
+    width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
     cluster: Part = setting(Part("auto", home="mutirao.groups.clusterers"), "how groups are found")
@@ -61,33 +59,25 @@ class Config(Common):
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
 
 
-def load(config: Config) -> tuple[Any, Any, Any, Any]:
-    """Training and test samples of the set that `data` names."""
-    if config.data == "digits":
-        return digits.read_digits(config.seed)
-    if config.data == "synthetic":
-        train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(config.seed, 0, "synthetic train"))
-        return *train, *cifar10.synthetic(SYNTHETIC_TEST, rng(config.seed, 0, "synthetic test"))
-    return cifar10.read_cifar10(Path(config.data).expanduser())[:4]
-
-
-def split(config: Config, y: Any) -> tuple[list[Any], list[int]]:
+def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
     from mutirao.groups.populations import deal_populations, draw_populations, true_groups
 
-    draw = rng(config.seed, 0, "partition")
+    draw, y = rng(config.seed, 0, "partition"), data.y_train
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
         return deal_populations(config.hidden, y, population, draw), population.tolist()
-    parts = build("partition", config.partition)(y, clients=config.clients, rng=draw)
+    parts = deal_samples(config, data, draw)
     return parts, true_groups(parts, y)
 
 
 def task(config: Config) -> Task:
     """Clients of groups that the server has to find, each with test samples like its own."""
+    from torch import nn
+
     from mutirao.groups.member import Member, last_layer
     from mutirao.groups.populations import furnish
-    from mutirao.images.networks import make_network
+    from mutirao.images.networks import make_network, replace_head
     from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
 
@@ -95,12 +85,17 @@ def task(config: Config) -> Task:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_privacy(config)
     check_secure(config)
-    x, y, x_test, y_test = load(config)
-    parts, truth = split(config, y)
-    test = x_test, y_test
+    data = load_labelled(config.data, config.seed)
+    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    parts, truth = split(config, data)
     clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
-    classes, groups = int(y.max()) + 1, dict(zip(clients, truth, strict=True))
-    network = partial(make_network, config.model, x.shape[1:], config.width)
+    classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
+
+    def network(outputs: int) -> nn.Module:
+        if len(data.shape) == 1:
+            return make_network(config.model, data.shape, config.width, outputs)
+        return replace_head(make_network(config.model, data.shape, config.width, classes), outputs)
+
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = build("signature", config.signature), build("privacy", config.privacy)

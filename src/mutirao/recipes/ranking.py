@@ -7,13 +7,14 @@ import numpy as np
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
+from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.letor import folds
-from mutirao.ranking.split import Transform, combine_moments, deal, fold_rows, measure_moments, standardise
+from mutirao.ranking.split import deal, fold_rows
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 

@@ -34,6 +34,8 @@ NAMES = {
     "groups": ("mutirao.recipes.groups:recipe", "who is alike: one model for each group of clients, liars kept out"),
     "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors stay at home"),
     "cytology": ("mutirao.recipes.cytology:recipe", "cervical screening: hospitals train a head on their own slides"),
+    "tabular": ("mutirao.recipes.tabular:recipe", "any table, by a column that says whose a row is or a file a site"),
+    "images": ("mutirao.recipes.images:recipe", "pictures of any kind in folders by class, over clients or sites"),
     "cifar10": ("mutirao.recipes.cifar10:recipe", "CIFAR-10, or a synthetic stand-in, over 100 non-IID clients"),
 }
 

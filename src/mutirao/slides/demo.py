@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import one_line
+from mutirao.datasets.layouts import GLOBAL_TEST
 from mutirao.images.features import cache_folder
-from mutirao.images.splits import GLOBAL_TEST
 from mutirao.slides.generate import LABORATORIES, Cells, Smear, write_slide
 from mutirao.slides.ranking import Choice
 from mutirao.slides.tiling import Cut, Tile, read_table, tile_slide

@@ -1,0 +1,82 @@
+"""The recipe `tabular` against scikit-learn on pooled rows: the same training rows, the same test rows, five seeds.
+
+python -m benchmarks.tabular            # the table of docs/tabular.md, about three minutes on two cores
+"""
+
+import argparse
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+from mutirao.config import resolve
+from mutirao.core.rounds import Run
+from mutirao.fleets.local import LocalFleet
+from mutirao.metrics import classification_figures, regression_figures
+from mutirao.recipes.tabular import Config, recipe
+from mutirao.tabular.schema import SCHEMA, read_schema
+
+SETS = {"breast_cancer": "accuracy", "wine": "accuracy", "diabetes": "r2"}
+SPLITS: dict[str, dict[str, Any]] = {
+    "iid": {"name": "iid"},
+    "dirichlet 0.5": {"name": "dirichlet", "alpha": 0.5},
+    "dirichlet 0.1": {"name": "dirichlet", "alpha": 0.1},
+}
+SEEDS = 5
+
+
+def federate(data: str, model: str, split: str, seed: int, clients: int) -> tuple[dict[str, float], Any, Run]:
+    """The figures after the last round, the task and the run."""
+    settings = {"data": data, "model": model, "partition": SPLITS[split], "seed": seed, "clients": clients}
+    config = resolve(Config, settings)
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=seed)
+    for done in recipe.flow(LocalFleet(task.handler, task.population), config, task, run):
+        row = done.row
+    return row, task, run
+
+
+def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
+    """What scikit-learn's model of the same kind and size reaches with all training rows in one place."""
+    schema = read_schema(run.memory[SCHEMA].tobytes())
+    held = [task.population[name] for name in sorted(task.population)]
+    parts = [(*schema.encode(h.train, h.targets)[:2], *schema.encode(h.test, h.kept)[:2]) for h in held]
+    x, y, x_test, y_test = (np.concatenate([p[k] for p in parts]) for k in range(4))
+    classes, dense = schema.task == "classification", {"hidden_layer_sizes": (64,), "max_iter": 2000}
+    if classes:
+        kind = LogisticRegression(max_iter=5000) if model == "linear" else MLPClassifier(**dense, random_state=seed)
+        return classification_figures(kind.fit(x, y).predict_proba(x_test), y_test)
+    kind = Ridge() if model == "linear" else MLPRegressor(**dense, random_state=seed, early_stopping=True)
+    found = kind.fit(x, y.ravel()).predict(x_test)
+    return regression_figures(found * schema.std + schema.mean, y_test * schema.std + schema.mean)
+
+
+def rows(seeds: int, clients: int) -> Iterator[str]:
+    """The table, line by line: the mean, and how far it is from scikit-learn's on the same rows."""
+    yield f"| set | model | figure | {' | '.join(SPLITS)} |"
+    yield f"|---|---|---|{'---|' * len(SPLITS)}"
+    for data, figure in SETS.items():
+        for model in ("linear", "dense"):
+            cells = []
+            for split in SPLITS:
+                ours, theirs = [], []
+                for seed in range(seeds):
+                    row, task, run = federate(data, model, split, seed, clients)
+                    ours.append(100 * row[figure])
+                    theirs.append(100 * pooled(task, run, model, seed)[figure])
+                apart = np.subtract(ours, theirs)
+                cells.append(f"{np.mean(ours):.1f} ({np.mean(apart):+.1f} ± {np.std(apart, ddof=1):.1f})")
+            yield f"| {data} | {model} | {figure} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--clients", type=int, default=Config.clients)
+    asked = parser.parse_args()
+    logging.disable(logging.WARNING)  # in skewed splits every round says who counts for fewer samples
+    for line in rows(asked.seeds, asked.clients):
+        print(line, flush=True)

@@ -1,0 +1,192 @@
+"""Any labelled set by its name or path: what is trained on, what is held out, and whose samples they are if it says so.
+
+Pictures stay bytes, samples x channels x height x width, as their publishers ship them: networks take them as numbers
+from 0 to 1, and at rest they need a quarter of the memory. What is no picture is a row of float32.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import nearest
+from mutirao.datasets import cifar10, idx
+from mutirao.datasets.digits import read_digits
+from mutirao.datasets.folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
+from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both
+from mutirao.datasets.leaf import holds_leaf, read_leaf
+from mutirao.datasets.pictures import thumbnails
+from mutirao.errors import ConfigError
+from mutirao.randomness import number, rng
+
+SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
+SIDE = 32  # pixels a side that pictures of different sizes are brought to
+SHARE = 0.2  # held out where a set has no test part of its own
+FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+EMBEDDED = ("digits", "synthetic")
+DATA = "digits, synthetic, fashion-mnist or another set by name, or the path of one (see docs/datasets.md)"
+# Sets by name: the folders they may be in, and where to get them.
+NAMED = {
+    "mnist": (("mnist", "MNIST/raw"), "the four files of yann.lecun.com/exdb/mnist"),
+    "fashion-mnist": (
+        ("fashion-mnist", "FashionMNIST/raw"),
+        "the four files of github.com/zalandoresearch/fashion-mnist, or Debian's package dataset-fashion-mnist",
+    ),
+    "cifar10": (("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"), "cs.toronto.edu/~kriz/cifar.html"),
+    "femnist": (("femnist/data", "femnist"), "github.com/TalwalkarLab/leaf, data/femnist"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Samples and their classes, to train on and to judge by; `users` and `test_users` say whose each is, if known."""
+
+    x_train: npt.NDArray[Any]
+    y_train: npt.NDArray[np.int64]
+    x_test: npt.NDArray[Any]
+    y_test: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    users: npt.NDArray[np.str_] | None = None
+    test_users: npt.NDArray[np.str_] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of one sample: a number of numbers, or channels, height and width."""
+        return tuple(self.x_train.shape[1:])
+
+
+def is_arrays(data: str) -> bool:
+    """Whether `data` names a set that is published as arrays, and no files of pictures."""
+    if data in EMBEDDED or data in NAMED:
+        return True
+    path = Path(data).expanduser()
+    if "\0" in data or not path.is_dir():
+        return "\0" not in data and path.is_file() and path.suffix.lower() != ".csv"
+    return idx.holds_idx(path) or cifar10.holds_cifar10(path) or holds_leaf(path)
+
+
+def load_labelled(data: str, seed: int) -> Labelled:
+    """The set that `data` names, or that lies at this path; where it has no test part a fifth is drawn by `seed`."""
+    if data == "digits":
+        return Labelled(*read_digits(seed), tuple(map(str, range(10))))
+    if data == "synthetic":
+        train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(seed, 0, "synthetic train"))
+        test = cifar10.synthetic(SYNTHETIC_TEST, rng(seed, 0, "synthetic test"))
+        return Labelled(*train, *test, tuple(f"texture {c}" for c in range(10)))
+    path = find_named(data) if data in NAMED else Path(data).expanduser()
+    if not data or "\0" in data or not path.exists():
+        known = (*EMBEDDED, *NAMED)
+        raise ConfigError(
+            f"data: there is no folder or file {data!r}, and no data set of that name{nearest(data, known)}"
+        )
+    if path.is_file() and path.suffix.lower() != ".csv":
+        return read_one_pair(path, seed)
+    if path.is_dir() and idx.holds_idx(path):
+        return read_published(path, FASHION if "fashion" in path.name.lower() else ())
+    if path.is_dir() and cifar10.holds_cifar10(path):
+        return Labelled(*cifar10.read_cifar10(path))
+    if path.is_dir() and holds_leaf(path):
+        return read_users(path)
+    return read_classes(path, seed)
+
+
+def find_named(name: str) -> Path:
+    """The folder of a set known by name: in `$MUTIRAO_DATA`, or where Debian's packages put theirs."""
+    folders, source = NAMED[name]
+    own = os.environ.get("MUTIRAO_DATA")
+    homes = [*([Path(own).expanduser()] if own else []), Path("/usr/share/datasets")]
+    for home in homes:
+        for folder in folders:
+            if (home / folder).is_dir():
+                return home / folder
+    raise ConfigError(
+        f"data: {name} is not here: get {source}, and put it into a folder {folders[0]!r} in the one that "
+        f"$MUTIRAO_DATA names, or give its own path"
+    )
+
+
+def read_published(folder: Path, names: tuple[str, ...]) -> Labelled:
+    """The four idx files of a folder."""
+    train, test = idx.read_images(folder, "train"), idx.read_images(folder, "test")
+    if train is None or test is None:
+        raise ConfigError(f"{folder} has no {'test' if train else 'training'} files; right would be {idx.LAYOUT}")
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise ConfigError(f"{folder}: images for training are {train[0].shape[1:]}, for the test {test[0].shape[1:]}")
+    classes = count_classes(str(folder), train[1], test[1])
+    named = names if len(names) == classes else tuple(map(str, range(classes)))
+    return Labelled(train[0][:, None], train[1], test[0][:, None], test[1], named)
+
+
+def read_one_pair(images: Path, seed: int) -> Labelled:
+    """A file of images with its labels beside it; a fifth is held out."""
+    labels = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
+    if labels == images or not labels.is_file():
+        raise ConfigError(
+            f"data: {images} is neither a table (CSV) nor an idx file ...-images-idx3-ubyte with its labels beside it"
+        )
+    x, y = idx.read_pair(images, labels)
+    order = rng(seed, 0, "test split").permutation(len(y))
+    cut = max(1, round(SHARE * len(y)))
+    if len(y) < 2:
+        raise ConfigError(f"{images} has {len(y)} images; two are needed, one of them to judge by")
+    held, rest = np.sort(order[:cut]), np.sort(order[cut:])
+    names = tuple(map(str, range(count_classes(str(images), y, y))))
+    return Labelled(x[rest, None], y[rest], x[held, None], y[held], names)
+
+
+def read_users(folder: Path) -> Labelled:
+    """A set of LEAF's, with the users whose samples they are."""
+    train, test = read_leaf(folder)
+    names = tuple(map(str, range(count_classes(str(folder), train.y, test.y))))
+    return Labelled(train.x, train.y, test.x, test.y, names, train.users, test.users)
+
+
+def read_classes(path: Path, seed: int, side: int = SIDE) -> Labelled:
+    """Pictures in folders by class, or named in a table, brought to one size."""
+    if path.is_dir() and (clients := clients_in(path)):
+        parts = {p.name: read_pictures(p) for p in clients}
+        test = read_pictures(path / GLOBAL_TEST)
+        agree({GLOBAL_TEST: test.classes, **{name: part.classes for name, part in parts.items()}})
+        for part in parts.values():
+            refuse_shared(part, test)
+        users = np.repeat(np.array(list(parts)), [len(part) for part in parts.values()])
+        x = np.concatenate([thumbnails(part.files, side) for part in parts.values()])
+        y = np.concatenate([part.labels for part in parts.values()])
+        return Labelled(x, y, thumbnails(test.files, side), test.labels, test.classes, users)
+    train, test = read_both(path, "", SHARE, number(seed, 0, "test split"))
+    count_classes(str(path), train.labels, test.labels)
+    return Labelled(
+        *(thumbnails(train.files, side), train.labels, thumbnails(test.files, side), test.labels, train.classes),
+        *(known_users(train), known_users(test) if known_users(train) is not None else None),
+    )
+
+
+def known_users(pictures: Pictures) -> npt.NDArray[np.str_] | None:
+    """Whose pictures they are, if a table says it."""
+    whose = pictures.laboratories
+    return whose if len(whose) and (whose != "").all() else None
+
+
+def count_classes(where: str, *labels: npt.NDArray[np.int64]) -> int:
+    """How many classes labels speak of: all from 0 to the largest."""
+    classes = int(max(y.max() for y in labels)) + 1
+    if classes < 2:
+        raise ConfigError(f"{where} has a single class; two are needed")
+    return classes
+
+
+def check_labelled(path: Path | str | None) -> list[str]:
+    """What is found at `path`, for `mutirao data check pictures PATH`: any form that can be read."""
+    if path is None:
+        raise ConfigError(f"pictures need a path: {LAYOUT}, or a table (CSV) with columns file and label")
+    found = load_labelled(str(path), 0)
+    kind = f"{found.x_train.dtype} of shape {' x '.join(map(str, found.shape))}"
+    counts = np.bincount(np.concatenate([found.y_train, found.y_test]), minlength=len(found.names))
+    lines = [f"{path}: {len(found.y_train):,} samples to train on, {len(found.y_test):,} to judge by, {kind}"]
+    lines.append("classes: " + ", ".join(f"{name} {count:,}" for name, count in zip(found.names, counts, strict=True)))
+    if found.users is not None:
+        lines.append(f"by {len(np.unique(found.users)):,} users: partition=natural makes each a client")
+    return lines

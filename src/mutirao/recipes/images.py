@@ -1,0 +1,142 @@
+"""Pictures of any kind: folders by class, a table of files, or a set by name; a small network, or a pretrained body."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+from mutirao.config import Common, Part, setting
+from mutirao.core.evaluation import join_judgements
+from mutirao.core.fleet import Fleet
+from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.datasets.labelled import is_arrays
+from mutirao.errors import ConfigError
+from mutirao.fleets.without import FleetWithout, PopulationWithout
+from mutirao.images.diagnosis import Confusion
+from mutirao.images.names import BODY_NAMES, NETWORK_NAMES
+from mutirao.images.sources import find_pictures, read_own
+from mutirao.metrics import judge_classes
+from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.labelled import deal_labelled
+from mutirao.recipes.task import Recipe, Task, federate
+
+FIGURES = ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the images recipe."""
+
+    rounds: int = setting(10, "how many rounds", low=1)
+    clients: int = setting(10, "how many clients; where the data says whose pictures are, at most", low=1)
+    per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
+    batch_size: int = setting(32, "samples a step", low=1)
+    lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
+    optimizer: str = setting("adam", "optimiser of the clients", choices=("sgd", "adam"))
+    data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
+    partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
+    body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))
+    weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
+    trainable: str = setting(
+        "auto", "what of a body is trained, and travels", choices=("auto", "head", "last_block", "all")
+    )
+    side: int = setting(32, "pixels a side that pictures are brought to, for a network from scratch", low=8, high=512)
+    views: int = setting(4, "views of each picture file: as it is, then flipped and turned", low=1, high=64)
+    group: str = setting("", "what must not be split, such as a patient: a pattern with a (group) for file names")
+    test: float = setting(0.2, "share held out as the common test set, if there is none", low=0.02, high=0.5)
+    validation: float = setting(0.2, "share a client keeps back to judge by", low=0, high=0.5)
+    clients_every: int = setting(5, "rounds between judgements by every client, worst and all (0: never)", low=0)
+    classes: str = setting("", "the class list agreed on, separated by commas (default: asked for before round 1)")
+    cache: bool = setting(True, "keep features of a frozen body between runs")
+    sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server judges by it")
+
+
+def task(config: Config) -> Task:
+    """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
+    names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
+    arrays, place = is_arrays(config.data), Path(config.data).expanduser()
+    if arrays and not config.sites:
+        return array_task(config)
+    if config.sites and is_private(config) and not names:
+        raise ConfigError("classes: sites cannot be asked for their class lists; name it: classes=a,b")
+    if config.sites:
+        found = read_own(None if arrays else place, config.clients, config.group, names)
+    else:
+        found = find_pictures(place, config, config.group, names)
+    classes = names or found.classes
+    if len(classes) < 2:
+        raise ConfigError(f"data: {config.data} has the class {', '.join(classes)} alone; two are needed")
+
+    from mutirao.images.heads import probabilities
+    from mutirao.images.hospitals import Party, Wards, agreed_in, pool_hospitals
+    from mutirao.images.models import Plan
+    from mutirao.training.samples import Samples
+
+    plan = Plan.of(config)
+    wards = Wards(
+        *(found.hospitals, plan.extract, config.validation, config.seed, config.samples, names),
+        grouped=bool(config.group),
+        anybody=config.sites,
+    )
+    frozen = plan.frozen()
+    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, body=frozen)
+
+    @cache
+    def test() -> Samples:
+        return Samples(plan.extract(found.test().files), found.test().labels)
+
+    def matrix(run: Run) -> Confusion:
+        likely = probabilities(party.fill(run.arrays), test().x.numpy())
+        return Confusion.of(test().y.numpy(), likely, classes)
+
+    return Task(
+        handler=party,
+        population=pool_hospitals(wards) if config.centralised else wards,
+        initial=partial(party.initial, config.seed),
+        evaluate=(lambda arrays: party.evaluate(arrays, test())) if found.has_test else None,
+        metrics=FIGURES,
+        agreed=agreed_in(classes, frozen),
+        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if found.has_test else {}),
+        classes=len(classes),
+        knows=classes,
+    )
+
+
+def array_task(config: Config) -> Task:
+    """A set by name, or as its publisher ships it, with a small network by its shape."""
+    if config.body not in NETWORK_NAMES:
+        right = ", ".join(NETWORK_NAMES)
+        raise ConfigError(f"body={config.body} looks at files of pictures, and {config.data!r} is arrays; use {right}")
+    dealt = deal_labelled(config)
+
+    from mutirao.images.networks import make_network
+
+    data = dealt.data
+    made = dealt.task(config, lambda: make_network(config.body, data.shape, 64, len(data.names)), figures=judge_classes)
+    return replace(made, metrics=FIGURES)
+
+
+def is_private(config: Config) -> bool:
+    """Whether nothing may leave a client but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Agree on the classes, then rounds; where the server has no test set, clients judge by what they kept back."""
+    from mutirao.images.hospitals import find_odd
+
+    private = is_private(config)
+    if task.knows and not private:
+        churns = config.available.name != "always"
+        gather(run.roster, fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
+        if odd := find_odd(fleet, task.knows, {"seed": config.seed, "round": run.round}):
+            task = replace(task, population=PopulationWithout(task.population, odd))
+            fleet = FleetWithout(fleet, odd)
+    for done in federate(fleet, config, task, run):
+        due = run.round % config.evaluate_every == 0 or run.round == config.rounds
+        if task.evaluate is None and due and config.validation and not private:
+            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+        yield done
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True)

@@ -1,0 +1,80 @@
+"""A labelled set dealt to clients: what the recipes on handwritten digits, pictures and the like have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import Common, build
+from mutirao.datasets.labelled import Labelled, load_labelled
+from mutirao.errors import ConfigError
+from mutirao.partition import by_key, deal_tests, describe, natural
+from mutirao.randomness import number, rng
+from mutirao.recipes.exhibits import Exhibits, partition_of
+from mutirao.recipes.task import Task
+
+NATURAL = ("natural", "auto")  # partitions by whose samples they are; auto: where that is known
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The set, which rows each client trains on, and the rows of the test set that are like its own."""
+
+    data: Labelled
+    parts: Sequence[Index]
+    own: Sequence[Index]
+    seed: int
+
+    @cached_property
+    def test(self) -> Any:
+        """The common test set, as Samples."""
+        from mutirao.training.samples import Samples
+
+        return Samples(self.data.x_test, self.data.y_test)
+
+    def task(self, config: Common, model: Callable[[], Any], **more: Any) -> Task:
+        """Clients that train this model; the test set, which nobody trains on, judges it. `more` is for the Trainer."""
+        from mutirao.training.samples import pool_clients, virtual_clients
+        from mutirao.training.trainer import Trainer
+
+        data, y = self.data, self.data.y_train
+        seed = number(self.seed, 0, "samples")
+        clients = virtual_clients(data.x_train, y, self.parts, config.samples, seed, self.test, self.own)
+        trainer = Trainer.of(config, model, **more)
+        named = np.array(data.names)
+        return Task(
+            handler=trainer,
+            population=pool_clients(clients) if config.centralised else clients,
+            initial=lambda: trainer.initial(config.seed),
+            evaluate=lambda arrays: trainer.evaluate(arrays, self.test),
+            metrics=("accuracy", "loss"),
+            exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
+            classes=len(data.names),
+        )
+
+
+def deal_labelled(config: Common, seed: int | None = None, most: int = 100, equal: bool = False) -> Dealt:
+    """The set that `data` names, dealt as `partition` says, `equal` if it can: equally many samples a client."""
+    seed = config.seed if seed is None else seed
+    data = load_labelled(config.data, seed)
+    parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
+    own = deal_tests(data.y_train, parts, data.y_test, seed, most)
+    if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
+        theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
+        own = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own, strict=True)]
+    return Dealt(data, parts, own, seed)
+
+
+def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:
+    """The rows of each client, by their labels or by whose they are."""
+    y = data.y_train
+    split = build("partition", config.partition, **{"size": len(y) // config.clients} if equal else {})
+    if config.partition.name not in NATURAL or (config.partition.name == "auto" and data.users is None):
+        return list(split(y, clients=config.clients, rng=draw))
+    if data.users is None:
+        raise ConfigError(f"partition=natural: {config.data!r} does not say whose its samples are; LEAF's sets do")
+    return natural(data.users, config.clients, draw)

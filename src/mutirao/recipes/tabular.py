@@ -1,0 +1,158 @@
+"""Any table: parties with rows of the same columns train a model together, on a scale and categories they agree on."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import Common, Part, setting
+from mutirao.core.agreement import Agreed, agree_on, as_extra, find_odd, in_extras
+from mutirao.core.arrays import Arrays
+from mutirao.core.evaluation import join_judgements
+from mutirao.core.files import write_whole
+from mutirao.core.fleet import Fleet
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.errors import ConfigError
+from mutirao.fleets.without import FleetWithout, PopulationWithout
+from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.tabular.profile import join_profiles
+from mutirao.tabular.schema import SCHEMA, read_schema
+
+log = logging.getLogger("mutirao")
+
+FIGURES = {
+    "classification": ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss"),
+    "regression": ("rmse", "mae", "r2", "loss"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the tabular recipe."""
+
+    rounds: int = setting(30, "how many rounds", low=1)
+    clients: int = setting(5, "how many clients, if no column says whose a row is", low=1)
+    per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
+    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    batch_size: int = setting(16, "samples a step", low=1)
+    lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
+    weight_decay: float = setting(0.01, "weight decay of the clients' optimiser", low=0)
+    data: str = setting("breast_cancer", "a CSV or Parquet file, a folder of them, or breast_cancer, wine, diabetes")
+    target: str = setting("", "the column that is predicted")
+    client: str = setting("", "the column that says whose a row is (default: rows are dealt by partition)")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how rows are dealt to clients")
+    task: str = setting("auto", "what is predicted", choices=("auto", "classification", "regression"))
+    model: str = setting("dense", "a dense network, or a linear model", choices=("dense", "linear"))
+    hidden: int = setting(64, "width of the hidden layers", low=1)
+    layers: int = setting(1, "how many hidden layers", low=1, high=20)
+    test: float = setting(0.2, "share of its rows that a client keeps back to judge by", low=0, high=0.9)
+    ignore: str = setting("", "columns that are left out, separated by commas")
+    columns: str = setting("", "kinds of columns that are not as they look: ward=category,age=number")
+    least: int = setting(5, "values that a client must have before it tells of them in its profile", low=1)
+    schema: str = setting("", "a file with a schema agreed on beforehand: then no client is asked for its profile")
+    sites: bool = setting(False, "deployed: each site has a file of its own (its --data), and the server has none")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the flow has to know: who answers at a client, who keeps rows back here, and whether nothing may be told."""
+
+    client: Any  # a TableClient
+    population: Mapping[str, Any] | None  # None: the rows are elsewhere
+
+
+def task(config: Config) -> Task:
+    """Tables at the clients; the model is made when they have agreed on columns and categories."""
+    from mutirao.tabular.client import TableClient, Trainers
+    from mutirao.tabular.holding import pool_held
+    from mutirao.tabular.sources import find_source
+
+    source, own = find_source(config), read_own(config)
+    check_private(config, own)
+    trainers = Trainers(config, config.model, config.hidden, config.layers)
+    client = TableClient(trainers, source.target, source.task, config.least, own)
+    population: Mapping[str, Any] = pool_held(source.holders) if config.centralised else source.holders
+
+    def initial() -> Arrays:
+        return trainers(client.own_schema()).initial(config.seed) if own else {}
+
+    pictures = {"partition.png": Picture("partition", lambda run: source.dealt)}
+    return Task(
+        handler=client,
+        population=population,
+        initial=initial,
+        judge=FIGURES[source.task][0],
+        metrics=FIGURES[source.task],
+        knows=Known(client, population if source.everything else None),
+        exhibits=Exhibits(pictures if source.dealt and not config.centralised else {}, {"schema.json": write}),
+    )
+
+
+def check_private(config: Config, own: bytes) -> None:
+    """Refuse a promise that profiles in the clear would break."""
+    for name, part in (("privacy", config.privacy), ("secure", config.secure)):
+        if part.name != "none" and not own:
+            raise ConfigError(
+                f"{name}={part.name}: clients would tell counts, means and categories of their tables in the clear; "
+                "name a schema agreed on beforehand: schema=FILE.json (every run without it leaves one)"
+            )
+
+
+def read_own(config: Config) -> bytes:
+    """The schema that a setting names, as it travels."""
+    if not config.schema:
+        return b""
+    path = Path(config.schema).expanduser()
+    try:
+        return read_schema(path.read_bytes()).content()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"schema: {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def write(run: Run, path: Path) -> None:
+    """Leave the schema with the run, so that others can be begun with it."""
+    write_whole(path, in_extras(SCHEMA, run.memory) + b"\n")
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Agree on a schema, make the model it asks for, then rounds; sites judge where the server has no rows."""
+    from mutirao.tabular.client import join_tests
+
+    known, client = task.knows, task.knows.client
+    content = in_extras(SCHEMA, run.memory) or client.own
+    private = config.privacy.name != "none" or config.secure.name != "none"  # then nothing is told but updates
+    check_private(config, content)
+    about = {"seed": config.seed, "round": run.round}
+    odd: list[str] = []
+    if not private:
+        churns = config.available.name != "always"
+        gather(Roster(), fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
+        if not content:
+            content = agree_on(
+                fleet, SCHEMA, about, lambda told: join_profiles(client.target, client.task, told).content()
+            )
+        odd = find_odd(fleet, SCHEMA, about, content)
+    schema = read_schema(content)
+    trainer = client.trainers(schema)
+    run.memory |= as_extra(SCHEMA, content)
+    run.arrays = run.arrays or trainer.initial(config.seed)
+    log.info("agreed on %d columns, %d inputs of the model, %s", len(schema.features), schema.inputs, schema.task)
+    task = replace(task, classes=len(schema.classes) or None)
+    if odd:
+        fleet = FleetWithout(fleet, odd)
+        task = replace(task, population=PopulationWithout(task.population, odd))
+    if known.population is not None and config.test:
+        test = join_tests({c: known.population[c] for c in task.population}, schema)
+        task = replace(task, evaluate=lambda arrays: trainer.evaluate(arrays, test))
+    fleet = Agreed(fleet, SCHEMA, content)
+    for done in federate(fleet, config, task, run):
+        due = run.round % config.evaluate_every == 0 or run.round == config.rounds
+        if task.evaluate is None and due and config.test and not private:
+            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+        yield done
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True)
