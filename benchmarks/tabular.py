@@ -16,8 +16,8 @@ from mutirao.config import resolve
 from mutirao.core.rounds import Run
 from mutirao.fleets.local import LocalFleet
 from mutirao.metrics import classification_figures, regression_figures
-from mutirao.recipes.tabular import Config, recipe
-from mutirao.tabular.schema import SCHEMA, read_schema
+from mutirao.recipes.tabular import MEMORY, Config, recipe
+from mutirao.tabular.schema import read_schema
 
 SETS = {"breast_cancer": "accuracy", "wine": "accuracy", "diabetes": "r2"}
 SPLITS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def federate(data: str, model: str, split: str, seed: int, clients: int) -> tupl
 
 def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
     """What scikit-learn's model of the same kind and size reaches with all training rows in one place."""
-    schema = read_schema(run.memory[SCHEMA].tobytes())
+    schema = read_schema(run.memory[MEMORY].tobytes())
     held = [task.population[name] for name in sorted(task.population)]
     parts = [(*schema.encode(h.train, h.targets)[:2], *schema.encode(h.test, h.kept)[:2]) for h in held]
     x, y, x_test, y_test = (np.concatenate([p[k] for p in parts]) for k in range(4))
