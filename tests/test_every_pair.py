@@ -89,7 +89,7 @@ def write_schema(path: Path) -> dict[str, str]:
     run = Run(task.initial(), seed=1)
     config = resolve(found.config, {**SMALL["tabular"], "rounds": 1})
     list(found.flow(LocalFleet(task.handler, task.population), config, task, run))
-    path.write_bytes(run.memory["schema"].tobytes())
+    path.write_bytes(run.memory["agreed.schema"].tobytes())
     return {"schema": str(path)}
 
 

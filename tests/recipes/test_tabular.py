@@ -21,6 +21,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.tabular import Config, recipe
 from mutirao.recipes.task import find
 from mutirao.report import execute
+from mutirao.runs.forgetting import forget
 from mutirao.training.engine import workers
 
 QUICK = {"rounds": 2, "epochs": 1}
@@ -287,3 +288,20 @@ def test_a_site_cannot_pin_a_model_that_is_not_known_yet(tmp_path: Path) -> None
     execute("tabular", settings(path), tmp_path / "run")
     assert model_of("tabular", [*sets, ("schema", str(tmp_path / "run" / "schema.json"))]).startswith("sha256:")
     assert find("tabular") is recipe
+
+
+def test_who_withdraws_has_no_part_in_the_schema_either(tmp_path: Path) -> None:
+    path = write_patients(tmp_path / "patients.csv")
+    config = settings(path, rounds=4, per_round=1, select="roundrobin")
+    execute("tabular", config, tmp_path / "run")
+    last = max(HOSPITALS, key=lambda name: first_round_of(tmp_path / "run", name))
+    assert first_round_of(tmp_path / "run", last) > 1  # rounds were made before it was first selected
+    record = forget(tmp_path / "run", last, tmp_path / "without")
+    assert record["rounds_kept"] == 0
+    fresh = execute("tabular", {**config, "exclude": last}, tmp_path / "fresh")
+    assert record["digest_after"] == fresh["digest"]
+
+
+def first_round_of(run: Path, client: str) -> int:
+    rows = (run / "clients.csv").read_text(encoding="utf-8").splitlines()
+    return min(int(row.split(",")[0]) for row in rows[1:] if row.split(",")[1] == client)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import Agreed, agree_on, as_extra, find_odd, in_extras
+from mutirao.core.agreement import AGREED, Agreed, agree_on, as_extra, find_odd, in_extras
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
@@ -23,6 +23,7 @@ from mutirao.tabular.schema import SCHEMA, read_schema
 
 log = logging.getLogger("mutirao")
 
+MEMORY = AGREED + SCHEMA  # where a run keeps what its clients have agreed on
 FIGURES = {
     "classification": ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss"),
     "regression": ("rmse", "mae", "r2", "loss"),
@@ -79,6 +80,9 @@ def task(config: Config) -> Task:
     def initial() -> Arrays:
         return trainers(client.own_schema()).initial(config.seed) if own else {}
 
+    def write(run: Run, path: Path) -> None:
+        write_whole(path, (in_extras(MEMORY, run.memory) or own) + b"\n")
+
     pictures = {"partition.png": Picture("partition", lambda run: source.dealt)}
     return Task(
         handler=client,
@@ -112,17 +116,12 @@ def read_own(config: Config) -> bytes:
         raise ConfigError(f"schema: {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def write(run: Run, path: Path) -> None:
-    """Leave the schema with the run, so that others can be begun with it."""
-    write_whole(path, in_extras(SCHEMA, run.memory) + b"\n")
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on a schema, make the model it asks for, then rounds; sites judge where the server has no rows."""
     from mutirao.tabular.client import join_tests
 
     known, client = task.knows, task.knows.client
-    content = in_extras(SCHEMA, run.memory) or client.own
+    content = in_extras(MEMORY, run.memory) or client.own
     private = config.privacy.name != "none" or config.secure.name != "none"  # then nothing is told but updates
     check_private(config, content)
     about = {"seed": config.seed, "round": run.round}
@@ -134,10 +133,10 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
             content = agree_on(
                 fleet, SCHEMA, about, lambda told: join_profiles(client.target, client.task, told).content()
             )
+            run.memory |= as_extra(MEMORY, content)
         odd = find_odd(fleet, SCHEMA, about, content)
     schema = read_schema(content)
     trainer = client.trainers(schema)
-    run.memory |= as_extra(SCHEMA, content)
     run.arrays = run.arrays or trainer.initial(config.seed)
     log.info("agreed on %d columns, %d inputs of the model, %s", len(schema.features), schema.inputs, schema.task)
     task = replace(task, classes=len(schema.classes) or None)

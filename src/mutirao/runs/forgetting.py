@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import dump
+from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import digest
 from mutirao.core.files import write_whole
 from mutirao.core.fingerprints import fingerprint
@@ -120,8 +121,8 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
 def last_without(source: Folder, client: ClientId, first: int | None) -> Run | None:
     """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
 
-    A client that is probed tells something before it ever contributes. None: no such checkpoint is left, or the
-    only one is the beginning, from which the recipe can start by itself.
+    A client that is probed tells something before it ever contributes, and all have part in what was agreed on. None:
+    no such checkpoint is left, or the only one is the beginning, from which the recipe can start by itself.
     """
     for number in source.committed():
         if first is not None and number >= first:
@@ -130,7 +131,7 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> Run | N
             run, _ = source.load(number)
         except Damaged:
             continue
-        if number and not known_of(run.roster, client):
+        if number and not known_of(run.roster, client) and not any(k.startswith(AGREED) for k in run.memory):
             return run
     return None
 
