@@ -179,3 +179,9 @@ def test_the_summary_judges_by_the_lowest_error(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     errors = [float(row["rmse"]) for row in Table(tmp_path / "history.csv").read() if "rmse" in row]
     assert summary["best"]["rmse"] == pytest.approx(min(errors))
+
+
+@pytest.mark.parametrize("sets", [{"device": "cuda"}, {"device": "gpu"}, {"precision": "bf16"}])
+def test_a_device_that_nobody_would_use_is_refused(sets: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="trained by kernels for the CPU"):
+        find("recsys").prepare(resolve(find("recsys").config, {}, sets.items()))

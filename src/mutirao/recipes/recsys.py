@@ -100,6 +100,8 @@ def judged(config: Config, ratings: Ratings) -> tuple[Ratings, Ratings, npt.NDAr
 
 def task(config: Config) -> Task:
     """Users as clients, unseen users or later ratings as judges."""
+    if config.device not in ("cpu", "auto") or config.precision != "float32":
+        raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
     ratings = load(config)
     method = method_of(config, ratings)
     train, test, known = judged(config, ratings)
