@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mutirao.aggregation import FedAvg
+from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.fleets.local import LocalFleet
 from mutirao.selection import everyone
@@ -118,5 +119,10 @@ def test_peft_models_work_as_they_are() -> None:
             return adapted
 
     trainer = Trainer(model)
-    assert all("lora_" in name for name in trainer.initial(0))
+    start = trainer.initial(0)
+    assert all("lora_" in name for name in start)
     assert trainer.agreed()
+    samples = Samples(np.eye(8, dtype=np.float32), np.arange(8) % 3)
+    reply = trainer(Request("train", start, {"seed": 0, "round": 1}), Site("ana", samples))
+    assert reply.arrays.keys() == start.keys()
+    assert any((reply.arrays[name] != start[name]).any() for name in start)
