@@ -47,9 +47,10 @@ def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
     held = [task.population[name] for name in sorted(task.population)]
     parts = [(*schema.encode(h.train, h.targets)[:2], *schema.encode(h.test, h.kept)[:2]) for h in held]
     x, y, x_test, y_test = (np.concatenate([p[k] for p in parts]) for k in range(4))
-    # The same steps as the clients make, in one place: 30 rounds of 5 passes, and the L2 term of the weight decay.
+    # The same steps as the clients make, in one place: 30 rounds of 5 passes, and the weight decay, which
+    # scikit-learn divides by the rows of a batch.
     dense = {"hidden_layer_sizes": (64,), "solver": "sgd", "learning_rate_init": Config.lr, "momentum": 0.0}
-    dense |= {"batch_size": Config.batch_size, "alpha": Config.weight_decay * len(x), "random_state": seed}
+    dense |= {"batch_size": Config.batch_size, "alpha": Config.weight_decay * Config.batch_size, "random_state": seed}
     dense |= {"max_iter": Config.rounds * Config.epochs, "n_iter_no_change": 10**6}
     if schema.task == "classification":
         kind = LogisticRegression(max_iter=5000) if model == "linear" else MLPClassifier(**dense)

@@ -1,6 +1,7 @@
 """What leaves a client before the first round, and what all make of it: the same for pooled rows, in any order."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError, Refused
 from mutirao.tabular.holding import Keep, pick_alike
 from mutirao.tabular.profile import join_profiles, tell_profile
-from mutirao.tabular.schema import Schema, Task, read_schema
+from mutirao.tabular.schema import MOST_CATEGORIES, MOST_CLASSES, Schema, Task, read_schema
 from mutirao.tabular.table import Column, Table
 
 CLASSES, NUMBERS = "classification", "regression"
@@ -40,7 +41,7 @@ def column(told: Reply, name: str) -> dict[str, Any]:
     return found
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+@given(st.lists(st.integers(5, 40), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
 def test_the_schema_of_the_parts_scales_and_encodes_as_scikit_learn_does_the_whole(sizes: list[int], seed: int) -> None:
     whole, target = table(seed, sum(sizes) + 20, gaps=False)
@@ -110,6 +111,34 @@ def test_what_cannot_be_learnt_is_refused() -> None:
         join_profiles("y", CLASSES, told((constant, target)))
     with pytest.raises(ConfigError, match="is it task=classification"):
         join_profiles("y", NUMBERS, told((held, target), task=NUMBERS))
+
+
+@pytest.mark.parametrize("lie", [{"sum": 1e140}, {"squares": 1e140}, {"count": 10**12, "sum": 1e15, "squares": 1e13}])
+def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
+    honest = told(*(table(k, 40) for k in range(6)))
+    profile = json.loads(honest["c5"].extras["profile"].tobytes())
+    profile["columns"]["dose"] |= lie
+    liar = Reply({}, as_extra("profile", json.dumps(profile).encode()), n=9)
+    right, bent = (join_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": liar}))
+    dose, other = (next(f for f in s.features if f.name == "dose") for s in (right, bent))
+    assert abs(other.mean - dose.mean) < 3 * dose.std
+    assert 0.3 < other.std / dose.std < 3
+    many = json.loads(honest["c5"].extras["profile"].tobytes())
+    many["columns"]["ward"]["categories"] = [f"w{i}" for i in range(MOST_CATEGORIES)]
+    many["target"]["classes"] = [f"k{i}" for i in range(MOST_CLASSES)]
+    liar = Reply({}, as_extra("profile", json.dumps(many).encode()), n=9)
+    swollen = join_profiles("y", CLASSES, {**honest, "c5": liar})  # it goes on, with all that the others told
+    assert len(swollen.classes) == MOST_CLASSES
+    assert {"no", "yes"} <= set(swollen.classes)
+    assert {"A", "B", "é"} <= set(next(f for f in swollen.features if f.name == "ward").categories)
+
+
+def test_a_scale_that_makes_infinities_is_refused_by_the_site() -> None:
+    held, target = table(0, 30)
+    schema = join_profiles("y", CLASSES, told((held, target)))
+    tiny = replace(schema, features=tuple(replace(f, std=1e-140) for f in schema.features))
+    with pytest.raises(Refused, match="beyond all measure"):
+        tiny.encode(held, target)
 
 
 LIES = [

@@ -6,6 +6,7 @@ it tells nothing of them. The server joins these into a `Schema`, in whatever or
 """
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from mutirao.core.agreement import in_extras
 from mutirao.core.arrays import Arrays
+from mutirao.core.bounds import FEWEST, SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.moments import combine_moments, measure_moments
 from mutirao.errors import ConfigError
@@ -34,6 +36,10 @@ from mutirao.tabular.schema import (
     texts,
 )
 from mutirao.tabular.table import Column, Kind, Table, is_name
+
+log = logging.getLogger("mutirao")
+
+FAR = 1000.0
 
 
 def tell_profile(table: Table, target: Column, task: Task, least: int) -> bytes:
@@ -109,6 +115,7 @@ def join_profiles(target: str, task: Task, replies: Mapping[ClientId, Reply]) ->
             told[client] = read_profile(reply, task)
         except ValueError as error:
             faults[client] = str(error)
+            log.warning("%s: %s", client, error)
     if not told:
         client, fault = next(iter(faults.items()))
         raise ConfigError(f"no client told a profile that can be read; {client}: {fault}")
@@ -125,14 +132,10 @@ def join_profiles(target: str, task: Task, replies: Mapping[ClientId, Reply]) ->
     if not features:
         raise ConfigError("no column can be used: clients have none but the target, or too few values of each")
     if task == "classification":
-        classes = tuple(sorted({c for p in alike for c in p["target"]["classes"]}, key=class_order))
+        classes = most_told([p["target"]["classes"] for p in alike], MOST_CLASSES, f"target {target!r}")
         if len(classes) < 2:
             raise ConfigError(f"target: {target!r} has one class alone, {shown(classes) or 'none'}; two are needed")
-        if len(classes) > MOST_CLASSES:
-            raise ConfigError(
-                f"target: {target!r} has {len(classes)} classes, {MOST_CLASSES} are the most; is it task=regression?"
-            )
-        return Schema(target, task, tuple(features), tuple(unused), classes)
+        return Schema(target, task, tuple(features), tuple(unused), tuple(sorted(classes, key=class_order)))
     found = join_column(target, "number", [p["target"] for p in alike])
     if found is None:
         raise ConfigError(f"target: {target!r} has one value alone, or no client has enough of them")
@@ -155,18 +158,47 @@ def join_column(name: str, kind: Kind, told: Sequence[Mapping[str, Any]]) -> Fea
     """A column as all see it; None if it tells nothing: one value alone, or none that enough clients could tell of."""
     missing = any(t["missing"] for t in told)
     if kind == "category":
-        categories = sorted({c for t in told for c in t.get("categories", ())})
-        if len(categories) > MOST_CATEGORIES:
-            raise ConfigError(f"column {name!r} has more than {MOST_CATEGORIES} categories; ignore={name}")
+        categories = most_told([t.get("categories", ()) for t in told], MOST_CATEGORIES, f"column {name!r}")
         alone = len(categories) == 1 and not missing
         return Feature(name, kind, categories=tuple(categories), missing=missing) if categories and not alone else None
-    moments: list[Arrays] = [t["moments"] for t in told if "moments" in t]
+    moments = hold_moments([t["moments"] for t in told if "moments" in t])
     if not moments or kind == "empty":
         return None
     mean, std = combine_moments(moments)
     middles = {float(m["sum"][0] / m["count"]) for m in moments}
     spread = len(middles) > 1 or any(float(m["squares"][0]) > 0 for m in moments)
     return Feature(name, kind, float(mean[0]), float(std[0]), missing=missing) if spread else None
+
+
+def most_told(lists: Sequence[Sequence[str]], most: int, where: str) -> list[str]:
+    """All names that were told, by name; of too many those that most clients told, so that no one can stop the run."""
+    counts = Counter(name for names in lists for name in names)
+    if len(counts) <= most:
+        return sorted(counts)
+    log.warning("%s has %d names, of which the %d most common ones count", where, len(counts), most)
+    return sorted(sorted(counts, key=lambda name: (-counts[name], name))[:most])
+
+
+def hold_moments(told: Sequence[Arrays]) -> list[Arrays]:
+    """Moments that one client cannot bend: one far from the others counts for nothing, a huge one for as much as any.
+
+    Far: a mean or deviation `FAR` times the scale of the others, median deviation + median |mean - median|. The count
+    is held to `SIZE_CAP` times the median, as that of samples is in a round. Of fewer than three nobody can say.
+    """
+    if len(told) < FEWEST:
+        return list(told)
+    counts = np.array([int(m["count"]) for m in told])
+    means, spreads = (np.array([float(m[key][0]) for m in told]) / counts for key in ("sum", "squares"))
+    deviations, middle = np.sqrt(spreads), np.median(means)
+    scale = float(np.median(deviations) + np.median(np.abs(means - middle)))
+    far = (np.abs(means - middle) > FAR * scale) | (deviations > FAR * scale) if scale else np.zeros(len(told), bool)
+    limit = int(SIZE_CAP * lower_median(counts))
+    kept = [np.array(min(int(n), limit)) for n in counts]
+    return [
+        {"count": n, "sum": np.array([mean * n]), "squares": np.array([spread * n])} if n < count else m
+        for m, n, count, mean, spread, odd in zip(told, kept, counts, means, spreads, far, strict=True)
+        if not odd
+    ]
 
 
 def class_order(name: str) -> tuple[int, float, str]:

@@ -17,6 +17,8 @@ Task = Literal["classification", "regression"]
 SCHEMA = "schema"
 MOST_CLASSES = 1000
 MOST_CATEGORIES = 10_000  # of one column, over all clients
+MOST_INPUTS = 100_000  # of a model
+LARGEST = 1e150  # its square is still a number
 MOST_BYTES = 16 * 2**20  # of a profile or a schema
 KINDS = ("number", "date", "category", "empty")
 
@@ -50,7 +52,8 @@ class Feature:
             at = np.array([place.get(name, -1) for name in names], np.intp)
             out[np.flatnonzero(at >= 0), at[at >= 0]] = 1.0
         elif column.kind != "empty":
-            out[:, 0] = np.where(gone, 0.0, (column.numbers - self.mean) / self.std)
+            with np.errstate(over="ignore"):  # who looks at all columns finds it
+                out[:, 0] = np.where(gone, 0.0, (column.numbers - self.mean) / self.std)
         if self.missing:
             out[:, -1] = gone
         return out
@@ -110,8 +113,11 @@ class Schema:
             if target.kind == "category":
                 raise Refused("agreed.schema", f"target {self.target!r} is text here, and a number is agreed on")
             known = ~target.missing
-            y = ((target.numbers[known] - self.mean) / self.std).astype(np.float32)[:, None]
+            with np.errstate(over="ignore"):
+                y = ((target.numbers[known] - self.mean) / self.std).astype(np.float32)[:, None]
         x = np.concatenate([f.encode(table.columns[f.name]) for f in self.features], axis=1)
+        if not np.isfinite(x).all() or not np.isfinite(y).all():
+            raise Refused("agreed.schema", "numbers of this site are beyond all measure on the scale agreed on")
         return x[known], y, int((~known).sum())
 
 
@@ -158,6 +164,8 @@ def read_schema(content: bytes) -> Schema:
     names = [*(f.name for f in features), *(name for name, _ in unused)]
     if len(set(names)) < len(names) or schema.target in names or not schema.inputs:
         raise ValueError("it is no schema of a table: its columns are not one each")
+    if schema.inputs > MOST_INPUTS:
+        raise ValueError(f"it asks for {schema.inputs} inputs of the model, {MOST_INPUTS} are the most")
     if schema.task == "classification" and not 2 <= len(schema.classes) <= MOST_CLASSES:
         raise ValueError(f"it is no schema of a table: {len(schema.classes)} classes")
     return schema
@@ -187,7 +195,7 @@ def one_of(value: Any, choices: Sequence[str]) -> Any:
 
 def number(value: Any) -> float:
     """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         raise ValueError("a number is none, or not finite")
     return float(value)
 
