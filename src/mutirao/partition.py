@@ -1,7 +1,7 @@
 """How the samples of one data set are dealt to clients, from all alike to each its own classes.
 
-A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only
-equal sizes that do not use up the set, and users not drawn, leave samples out). All chance comes from the generator handed over.
+A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only equal
+sizes that do not use up the set, and users not drawn, leave some out). All chance comes from the generator handed over.
 """
 
 import heapq
