@@ -1,7 +1,7 @@
 """How the samples of one data set are dealt to clients, from all alike to each its own classes.
 
-A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only
-equal sizes that do not use up the set leave samples out). All chance comes from the generator handed over.
+A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only equal
+sizes that do not use up the set, and users not drawn, leave some out). All chance comes from the generator handed over.
 """
 
 import heapq
@@ -193,10 +193,8 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     if clients is None or clients == len(names):
         return _parts(np.arange(len(key)), key, len(names))
     if clients > len(names):
-        raise ConfigError(
-            f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; "
-            f"take at most {len(names)} clients"
-        )
+        right = f"take at most {len(names)} clients"
+        raise ConfigError(f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; {right}")
     sizes = np.bincount(key, minlength=len(names))
     shuffled = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     holder = np.empty(len(names), np.intp)
@@ -211,9 +209,8 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
 def natural(users: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
     parts = by_key(_check_labels(users, clients, "users"))
-    if len(parts) > clients:
-        text = f"partition=natural: {clients} of {len(parts)} are drawn; clients={len(parts)} takes all"
-        logging.getLogger("mutirao").warning(text)
+    if (n := len(parts)) > clients:
+        logging.getLogger("mutirao").warning("natural: %d of %d are drawn; clients=%d takes all", clients, n, n)
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
 
 
