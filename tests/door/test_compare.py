@@ -82,6 +82,36 @@ def test_the_live_page_shows_it_and_sends_to_python_who_wants_it_resumed() -> No
         assert done.exit_code == 0, done.output
 
 
+class Tell:
+    """Standard error as a bar replaces it, and who wrote to it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, to: Path) -> None:
+        self.to = to
+
+    def write(self, text: str) -> None:
+        (self.to / str(os.getpid())).write_text(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_workers_do_not_write_through_a_bar_of_the_process_they_were_forked_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loud(outputs: Any, y: Any) -> Any:
+        print("here", file=sys.stderr)
+        return nn.functional.cross_entropy(outputs, y)
+
+    (tmp_path / "who").mkdir()
+    monkeypatch.setattr(sys, "stderr", Tell(tmp_path / "who"))
+    mu.compare(model, (X, Y), methods=BOTH, seeds=1, loss=loud, progress="quiet", **SMALL)
+    assert not list((tmp_path / "who").iterdir())
+    mu.run(model, (X, Y), loss=loud, **SMALL, progress="quiet")
+    assert [f.name for f in (tmp_path / "who").iterdir()] == [str(os.getpid())]
+
+
 def test_methods_may_be_named_as_people_like_and_are_escaped() -> None:
     table = mu.compare(model, (X, Y), methods={"<b>&": {}}, seeds=1, **SMALL)
     assert "<b>&" not in table._repr_html_()

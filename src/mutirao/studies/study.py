@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
@@ -255,8 +256,9 @@ def plan_of(study: Study) -> dict[str, Any]:
 
 def settle_on(free: Any, over: Connection, alive: Connection | None, recipe: str | Recipe) -> None:
     """Give this worker a core of its own, so that neither it nor torch takes another's; it ends with the study."""
-    if alive is not None:
+    if alive is not None:  # forked
         alive.close()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a bar's, whose lock a thread left behind may hold
     HANDED[:] = [recipe]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study decides
     threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
