@@ -152,9 +152,9 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"ana": (X, Y)},
         {"model": frozen},
-        "the model has nothing to train: it has no weights, or all of them are frozen",
+        "the model has no parameter with requires_grad: there is nothing to train",
     ),
-    ({"ana": (X, Y)}, {"model": nn.Flatten}, "the model has nothing to train"),
+    ({"ana": (X, Y)}, {"model": nn.Flatten}, "the model has no parameter with requires_grad"),
     ({"ana": (X, Y)}, {"model": lambda: Pair(4, 3)}, "client ana: the model gives a dict where classes need a tensor"),
     (
         {"ana": (X, Y)},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from mutirao.config import Common, Part, setting
+from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Patience, Round, Run, gather
@@ -32,7 +32,7 @@ class Config(Common):
     per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
-    optimizer: str = setting("adam", "optimiser of the clients", choices=("sgd", "adam"))
+    optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
     data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
     body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))

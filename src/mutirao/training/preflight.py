@@ -41,8 +41,6 @@ def check_start(trainer: PlainTrainer, arrays: Arrays, population: Mapping[Clien
     model = own_copy(trainer, arrays)
     least = 2 if trainer.needs_two() else 1
     raise_first(fault for store in stores for fault in (too_few(store, least), *not_finite(store)))
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError("the model has nothing to train: it has no weights, or all of them are frozen")
     kinds: dict[Any, list[Store]] = {}
     for store in stores:
         kinds.setdefault(store.kind, []).append(store)

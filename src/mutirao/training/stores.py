@@ -67,7 +67,6 @@ def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] 
         if (test := population.test) is not None:
             offsets = np.cumsum([0, *map(len, population.tests)])
             rows = np.concatenate([*population.tests, np.empty(0, np.intp)]).astype(np.intp)
-            rows = rows if test.index is None else test.index[rows]
             found.append(Store(test.x, test.y, population.names, rows, offsets, without, test=True))
         return found
     names = sorted(name for name in population if name not in without)
