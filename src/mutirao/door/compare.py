@@ -157,7 +157,7 @@ class Table:
         from mutirao.studies.showing import tables_of
 
         page = StringIO()
-        console = Console(file=page, highlight=False, width=120)
+        console = Console(file=page, highlight=False, width=120, force_jupyter=False)  # to the text alone
         for table in tables_of(self.lines):
             console.print(table)
         return page.getvalue().rstrip()

@@ -67,7 +67,7 @@ def run(
     >>> from torch import nn
     >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
-    >>> result = run(nn.Linear(4, 2), (x, y), clients=5, partition="dirichlet", alpha=1.0, rounds=10, out="runs/doc")
+    >>> result = run(lambda: nn.Linear(4, 2), (x, y), clients=5, alpha=1.0, rounds=10, lr=0.5, out="runs/doc")
     >>> result.best["accuracy"] > 0.8, type(result.model()).__name__
     (True, 'Linear')
     """
