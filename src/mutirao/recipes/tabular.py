@@ -39,7 +39,7 @@ class Config(Common):
     per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
     epochs: int = setting(5, "passes over its data a client makes a round", low=1)
     batch_size: int = setting(16, "samples a step", low=1)
-    lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
+    lr: float = setting(0.02, "learning rate of the clients", low=1e-12)
     weight_decay: float = setting(0.01, "weight decay of the clients' optimiser", low=0)
     data: str = setting("breast_cancer", "a CSV or Parquet file, a folder of them, or breast_cancer, wine, diabetes")
     target: str = setting("", "the column that is predicted")
