@@ -111,7 +111,8 @@ def test_it_learns_and_a_fraction_of_the_bytes_travels(engine: str) -> None:
 
 
 def test_peft_models_work_as_they_are() -> None:
-    peft = pytest.importorskip("peft")
+    import peft  # late: it takes seconds
+
 
     def model() -> nn.Module:
         with seeded(1):
