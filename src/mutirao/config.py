@@ -36,7 +36,19 @@ KINDS = {
 }
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 # What the code that calls a part hands over; users cannot set these.
-HANDED_OVER = {"labels", "keys", "users", "laboratories", "slides", "queries", "x", "clients", "rng", "roster", "round"}
+HANDED_OVER = {
+    "labels",
+    "keys",
+    "owners",
+    "laboratories",
+    "slides",
+    "queries",
+    "x",
+    "clients",
+    "rng",
+    "roster",
+    "round",
+}
 
 
 @dataclass(frozen=True)

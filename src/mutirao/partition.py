@@ -206,9 +206,9 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     return _parts(np.arange(len(key)), holder[key], clients)
 
 
-def natural(users: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
+def natural(owners: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
-    parts = by_key(_check_labels(users, clients, "users"))
+    parts = by_key(_check_labels(owners, clients, "owners"))
     if (n := len(parts)) > clients:
         logging.getLogger("mutirao").warning("natural: %d of %d are drawn; clients=%d takes all", clients, n, n)
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]

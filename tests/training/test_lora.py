@@ -113,7 +113,6 @@ def test_it_learns_and_a_fraction_of_the_bytes_travels(engine: str) -> None:
 def test_peft_models_work_as_they_are() -> None:
     import peft  # late: it takes seconds
 
-
     def model() -> nn.Module:
         with seeded(1):
             adapted: nn.Module = peft.get_peft_model(mlp(), peft.LoraConfig(r=2, target_modules=["0", "3"]))

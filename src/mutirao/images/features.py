@@ -126,7 +126,7 @@ class Extractor:
     def _load(self, kept: Path) -> npt.NDArray[np.float32] | None:
         try:
             found: npt.NDArray[np.float32] = np.load(kept, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            return None  # not there, or damaged: it is made anew
+        except (OSError, ValueError, EOFError, SystemError):
+            return None  # not there, or damaged, or Python 3.11 has parsed two headers at once: it is made anew
         sound = found.dtype == np.float32 and found.ndim >= 2 and len(found) == self.views and np.isfinite(found).all()
         return found if sound else None

@@ -9,25 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from mutirao.core.agreement import AGREED, as_extra, hold_agreed
+from mutirao.core.agreement import as_extra
 from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.evaluation import join_judgements
-from mutirao.core.fingerprints import fingerprint
-from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site, failure_of
+from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.datasets.layouts import set_apart
-from mutirao.errors import Refused
 from mutirao.images.features import Extractor
 from mutirao.randomness import number
 from mutirao.training.plain import Outcomes, Requests, Sites, answer_in_turn
-from mutirao.training.samples import ClientData, Population, Samples
+from mutirao.training.samples import CLASSES, ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 
-CLASSES, BODY = "classes", "body"
+BODY = "body"
 
 
 @dataclass(frozen=True)
@@ -39,32 +37,21 @@ class Party(Trainer):
 
     body: str = ""
 
-    def hold(self, request: Request, site: Site) -> Request:
-        """The request as a Trainer takes it, once it is sure that it speaks of what this party has."""
-        own = agreed_in(site.data.classes, self.body)
-        theirs = {k: v for k, v in request.config.items() if k.removeprefix(AGREED) in (CLASSES, BODY)}
-        hold_agreed(theirs, own)
-        return replace(request, config={k: v for k, v in request.config.items() if k not in theirs})
+    def agreed(self) -> dict[str, str]:
+        """What a Trainer says, and the frozen body that made the features."""
+        return super().agreed() | ({BODY: self.body} if self.body else {})
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer as a Trainer does, and a question for the class list."""
         if request.do == CLASSES:
             return Reply({}, as_extra(CLASSES, json.dumps(site.data.classes).encode()), n=len(site.data))
-        return super().__call__(self.hold(request, site), site)
+        return super().__call__(request, site)
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
         """The same of many, by the engine; a question for classes is answered in turn."""
         if any(request.do == CLASSES for request in requests.values()):
             return answer_in_turn(self, requests, sites)
-        held: dict[ClientId, Request] = {}
-        outcomes: Outcomes = {}
-        for client, request in requests.items():
-            try:
-                held[client] = self.hold(request, sites[client])
-            except Refused as error:
-                outcomes[client] = failure_of(error)
-        outcomes |= super().many(held, sites)
-        return {client: outcomes[client] for client in sorted(outcomes)}
+        return super().many(requests, sites)
 
 
 @dataclass(frozen=True)
@@ -87,11 +74,6 @@ class Hospital(Party):
         judged = self.evaluate(reply.arrays, kept)
         more = {"val_loss": judged["loss"], "val_acc": judged["accuracy"]}
         return replace(reply, metrics=reply.metrics | more)
-
-
-def agreed_in(classes: Sequence[str], body: str) -> dict[str, str]:
-    """What parties must have in common, by digest: the class list, and the frozen body if there is one."""
-    return {CLASSES: fingerprint(list(classes))} | ({BODY: body} if body else {})
 
 
 @dataclass

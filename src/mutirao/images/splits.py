@@ -70,13 +70,13 @@ def deal_pictures(
         "keys": pictures.slides,
         "slides": pictures.slides,
         "laboratories": pictures.laboratories,
-        "users": pictures.laboratories,
+        "owners": pictures.laboratories,
         "clients": clients,
         "rng": rng,
     }
     inner = split.func if isinstance(split, functools.partial) else split
     takes = inspect.signature(inner).parameters
-    if "users" in takes and not (pictures.laboratories != "").all():
+    if "owners" in takes and not (pictures.laboratories != "").all():
         raise ConfigError("partition=natural: whose the pictures are is not known; a table's column 'client' says it")
     return split(**{name: value for name, value in offers.items() if name in takes})
 

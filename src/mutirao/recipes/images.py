@@ -68,9 +68,9 @@ def task(config: Config) -> Task:
         raise ConfigError(f"data: {config.data} has the class {', '.join(classes)} alone; two are needed")
 
     from mutirao.images.heads import probabilities
-    from mutirao.images.hospitals import Party, Wards, agreed_in, pool_hospitals
+    from mutirao.images.hospitals import Party, Wards, pool_hospitals
     from mutirao.images.models import Plan
-    from mutirao.training.samples import Samples
+    from mutirao.training.samples import Samples, agree_on_classes
 
     plan = Plan.of(config)
     wards = Wards(
@@ -78,8 +78,7 @@ def task(config: Config) -> Task:
         grouped=bool(config.group),
         anybody=config.sites,
     )
-    frozen = plan.frozen()
-    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, body=frozen)
+    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, body=plan.frozen())
 
     @cache
     def test() -> Samples:
@@ -95,7 +94,7 @@ def task(config: Config) -> Task:
         initial=partial(party.initial, config.seed),
         evaluate=(lambda arrays: party.evaluate(arrays, test())) if found.has_test else None,
         metrics=FIGURES,
-        agreed=agreed_in(classes, frozen),
+        agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if found.has_test else {}),
         classes=len(classes),
         knows=classes,

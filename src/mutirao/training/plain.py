@@ -39,7 +39,7 @@ from mutirao.training.figures import (
 )
 from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
-from mutirao.training.samples import Samples
+from mutirao.training.samples import Samples, agreed_classes
 from mutirao.training.travel import Travel, find_travel
 
 Requests = Mapping[ClientId, Request]
@@ -267,10 +267,10 @@ class PlainTrainer:
         found: dict[str, str] = self._recorded["agreed"]
         return found
 
-    def hold_told(self, config: Mapping[str, Scalar]) -> None:
-        """Refused, by name, if a request tells what is unknown here, or builds on another frozen part."""
+    def hold_told(self, config: Mapping[str, Scalar], data: Any = None) -> None:
+        """Refused, by name, if a request tells what is unknown here, or builds on another frozen part or class list."""
         read_told(config)
-        hold_agreed(config, self.agreed())
+        hold_agreed(config, {**self.agreed(), **agreed_classes(data)})
 
     def needs_two(self) -> bool:
         """Whether the module cannot be trained on a single sample."""

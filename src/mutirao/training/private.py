@@ -19,7 +19,7 @@ from mutirao.training.descent import arrays_of, one_thread, seeded
 from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, answer_in_turn
-from mutirao.training.samples import Samples
+from mutirao.training.samples import Samples, agreed_classes
 
 TOLD = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
 
@@ -56,7 +56,7 @@ class PrivateTrainer:
         """The privately trained arrays, and what has been spent."""
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
-        hold_agreed(request.config, self.agreed())
+        hold_agreed(request.config, {**self.agreed(), **agreed_classes(site.data)})
         n = len(Samples.of(site.data))
         read_told(request.config, TOLD)
         pace = self.trainer.pace(request.config)

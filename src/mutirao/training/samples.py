@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import ClientId
 from mutirao.fleets.without import PopulationWithout
 from mutirao.training.adaptors import LIMIT, read_data
@@ -19,6 +20,7 @@ from mutirao.training.inputs import Inputs, as_inputs, as_labels, change, kind_o
 from mutirao.training.lazy import Lazy
 
 Index = npt.NDArray[np.intp]
+CLASSES = "classes"  # what class lists go by in an agreement, and in a question for them
 
 
 class Samples:
@@ -123,6 +125,16 @@ class ClientData:
 
     def __len__(self) -> int:
         return len(self.train)
+
+
+def agreed_classes(data: Any) -> dict[str, str]:
+    """A client's own names for its classes, by digest, if it has any: all must have the same, in the same order."""
+    return agree_on_classes(data.classes) if isinstance(data, ClientData) and data.classes else {}
+
+
+def agree_on_classes(names: Sequence[str]) -> dict[str, str]:
+    """A class list as what all clients must have in common."""
+    return {CLASSES: fingerprint(list(names))}
 
 
 def own_test_of(data: Any) -> Samples:

@@ -30,7 +30,7 @@ FEW_CLIENTS, FEW_STEPS = 16, 512
 
 def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
-    trainer.hold_told(request.config)
+    trainer.hold_told(request.config, site.data)
     if request.do == "train":
         return trainer.train(request, site)
     if request.do == "evaluate":
@@ -45,7 +45,7 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
 
 def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client; a failure is one client's alone."""
-    refused = refuse_told(trainer, requests)
+    refused = refuse_told(trainer, requests, sites)
     training = {c: r for c, r in requests.items() if r.do == "train" and c not in refused}
     judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
     with one_thread():
@@ -55,12 +55,12 @@ def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> 
     return dict(sorted(outcomes.items()))
 
 
-def refuse_told(trainer: PlainTrainer, requests: Requests) -> Outcomes:
+def refuse_told(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """The refusals of those who are told what is unknown here, or cannot be."""
     outcomes: Outcomes = {}
     for client, request in requests.items():
         try:
-            trainer.hold_told(request.config)
+            trainer.hold_told(request.config, sites[client].data)
         except Refused as error:
             outcomes[client] = failure_of(error)
     return outcomes
