@@ -165,3 +165,12 @@ def test_killed_by_the_system_and_resumed_from_the_command_line(tmp_path: Path) 
     assert kills >= 1
     assert json.loads(last.stdout)["digest"] == json.loads(straight.stdout)["digest"]
     assert mutirao("verify", "killed").exit_code == 0
+
+
+def test_the_table_at_the_end_has_the_worst_client_and_leaves_the_rest_to_the_report(tmp_path: Path) -> None:
+    sets = [word for s in ("rounds=2", "clients=8", "per_round=4", "clients_every=1") for word in ("--set", s)]
+    done = mutirao("run", "quickstart", *sets, "--out", str(tmp_path / "run"))
+    assert "accuracy_worst" in done.output
+    assert "accuracy_p10" not in done.output
+    assert "accuracy_clients" not in done.output
+    assert "accuracy_p10" in json.loads((tmp_path / "run/summary.json").read_text())["final"]

@@ -43,6 +43,9 @@ def show_replay(part: "Part", found: "Replay") -> None:
         console.print(f"{text}: {', '.join(told) or 'nobody'}", soft_wrap=True)
 
 
+IN_REPORT = ("_clients", "_p10", "_p50", "_p90")  # of each metric at the clients: the mean and the worst are enough here
+
+
 def conclude(summary: dict[str, Any], folder: Path) -> None:
     """The result of a run as a small table, and where to find the rest."""
     console = Console(highlight=False)
@@ -51,6 +54,8 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
     title = f"{summary['recipe']}, {summary['rounds']} rounds, {summary['seconds']:.1f} s"
     table = make_table(title, ("metric", "final", f"best (round {summary['best_round']})"))
     for name, value in summary["final"].items():
+        if name.endswith(IN_REPORT):
+            continue
         table.add_row(name, f"{value:.4f}", f"{summary['best'].get(name, float('nan')):.4f}")
     console.print(table)
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")

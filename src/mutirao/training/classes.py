@@ -28,7 +28,7 @@ def number_classes(*labels: Any) -> tuple[dict[Any, int], tuple[str, ...]]:
     names = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in classes)
     if any(not isinstance(c, int) or isinstance(c, bool) or c != i for i, c in enumerate(classes)):
         shown = ", ".join(f"{name} is {i}" for i, name in enumerate(names[:FEW]))
-        log.info("labels are numbered in sorted order: %s%s", shown, ", ..." if len(names) > FEW else "")
+        log.warning("labels are numbered in sorted order: %s%s", shown, ", ..." if len(names) > FEW else "")
     return {c: i for i, c in enumerate(classes)}, names
 
 
