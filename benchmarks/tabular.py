@@ -1,12 +1,13 @@
 """The recipe `tabular` against scikit-learn on pooled rows: the same training rows, the same test rows, five seeds.
 
 python -m benchmarks.tabular            # the table of docs/tabular.md, about three minutes on two cores
+python -m benchmarks.tabular --first 100 --seeds 20 --split iid    # seeds that no setting was chosen by
 """
 
 import argparse
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,16 @@ def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
     return regression_figures(found * schema.std + schema.mean, y_test * schema.std + schema.mean)
 
 
-def rows(seeds: int, clients: int) -> Iterator[str]:
+def rows(seeds: range, clients: int, splits: Sequence[str]) -> Iterator[str]:
     """The table, line by line: the mean, and how far it is from scikit-learn's on the same rows."""
-    yield f"| set | model | figure | {' | '.join(SPLITS)} |"
-    yield f"|---|---|---|{'---|' * len(SPLITS)}"
+    yield f"| set | model | figure | {' | '.join(splits)} |"
+    yield f"|---|---|---|{'---|' * len(splits)}"
     for data, figure in SETS.items():
         for model in ("linear", "dense"):
             cells = []
-            for split in SPLITS:
+            for split in splits:
                 ours, theirs = [], []
-                for seed in range(seeds):
+                for seed in seeds:
                     row, task, run = federate(data, model, split, seed, clients)
                     ours.append(100 * row[figure])
                     theirs.append(100 * pooled(task, run, model, seed)[figure])
@@ -80,10 +81,12 @@ def rows(seeds: int, clients: int) -> Iterator[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--split", action="append", choices=list(SPLITS), help="may be repeated; all if not given")
     parser.add_argument("--clients", type=int, default=Config.clients)
     asked = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)  # as many passes as clients make, no more
     logging.disable(logging.WARNING)  # in skewed splits every round says who counts for fewer samples
-    for line in rows(asked.seeds, asked.clients):
+    for line in rows(range(asked.first, asked.first + asked.seeds), asked.clients, asked.split or list(SPLITS)):
         print(line, flush=True)
