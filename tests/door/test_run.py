@@ -179,6 +179,18 @@ def test_what_a_recipe_calls_as_the_door_does_is_its_own_setting() -> None:
         mu.run(own, test="much")
 
 
+def test_a_recipes_own_model_is_a_setting_and_a_module_may_be_named() -> None:
+    linear = mu.run("tabular", model="linear", data="wine", clients=3, rounds=1, out="linear")
+    assert tomllib.loads((linear.folder / "config.toml").read_text())["model"] == "linear"
+    assert sorted(linear.arrays()) == ["bias", "weight"]
+    x, y, few = X, Y, {"rounds": 1, "clients": 3}
+    assert mu.run(net, (x, y), **few, out="a").digest == mu.run(model=net, data=(x, y), **few, out="b").digest
+    with pytest.raises(ConfigError, match="model: it is handed over once, and no setting"):
+        mu.run(net, (x, y), model="linear", out="c")
+    with pytest.raises(ConfigError, match="model: there is none"):
+        mu.run()
+
+
 def test_a_run_is_loaded_from_its_folder() -> None:
     done = mu.run(net(), (X, Y), **SMALL)
     found = mu.load(done.folder)

@@ -43,7 +43,12 @@ def show_replay(part: "Part", found: "Replay") -> None:
         console.print(f"{text}: {', '.join(told) or 'nobody'}", soft_wrap=True)
 
 
-IN_REPORT = ("_clients", "_p10", "_p50", "_p90")  # of each metric at the clients: the mean and the worst are enough here
+IN_REPORT = (
+    "_clients",
+    "_p10",
+    "_p50",
+    "_p90",
+)  # of each metric at the clients: the mean and the worst are enough here
 
 
 def conclude(summary: dict[str, Any], folder: Path) -> None:

@@ -25,7 +25,8 @@ log = logging.getLogger("mutirao")
 
 
 def compare(
-    model: Any,
+    model: Any = None,
+    /,  # as in `run`
     data: Any = None,
     *,
     methods: Mapping[str, Mapping[str, Any]],
@@ -60,7 +61,8 @@ def compare(
     """
     if not isinstance(methods, Mapping) or not methods:
         raise ConfigError('methods: name at least one, such as methods={"FedAvg": {}, "FedYogi": {...}}')
-    entry = enter(model, data, target=target, client=client, test=test, loss=loss, transform=transform)
+    what = common.pop("model", None) if model is None else model
+    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform)
     study = plan(
         entry, methods, seeds, over or {}, baseline, metrics, {"optimizer": optimizer, **common, **(settings or {})}
     )

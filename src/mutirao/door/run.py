@@ -27,7 +27,8 @@ Mode = Literal["auto", "lines", "quiet"]
 
 
 def run(
-    model: Any,
+    model: Any = None,
+    /,  # recipes have a setting of that name, too
     data: Any = None,
     *,
     target: str | None = None,
@@ -80,7 +81,8 @@ def run(
         "seed": seed,
         "optimizer": optimizer,
     }
-    entry = enter(model, data, target=target, client=client, test=test, loss=loss, transform=transform)
+    what = more.pop("model", None) if model is None else model
+    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform)
     name, recipe = name_recipe(entry.recipe)
     config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
     folder = Path(out) if out is not None else default_out(name, resume)
