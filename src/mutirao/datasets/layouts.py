@@ -6,7 +6,7 @@ One folder a class; `Training/` and `Test/` of that kind; `client_1/`, `client_2
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,11 +58,19 @@ def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> Pic
 
 
 def read_both(
-    data: Path, group: str, share: float, seed: int, classes: Sequence[str] = ()
+    data: Path,
+    group: str,
+    share: float,
+    seed: int,
+    classes: Sequence[str] = (),
+    rows_of: Callable[[Pictures], Pictures] = lambda pictures: pictures,
 ) -> tuple[Pictures, Pictures]:
-    """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both."""
+    """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both.
+
+    `rows_of` makes of the pictures what is held out or not as a whole, such as slides.
+    """
     if data.is_file():
-        everything = read_listed(data, group, classes)
+        everything = rows_of(read_listed(data, group, classes))
         held = everything.laboratories == GLOBAL_TEST
         rows = (
             (np.flatnonzero(~held), np.flatnonzero(held))
@@ -71,10 +79,10 @@ def read_both(
         )
         train, test = everything.take(rows[0]), everything.take(rows[1])
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
-        train, test = read_pictures(data / TRAINING, group), read_pictures(data / TEST, group)
+        train, test = (rows_of(read_pictures(data / part, group)) for part in (TRAINING, TEST))
         agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
     else:
-        everything = read_pictures(data, group)
+        everything = rows_of(read_pictures(data, group))
         rows = set_apart(everything, share, seed, expected=bool(group))
         train, test = everything.take(rows[0]), everything.take(rows[1])
     refuse_shared(train, test)

@@ -21,9 +21,12 @@ import torch
 from PIL import Image
 
 from mutirao.core.files import write_whole
+from mutirao.datasets.folders import Pictures
 from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
+from mutirao.images.jitter import jitter
 from mutirao.images.names import Depth
+from mutirao.images.stain import NORMALISERS
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -41,6 +44,12 @@ def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pix
         fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
         views.append(flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill))
     return np.stack([np.asarray(v) for v in views]).transpose(0, 3, 1, 2)
+
+
+def normalised(image: Image.Image, stain: str, size: int = SIZE) -> Image.Image:
+    """The picture at `size` x `size`, as the body is given it, with its stain normalised."""
+    small = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+    return Image.fromarray(NORMALISERS[stain](small))
 
 
 def cache_folder() -> Path:
@@ -63,6 +72,8 @@ class Extractor:
     depth: Depth = "features"
     cached: bool = True
     size: int = SIZE  # pixels a side
+    stain: str = "none"  # how stains are normalised
+    augment: str = "none"  # "stain": all views but the first are as another laboratory's
 
     @cached_property
     def network(self) -> Body:
@@ -72,7 +83,12 @@ class Extractor:
     @cached_property
     def folder(self) -> Path:
         """Where the features of this body and these views lie."""
-        return cache_folder() / f"{self.body}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
+        prepared = "".join(f"-{how}" for how in (self.stain, self.augment) if how != "none")
+        return cache_folder() / f"{self.body}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}{prepared}"
+
+    def inputs(self, pictures: Pictures) -> Any:
+        """What a model takes of these pictures, a row each."""
+        return self(pictures.files)
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None
@@ -103,17 +119,28 @@ class Extractor:
         """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
         name = hashlib.sha256(content).hexdigest()
         if self.depth == "pixels":
-            return views_of(picture(content), name, self.views, self.size)
+            return self.look(content, name, self.size)
         kept = self.folder / name[:2] / f"{name}.npy"
         if self.cached and (found := self._load(kept)) is not None:
             return found
-        made = self.of_pixels(views_of(picture(content), name, self.views))
+        made = self.of_pixels(self.look(content, name, SIZE))
         if self.cached:
             stream = io.BytesIO()
             np.save(stream, made)
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slow
                 write_whole(kept, stream.getvalue(), durable=False)
         return made
+
+    def look(self, content: bytes, name: str, size: int) -> Pixels:
+        """The picture's views, its stain normalised first and augmented last, if that is asked for."""
+        plain = picture(content)
+        if self.stain != "none":
+            plain = normalised(plain, self.stain, size)
+        views = views_of(plain, name, self.views, size)
+        if self.augment == "stain":
+            for k in range(1, len(views)):
+                views[k] = jitter(views[k].transpose(1, 2, 0), f"{name} {k}").transpose(2, 0, 1)
+        return views
 
     def of_pixels(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Run the frozen part on a batch of views."""

@@ -17,6 +17,8 @@ from mutirao.errors import ConfigError
 from mutirao.images.splits import deal_pictures
 from mutirao.randomness import number, rng
 
+RowsOf = Callable[[Pictures], Pictures]  # what is dealt and held out as a whole: pictures, or slides
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -28,11 +30,13 @@ class Sources:
     has_test: bool = True
 
 
-def find_pictures(root: Path, config: Any, group: str, classes: tuple[str, ...] = ()) -> Sources:
+def find_pictures(
+    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = lambda pictures: pictures
+) -> Sources:
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
-    train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes)
+    train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
     parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()

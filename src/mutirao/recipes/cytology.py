@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
@@ -17,7 +15,7 @@ from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
 from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
-from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
+from mutirao.images.names import AUGMENTS, BAG_HEADS, BODY_NAMES, DEPTHS, HEADS, STAINS, Trainable
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
@@ -53,30 +51,40 @@ class Config(Common):
     classes: str = setting("", "the class list agreed on, separated by commas (default: asked for before round 1)")
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
     cache: bool = setting(True, "keep features of the frozen body between runs")
-    slides: int = setting(3, "synthetic: slides a laboratory, the last one for the test", low=2)
+    head: str = setting("linear", "what judges: 'linear' a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
+    tiles: int = setting(500, "whole slides: tiles of one at most, by lot", low=1)
+    stain: str = setting("none", "stain normalisation of each picture", choices=STAINS)
+    augment: str = setting("none", "'stain': views as other laboratories would stain and scan", choices=AUGMENTS)
+    slides: int = setting(
+        0, "synthetic: slides a laboratory (default 3, the last for the test; whole slides 16)", low=0
+    )
     side: int = setting(4096, "synthetic: pixels of a slide's side", low=1024)
 
 
 def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
+    from mutirao.images.bags import BagExtractor
     from mutirao.images.features import Extractor
-    from mutirao.images.heads import probabilities, trained_part
+    from mutirao.images.heads import probabilities
     from mutirao.images.hospitals import Hospital, Wards, pool_hospitals
+    from mutirao.images.pooling import make_head
 
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
+    extract = replace(extract, stain=config.stain, augment=config.augment)
+    look = BagExtractor(extract, config.tiles, config.seed) if config.head in BAG_HEADS else extract
     found: Sources = find_sources(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
-    wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
+    wards = Wards(found.hospitals, look, config.validation, config.seed, config.samples, agreed)
     if config.only and config.only not in wards:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    hospital = Hospital.of(config, lambda: trained_part(extract.network, config.trainable, len(classes)))
-    seen: dict[str, npt.NDArray[Any]] = {}
+    hospital = Hospital.of(config, lambda: make_head(config.head, extract.network, config.trainable, len(classes)))
+    seen: dict[str, Any] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
         if "x" not in seen:
-            seen["x"] = extract(found.test().files)
+            seen["x"] = look.inputs(found.test())
         seen["p"] = probabilities(hospital.fill(arrays), seen["x"])
         figures = diagnose(seen["p"], found.test().labels, classes, abnormal)
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}

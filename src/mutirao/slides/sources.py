@@ -3,14 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+from mutirao.images.names import BAG_HEADS
 from mutirao.images.sources import Sources, find_pictures, read_prepared
+
+SLIDES, PLANTED = 3, 16  # synthetic slides a laboratory: for tiles, and for whole slides
 
 
 def find_sources(config: Any) -> Sources:
-    """The parties that a configuration's `data` describes."""
+    """The parties that a configuration's `data` describes; with a head for whole slides, their rows are slides."""
+    if bags := config.head in BAG_HEADS:
+        from mutirao.images.bags import gather_slides, slides_of
+
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
-        root = laboratories(config.clients, config.slides, config.side, config.seed)
-        return read_prepared(root, config.clients, config.slide)
-    return find_pictures(Path(config.data).expanduser(), config, config.slide)
+        slides = config.slides or (PLANTED if bags else SLIDES)
+        root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
+        found = read_prepared(root, config.clients, config.slide)
+    else:
+        more = {"rows_of": gather_slides} if bags else {}
+        found = find_pictures(Path(config.data).expanduser(), config, config.slide, **more)
+    return slides_of(found) if bags else found
