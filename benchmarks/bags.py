@@ -62,7 +62,7 @@ def synthetic(seed: int, extract: Extractor, herlev: Path | None) -> tuple[dict[
     """Slides of three laboratories, and others of theirs for the test."""
     train, test = {}, ([], [])
     for place in "ABC":
-        for what, normal, abnormal, bags in (("train", 200, 20, 24), ("test", 120, 20, 20)):
+        for what, normal, abnormal, bags in (("train", 120, 16, 24), ("test", 80, 16, 20)):
             tiles, y = draw_tiles(place, seed, normal, abnormal, f"bags {what}")
             x = features(tiles, extract)
             made = plant(x[y == 0], x[y == 1], bags, 50, 2, rng(seed, 0, what, place))

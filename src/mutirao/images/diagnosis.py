@@ -123,10 +123,15 @@ def write_verdict(
     classes: Sequence[str],
     abnormal: npt.NDArray[np.bool_],
     rng: np.random.Generator,
+    judged: str = "pictures",
 ) -> None:
-    """Write all figures of the last model on the test set; the AUC with an interval over slides."""
+    """Write all figures of the last model on the test set; AUC and accuracy with intervals over slides.
+
+    `judged` says what a row is: pictures, or slides.
+    """
     found = {
-        "pictures": len(labels),
+        "judged": judged,
+        judged: len(labels),
         "slides": len(set(slides.tolist()) - {""}),
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],

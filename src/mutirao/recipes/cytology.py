@@ -91,7 +91,8 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+        draw, judged = rng(config.seed, 0, "auc"), "slides" if config.head in BAG_HEADS else "pictures"
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, judged)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)
