@@ -20,7 +20,13 @@ log = logging.getLogger("mutirao")
 
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 CLIENT = re.compile(r"client_(\d+)")
+RowsOf = Callable[[Pictures], Pictures]  # what is dealt and held out as a whole: pictures, or slides made of them
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"
+
+
+def as_they_are(pictures: Pictures) -> Pictures:
+    """Each picture by itself."""
+    return pictures
 
 
 def clients_in(root: Path) -> list[Path]:
@@ -63,7 +69,7 @@ def read_both(
     share: float,
     seed: int,
     classes: Sequence[str] = (),
-    rows_of: Callable[[Pictures], Pictures] = lambda pictures: pictures,
+    rows_of: RowsOf = as_they_are,
 ) -> tuple[Pictures, Pictures]:
     """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both.
 
@@ -108,9 +114,11 @@ def set_apart(
     for i, content in enumerate(pictures.hashes):
         slides[i] = slides[first.setdefault(content, i)] or slides[i]
     known = np.flatnonzero(slides != "")
-    if (count := len(set(slides[known]))) < folds or np.bincount(pictures.labels[known]).max() < folds:
+    count = len(set(slides[known]))
+    whole = count == len(pictures)  # rows are slides: none can be on both sides
+    if whole or count < folds or np.bincount(pictures.labels[known]).max() < folds:
         why = f"only {count} slides are" if count else "no slide is"
-        level = logging.WARNING if expected or count else logging.INFO
+        level = logging.DEBUG if whole else logging.WARNING if expected or count else logging.INFO
         log.log(
             level, "%s is drawn by class alone: %s known, so pictures of one slide may be on both sides", where, why
         )

@@ -89,8 +89,8 @@ class BagExtractor:
         assert isinstance(slides, Slides)
         kept = [self.choose(str(name), some) for name, some in zip(slides.slides, slides.tiles, strict=True)]
         cuts = np.cumsum([len(some) for some in kept])[:-1]
-        found: npt.NDArray[np.float32] = self.extract([file for some in kept for file in some.files])
-        return pad_bags(np.split(found, cuts))
+        found = self.extract([file for some in kept for file in some.files])
+        return pad_bags(np.split(found.astype(np.float32, copy=False), cuts))
 
     def choose(self, name: str, tiles: Pictures) -> Pictures:
         """The tiles of a slide that are looked at."""

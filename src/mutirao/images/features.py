@@ -21,11 +21,12 @@ import torch
 from PIL import Image
 
 from mutirao.core.files import write_whole
+from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets.folders import Pictures
 from mutirao.datasets.pictures import UnreadableError, picture
-from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
+from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
 from mutirao.images.jitter import jitter
-from mutirao.images.names import Depth
+from mutirao.images.names import BODY_NAMES, Depth
 from mutirao.images.stain import NORMALISERS
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
@@ -79,6 +80,13 @@ class Extractor:
     def network(self) -> Body:
         """The body, made when it is first needed."""
         return body(self.body, self.weights)
+
+    def preprocessing(self) -> str:
+        """What is done with a picture before anything is trained, by digest: size, views, scale, stain."""
+        scale = [IMAGENET_MEAN, IMAGENET_STD] if self.body in BODY_NAMES else "from 0 to 1"
+        what = {"size": self.size, "views": self.views, "depth": self.depth, "scale": scale}
+        stain = {"stain": self.stain, "augment": self.augment}
+        return fingerprint(what | {name: how for name, how in stain.items() if how != "none"})
 
     @cached_property
     def folder(self) -> Path:

@@ -25,14 +25,16 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
     density = -np.log((pixels.astype(np.float64) + 1) / 256)
     there = np.minimum(density.max(-1, keepdims=True) / 0.3, 1.0)
     changed = (density @ UNMIX * np.asarray(strength) + there * np.asarray(shift)) @ STAINS
-    return np.rint(np.clip(256 * np.exp(-changed) - 1, 0, 255)).astype(np.uint8)
+    found: Pixels = np.rint(np.clip(256 * np.exp(-changed) - 1, 0, 255)).astype(np.uint8)
+    return found
 
 
 def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
     """The picture as a scanner sees it that has this focus (pixels), light curve and colour balance."""
     soft = Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(blur)) if blur > 0 else pixels
     light = (np.asarray(soft, np.float64) / 255) ** gamma * np.asarray(gain)
-    return np.rint(np.clip(255 * light, 0, 255)).astype(np.uint8)
+    found: Pixels = np.rint(np.clip(255 * light, 0, 255)).astype(np.uint8)
+    return found
 
 
 def jitter(pixels: Pixels, name: str) -> Pixels:

@@ -12,12 +12,10 @@ from typing import Any
 
 from mutirao.config import build
 from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
-from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both, read_listed
+from mutirao.datasets.layouts import GLOBAL_TEST, RowsOf, as_they_are, clients_in, read_both, read_listed
 from mutirao.errors import ConfigError
 from mutirao.images.splits import deal_pictures
 from mutirao.randomness import number, rng
-
-RowsOf = Callable[[Pictures], Pictures]  # what is dealt and held out as a whole: pictures, or slides
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Sources:
 
 
 def find_pictures(
-    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = lambda pictures: pictures
+    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = as_they_are
 ) -> Sources:
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):

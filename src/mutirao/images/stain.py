@@ -26,7 +26,8 @@ LOOK_MEAN, LOOK_DEVIATION = np.array([8.74108109, -0.12440419, 0.0444982]), np.a
 
 def stained(pixels: Pixels) -> npt.NDArray[np.bool_]:
     """Which pixels are no glass: their optical density -ln((I + 1) / 240) is at least 0.15 in every channel."""
-    found: npt.NDArray[np.bool_] = (-np.log((pixels.astype(np.float64) + 1) / LIGHT) >= DENSE).all(-1)
+    density = -np.log((pixels.astype(np.float64) + 1) / LIGHT)
+    found: npt.NDArray[np.bool_] = np.all(density >= DENSE, axis=-1)
     return found
 
 
@@ -87,7 +88,8 @@ def to_axes(rgb: npt.ArrayLike) -> Floats:
 def to_pixels(axes: Floats) -> Pixels:
     """The pixels of such values; what is no colour is cut off."""
     seen = np.exp(np.minimum(axes @ np.linalg.inv(AXES).T, 20.0))
-    return np.rint(np.clip(seen @ np.linalg.inv(CONES).T, 0, 255)).astype(np.uint8)
+    found: Pixels = np.rint(np.clip(seen @ np.linalg.inv(CONES).T, 0, 255)).astype(np.uint8)
+    return found
 
 
 NORMALISERS: dict[str, Callable[[Pixels], Pixels]] = {

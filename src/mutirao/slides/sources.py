@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from mutirao.datasets.layouts import as_they_are
 from mutirao.images.names import BAG_HEADS
 from mutirao.images.sources import Sources, find_pictures, read_prepared
 
@@ -21,6 +22,6 @@ def find_sources(config: Any) -> Sources:
         root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
         found = read_prepared(root, config.clients, config.slide)
     else:
-        more = {"rows_of": gather_slides} if bags else {}
-        found = find_pictures(Path(config.data).expanduser(), config, config.slide, **more)
+        rows_of = gather_slides if bags else as_they_are
+        found = find_pictures(Path(config.data).expanduser(), config, config.slide, rows_of=rows_of)
     return slides_of(found) if bags else found
