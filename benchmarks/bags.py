@@ -43,7 +43,7 @@ from mutirao.training.samples import ClientData, Samples
 Features = npt.NDArray[np.float32]
 Bags = tuple[list[Features], list[int]]
 LR = {"mean": 3e-3, "max": 1e-3, "abmil": 1e-2}
-SETTINGS = {"rounds": 20, "epochs": 5, "batch_size": 8, "validation": 0}
+SETTINGS = {"rounds": 20, "epochs": 2, "batch_size": 8, "validation": 0}
 
 
 def plant(normal: Features, abnormal: Features, bags: int, tiles: int, most: int, draw: np.random.Generator) -> Bags:
@@ -58,11 +58,11 @@ def plant(normal: Features, abnormal: Features, bags: int, tiles: int, most: int
     return found, labels
 
 
-def synthetic(seed: int, extract: Extractor, herlev: Path | None) -> tuple[dict[str, Bags], Bags]:
+def synthetic(seed: int, extract: Extractor, herlev: Path | None, slides: int) -> tuple[dict[str, Bags], Bags]:
     """Slides of three laboratories, and others of theirs for the test."""
     train, test = {}, ([], [])
     for place in "ABC":
-        for what, normal, abnormal, bags in (("train", 120, 16, 24), ("test", 80, 16, 20)):
+        for what, normal, abnormal, bags in (("train", 120, 16, slides), ("test", 80, 16, 20)):
             tiles, y = draw_tiles(place, seed, normal, abnormal, f"bags {what}")
             x = features(tiles, extract)
             made = plant(x[y == 0], x[y == 1], bags, 50, 2, rng(seed, 0, what, place))
@@ -83,7 +83,7 @@ def cells_of(herlev: Path | None, extract: Extractor) -> tuple[Features, npt.NDA
     return extract(files), np.array([not f.parent.name.startswith("normal") for f in files]), slides
 
 
-def herlev_planted(seed: int, extract: Extractor, herlev: Path | None) -> tuple[dict[str, Bags], Bags]:
+def herlev_planted(seed: int, extract: Extractor, herlev: Path | None, bags: int) -> tuple[dict[str, Bags], Bags]:
     """Bags of normal cells of other people, an abnormal one planted in every second."""
     x, abnormal, slides = cells_of(herlev, extract)
     draw = rng(seed, 0, "herlev")
@@ -93,12 +93,12 @@ def herlev_planted(seed: int, extract: Extractor, herlev: Path | None) -> tuple[
     train = {}
     for k in range(3):
         own = where == k
-        train[f"client_{k + 1}"] = plant(x[own & ~abnormal], x[own & abnormal], 24, 20, 1, draw)
+        train[f"client_{k + 1}"] = plant(x[own & ~abnormal], x[own & abnormal], bags, 20, 1, draw)
     held = where >= 3
     return train, plant(x[held & ~abnormal], x[held & abnormal], 60, 20, 1, draw)
 
 
-def herlev_slides(seed: int, extract: Extractor, herlev: Path | None) -> tuple[dict[str, Bags], Bags]:
+def herlev_slides(seed: int, extract: Extractor, herlev: Path | None, _: int) -> tuple[dict[str, Bags], Bags]:
     """Slides as they are."""
     x, abnormal, slides = cells_of(herlev, extract)
     draw = rng(seed, 0, "herlev slides")
@@ -109,7 +109,7 @@ def herlev_slides(seed: int, extract: Extractor, herlev: Path | None) -> tuple[d
     return {f"client_{k + 1}": parts[k] for k in range(3)}, test
 
 
-SETS: dict[str, Callable[[int, Extractor, Path | None], tuple[dict[str, Bags], Bags]]] = {
+SETS: dict[str, Callable[[int, Extractor, Path | None, int], tuple[dict[str, Bags], Bags]]] = {
     "synthetic": synthetic,
     "herlev-planted": herlev_planted,
     "herlev-slides": herlev_slides,
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--herlev", type=Path, help="a folder of Herlev's classes")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--slides", type=int, default=100, help="slides (or planted bags) a hospital trains on")
     parser.add_argument("--lr", type=float, help="one learning rate for all heads, to choose by")
     args = parser.parse_args()
     logging.getLogger("mutirao").setLevel(logging.ERROR)
@@ -165,7 +166,7 @@ def main() -> None:
     rows: dict[str, dict[str, list[float]]] = {}
     for name in args.sets.split(","):
         for seed in range(args.first, args.first + args.seeds):
-            train, test = SETS[name](seed, extract, args.herlev)
+            train, test = SETS[name](seed, extract, args.herlev, args.slides)
             arms = {head: (head, train) for head in LR} | {"abmil, pooled": ("abmil", pooled(train))}
             for arm, (head, held) in arms.items():
                 found = one(head, held, test, seed, args.lr or LR[head], extract.network)
