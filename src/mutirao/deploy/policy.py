@@ -251,8 +251,9 @@ TEMPLATE = """\
 @PINS@
 
 [asked]
-# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few);
-# for tables profile (columns, counts, means, common categories) and agree (whether they are as agreed on).
+# Kinds of requests: agree (whether this site has what all must have in common; without it, it takes no part), train (an
+# update of the model), evaluate (metrics on local data), probe (the same, on a few); for tables profile (columns,
+# counts, means, common categories).
 requests = []
 # With fewer samples than this used, or fewer than this left out of those that are here, nothing leaves.
 min_samples = 50
