@@ -20,6 +20,7 @@ from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, writ
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import find_sources
@@ -107,12 +108,16 @@ def task(config: Config) -> Task:
     )
 
 
+def is_private(config: Config) -> bool:
+    """Whether nothing leaves a hospital but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+
+
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
     from mutirao.images.hospitals import evaluate_at_hospitals, find_odd
 
-    # Then nothing leaves a hospital but noised updates, or what goes into a sum.
-    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+    private = is_private(config)
     if private:
         log.warning("hospitals cannot be asked for their class lists; name it: classes=a,b")
     else:
@@ -129,4 +134,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Hospitals judge each round's model on what they kept back."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

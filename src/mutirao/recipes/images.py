@@ -16,6 +16,7 @@ from mutirao.images.diagnosis import Confusion
 from mutirao.images.names import BODY_NAMES, NETWORK_NAMES
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task, federate
@@ -138,4 +139,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Sites judge by what they kept back, where the server has no pictures."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
