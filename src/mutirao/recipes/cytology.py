@@ -41,7 +41,9 @@ class Config(Common):
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
-    data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
+    data: str = setting(
+        "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
+    )
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", "the pretrained network", choices=BODY_NAMES)
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
@@ -99,7 +101,7 @@ def task(config: Config) -> Task:
         population=population,
         initial=partial(hospital.initial, config.seed),
         evaluate=evaluate if found.has_test else None,
-        judge="balanced_accuracy",
+        judge="balanced_accuracy" if found.has_test else "distributed_accuracy",  # the hospitals', if they judge at all
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
         if found.has_test
         else Exhibits(),
@@ -126,7 +128,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
             task = replace(task, population=PopulationWithout(task.population, odd))
             fleet = FleetWithout(fleet, odd)
     for done in federate(fleet, config, task, run):
-        if not private:
+        if config.validation and not private:
             done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mutirao.core.agreement import AGREE
 from mutirao.core.parts import names_of
 
 ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm"})  # metrics that clients tell if a part needs them
@@ -36,7 +37,7 @@ def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
     probed = names_of(needs, "probe")
     told = can - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
     extras = names_of(needs, "extras")
-    asked = ["train", *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
+    asked = ["train", AGREE, *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
     beside = [more for name in extras for more in BESIDE.get(name, ())]
     metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
     return Exchange(tuple(asked), (), (*extras, *beside), tuple(metrics)) | Exchange()

@@ -13,7 +13,7 @@ from mutirao.datasets.labelled import is_arrays
 from mutirao.errors import ConfigError
 from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion
-from mutirao.images.names import BODY_NAMES, NETWORK_NAMES
+from mutirao.images.names import BODY_NAMES, ELSEWHERE, NETWORK_NAMES
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
 from mutirao.recipes.exchange import Exchange
@@ -34,7 +34,10 @@ class Config(Common):
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
-    data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
+    data: str = setting(
+        "synthetic",
+        "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
+    )
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
     body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
@@ -56,12 +59,13 @@ def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
+    elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
     if config.sites and is_private(config) and not names:
         raise ConfigError("classes: sites cannot be asked for their class lists; name it: classes=a,b")
-    if config.sites:
-        found = read_own(None if arrays else place, config.clients, config.group, names)
+    if config.sites or elsewhere:
+        found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
         found = find_pictures(place, config, config.group, names)
     classes = names or found.classes

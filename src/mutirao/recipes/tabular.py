@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import AGREE, AGREED, PROFILE, Agreed, agree_on, as_extra, find_odd, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, Agreed, agree_on, as_extra, find_odd, in_extras
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
@@ -160,7 +160,7 @@ def asks(config: Config, task: Task) -> Exchange:
     if config.privacy.name != "none" or config.secure.name != "none":
         return Exchange(comes=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
-    return Exchange((*profile, AGREE, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
+    return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
 
 
 recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
