@@ -47,6 +47,7 @@ class Warm:
             told = self.ask(order, wanted, {"ask": "open"})[0]
             held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
             secure = from_table(told["secure"])
+            agreed = {str(name): str(digest) for name, digest in told["agreed"].items()}
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
@@ -70,7 +71,7 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: held}, dict, secure=secure)
+        return Task(handler, {order.name: held}, dict, secure=secure, agreed=agreed)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None

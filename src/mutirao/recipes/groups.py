@@ -109,6 +109,7 @@ def task(config: Config) -> Task:
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         classes=classes,
+        basis=lambda: {"data": data.digest},
         knows=knows,
         exhibits=Exhibits(
             pictures={

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
@@ -118,6 +120,7 @@ def task(config: Config) -> Task:
         population={"pooled": clients} if config.centralised else Users(clients),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=judge,
+        basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="rmse" if config.loss == "squared" else "ndcg@10",
         metrics=("rmse", "mae") if config.loss == "squared" else (f"hr@{CUT}", f"ndcg@{CUT}"),
         classes=len(method.levels) if config.loss == "squared" else 2,

@@ -55,6 +55,7 @@ class Task:
     classes: int | None = None  # how many the model tells apart, if it does
     secure: Secure = Open()  # what clients do so that the server sees sums alone
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
+    basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record

@@ -7,14 +7,16 @@ from mutirao.images.names import ELSEWHERE
 from mutirao.images.sources import Sources, find_pictures, read_own, read_prepared
 
 
-def find_sources(config: Any) -> Sources:
-    """The parties that a configuration's `data` describes."""
+def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
+    """The parties that a configuration's `data` describes; with `sites` it is all one party's own."""
     if config.data == ELSEWHERE:
-        names = sorted(name.strip() for name in config.classes.split(",") if name.strip())
-        return read_own(None, config.clients, config.slide, tuple(names))
+        return read_own(None, config.clients, config.slide, classes)
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
         root = laboratories(config.clients, config.slides, config.side, config.seed)
         return read_prepared(root, config.clients, config.slide)
-    return find_pictures(Path(config.data).expanduser(), config, config.slide)
+    root = Path(config.data).expanduser()
+    if config.sites:
+        return read_own(root, config.clients, config.slide, classes)
+    return find_pictures(root, config, config.slide)
