@@ -94,7 +94,8 @@ class Policy:
         for key, value in assignments(run_config):
             if replaces and key in self.settings:
                 continue
-            if isinstance(value, str) and is_suspicious(value) and value not in self.asked.names:
+            agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)  # the site's own words
+            if isinstance(value, str) and is_suspicious(value) and not agreed:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
