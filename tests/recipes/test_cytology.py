@@ -13,7 +13,7 @@ from PIL import Image
 from mutirao.attacks import Attacked, SignFlip
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Run
 from mutirao.deploy.flower.tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
@@ -53,6 +53,29 @@ def federation(home: Path) -> Path:
 
 def config(data: Path | str, **more: Any) -> Any:
     return resolve(find("cytology").config, {**QUICK, "data": str(data), **more})
+
+
+@pytest.mark.parametrize("recipe", ["cytology", "images"])
+@pytest.mark.parametrize("validation", [0.5, 0.0])
+def test_a_server_without_pictures_judges_by_the_sites_or_not_at_all(
+    federation: Path, tmp_path: Path, recipe: str, validation: float
+) -> None:
+    fit = {"rounds": 3, "views": 1, "validation": validation, "classes": "abnormal,normal", "clients": 3}
+    fit |= {"weights": "random", "slide": r"^(\d+)-"} if recipe == "cytology" else {"side": 8, "clients_every": 0}
+    kind = find(recipe)
+    at_sites = kind.prepare(resolve(kind.config, {**fit, "data": str(federation)}))
+    fleet = Wrapper(LocalFleet(at_sites.handler, at_sites.population))  # the server has nobody's pictures at hand
+    summary = execute(recipe, resolve(kind.config, {**fit, "data": "none"}), tmp_path / "run", fleet=fleet)
+    rows = Table(tmp_path / "run" / "history.csv").read()
+    judge = "distributed_accuracy" if recipe == "cytology" else "accuracy"
+    assert (summary["judge"], judge in rows[0]) == (judge, validation > 0)
+    if validation:
+        told = [float(row[judge]) for row in rows]
+        assert summary["best_round"] == 1 + told.index(max(told))
+    else:
+        assert summary["best_round"] == 3  # the last one: nobody said which is best
+    with pytest.raises(ConfigError, match="classes: name them"):
+        kind.prepare(resolve(kind.config, {"data": "none"}))
 
 
 def test_a_run_has_the_papers_columns_and_sends_only_the_head(federation: Path, tmp_path: Path) -> None:

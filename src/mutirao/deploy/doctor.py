@@ -280,7 +280,6 @@ def agreed_on(node: Node, policy: Policy) -> Iterator[Finding]:
 
 def server_seen(node: Node) -> Iterator[Finding]:
     """What this site sees of the server: reachable, proven by its certificate, same versions and time, key known."""
-    host, port = split_address(node.superlink)
     if not node.ca.exists():
         yield Finding("server", "skip", "not asked without ca.crt")
         return
@@ -289,7 +288,7 @@ def server_seen(node: Node) -> Iterator[Finding]:
     try:
         facts = about(node.superlink, node.ca, public)
     except (OSError, ValueError) as error:
-        yield unreachable(error, node, host, port)
+        yield unreachable(error, node)
         return
     clock = (before + time.time()) / 2
     yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
@@ -310,8 +309,9 @@ CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
 }
 
 
-def unreachable(error: Exception, node: Node, host: str, port: int) -> Finding:
+def unreachable(error: Exception, node: Node) -> Finding:
     """What a failed connection means, and what to do."""
+    host, port = split_address(node.superlink)
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     text = f"{node.superlink} cannot be reached: {reason}"
     remedy = f"let this machine open connections to {host}, TCP port {port} (firewall, proxy: HTTPS_PROXY)"

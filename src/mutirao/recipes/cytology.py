@@ -18,6 +18,7 @@ from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, writ
 from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import find_sources
@@ -36,7 +37,9 @@ class Config(Common):
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
-    data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
+    data: str = setting(
+        "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
+    )
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", "the pretrained network", choices=BODY_NAMES)
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
@@ -100,7 +103,7 @@ def task(config: Config) -> Task:
         population=population,
         initial=partial(hospital.initial, config.seed),
         evaluate=evaluate if found.has_test else None,
-        judge="balanced_accuracy",
+        judge="balanced_accuracy" if found.has_test else "distributed_accuracy",  # the hospitals', if they judge at all
         agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
         if found.has_test
@@ -109,14 +112,18 @@ def task(config: Config) -> Task:
     )
 
 
+def is_private(config: Config) -> bool:
+    """Whether nothing leaves a hospital but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+
+
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Rounds; after each one the hospitals judge the new model on what they kept back."""
     from mutirao.images.hospitals import evaluate_at_hospitals
 
-    # Then nothing leaves a hospital but noised updates, or what goes into a sum.
-    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+    private = is_private(config)
     for done in federate(fleet, config, task, run):
-        if not private:
+        if config.validation and not private:
             done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
@@ -124,4 +131,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Hospitals judge each round's model on what they kept back."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

@@ -12,9 +12,10 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import is_arrays
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion
-from mutirao.images.names import BODY_NAMES, NETWORK_NAMES
+from mutirao.images.names import BODY_NAMES, ELSEWHERE, NETWORK_NAMES
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task, federate
@@ -32,7 +33,10 @@ class Config(Common):
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
-    data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
+    data: str = setting(
+        "synthetic",
+        "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
+    )
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
     body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
@@ -54,10 +58,11 @@ def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
+    elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
-    if config.sites:
-        found = read_own(None if arrays else place, config.clients, config.group, names)
+    if config.sites or elsewhere:
+        found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
         found = find_pictures(place, config, config.group, names)
     classes = names or found.classes
@@ -126,4 +131,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Sites judge by what they kept back, where the server has no pictures."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

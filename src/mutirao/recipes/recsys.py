@@ -15,6 +15,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
@@ -126,12 +127,21 @@ def task(config: Config) -> Task:
     )
 
 
+def is_sliced(config: Config) -> bool:
+    """Whether each user gets no more of the model than the rows of its items."""
+    return config.download == "touched" and not config.centralised
+
+
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
-    sliced = config.download == "touched" and not config.centralised
-    if sliced and config.privacy.name == "local":
+    if (sliced := is_sliced(config)) and config.privacy.name == "local":
         raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
     yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
 
 
-recipe = Recipe(Config, task, flow, private=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Users ask for the rows of their items alone, by which it is known which those are."""
+    return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, asks=asks)

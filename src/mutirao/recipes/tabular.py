@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import AGREED, Agreement, agree_on, as_extra, digest_of, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, Agreement, agree_on, as_extra, digest_of, in_extras
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
@@ -15,6 +15,7 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.recipes.agreeing import wait_for_all, without
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.tabular.profile import join_profiles
@@ -147,4 +148,12 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Clients tell a profile unless a schema is given, keep to what came of it, and judge by rows they kept back."""
+    if config.privacy.name != "none" or config.secure.name != "none":
+        return Exchange(comes=(SCHEMA,))
+    profile = () if task.knows.client.own else (PROFILE,)
+    return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from mutirao.images.names import ELSEWHERE
 from mutirao.images.sources import Sources, find_pictures, read_own, read_prepared
 
 
 def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
     """The parties that a configuration's `data` describes; with `sites` it is all one party's own."""
+    if config.data == ELSEWHERE:
+        return read_own(None, config.clients, config.slide, classes)
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 

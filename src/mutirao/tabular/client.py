@@ -127,10 +127,10 @@ class TableClient:
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the trainer does."""
+        """What the trainer does: of numbers there is no accuracy."""
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        return Trainer.provides
+        return Trainer.provides - ({"metrics:accuracy"} if self.task == "regression" else set())
 
     def agreed(self) -> Mapping[str, str]:
         """The schema this party was given, by its digest."""
