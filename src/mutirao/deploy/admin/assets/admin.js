@@ -145,7 +145,7 @@
     : r.answer === "raised" ? [badge("failed", "bad"), make("small", {}, r.reason)]
     : r.answer === "sent" ? [badge("sent", "on"), ` ${size(r.bytes_out)}`] : [badge("no answer yet", "unknown")];
   const left = r => r.answer !== "sent" ? make("span", { class: "soft" }, "nothing")
-    : [`${r.arrays.length} arrays, ${r.n} samples`, make("small", {}, [r.metrics.length && `metrics: ${few(r.metrics)}`, r.extras.length && `extras: ${few(r.extras)}`, r.epsilon !== null && `epsilon ${short(r.epsilon)} so far`].filter(Boolean).join("; "))];
+    : [`${r.arrays.length} arrays, ${r.n} ${r.n === 1 ? "sample" : "samples"} told`, make("small", {}, [r.metrics.length && `metrics: ${few(r.metrics)}`, r.extras.length && `extras: ${few(r.extras)}`, r.epsilon !== null && `epsilon ${short(r.epsilon)} so far`].filter(Boolean).join("; "))];
   function site(f) {
     head(f, ["connected", "not connected"]);
     if (f.totals === undefined) return;
