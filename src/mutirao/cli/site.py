@@ -250,22 +250,21 @@ def admin(folder: Path, port: int, browse: bool | None) -> None:
 
     Example: mutirao site admin /srv/mutirao
     """
-    from mutirao.dash.serving import serve_app
+    from contextlib import nullcontext
+
+    from mutirao.dash.serving import needing_packages, serve_page
     from mutirao.deploy.layout import load_place
 
     place = load_place(folder)
-
-    def make(token: str, hosts: frozenset[str] | None) -> Any:
+    with needing_packages():
         from mutirao.deploy.admin.app import make_app
-
-        return make_app(place, token, hosts)
 
     def say(address: str) -> None:
         click.echo(f"{folder} is shown at {address}")
         if browse or (browse is None and sys.stdout.isatty()):
             click.launch(address)
 
-    serve_app(make, "127.0.0.1", port, say)
+    serve_page(lambda token, hosts: nullcontext(make_app(place, token, hosts)), "127.0.0.1", port, say)
 
 
 @site.command()

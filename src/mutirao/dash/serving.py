@@ -1,62 +1,68 @@
-"""Start a page: a free port, a fresh token, and the address to open."""
+"""Start the live page: a free port, a fresh token, and the address to open."""
 
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mutirao.errors import ConfigError
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
-Hosts = frozenset[str] | None  # the addresses a page answers to; None: any
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Make = Callable[[str, frozenset[str] | None], AbstractContextManager["FastAPI"]]
 
 
 def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the folder until interrupted; `say` is told the address once it answers."""
+    with needing_packages():
+        from mutirao.dash.app import make_app
+
     if not root.is_dir():
         raise ConfigError(f"{root} is not a folder")
 
-    begun: list[Any] = []
-
-    def make(token: str, hosts: Hosts) -> Any:
-        from mutirao.dash.app import make_app
-
+    @contextlib.contextmanager
+    def watched(token: str, hosts: frozenset[str] | None) -> Iterator["FastAPI"]:
         app = make_app(root, token, hosts)
-        begun.append(app.state.watcher)
         app.state.watcher.start()
-        return app
+        try:
+            yield app
+        finally:
+            app.state.watcher.stop()
 
+    serve_page(watched, host, port, say)
+
+
+@contextlib.contextmanager
+def needing_packages() -> Iterator[None]:
+    """Say what to install where a page's packages are missing."""
     try:
-        serve_app(make, host, port, say)
-    finally:
-        for watcher in begun:
-            watcher.stop()
+        yield
+    except ImportError as error:
+        raise ConfigError("the page needs more packages; install them with: pip install 'mutirao[dash]'") from error
 
 
-def serve_app(make: Callable[[str, Hosts], Any], host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve the application that `make` gives for a token and its own addresses, until interrupted."""
+def serve_page(make: Make, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve a page until interrupted: `make` opens it for a fresh token and the addresses it answers to."""
+    with needing_packages():
+        import uvicorn
+
     token = secrets.token_urlsafe(24)
     listening = listen(host, port)
     port = listening.getsockname()[1]
-    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if host in LOCAL else None
-    try:
-        import uvicorn
-
-        app = make(token, hosts)
-    except ImportError as error:
-        listening.close()
-        raise ConfigError(
-            "the live page needs more packages; install them with: pip install 'mutirao[dash]'"
-        ) from error
+    local = host in ("127.0.0.1", "localhost", "::1")
+    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if local else None
     shown = f"[{host}]" if ":" in host else host
-    say(f"http://{shown}:{port}/?token={token}")
-    settings = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 2, "server_header": False}
-    server = uvicorn.Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]
-    app.state.closing = lambda: server.should_exit  # streams of events end by themselves, then
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-        server.run(sockets=[listening])
+    with make(token, hosts) as app:
+        say(f"http://{shown}:{port}/?token={token}")
+        settings = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 2, "server_header": False}
+        server = uvicorn.Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]
+        app.state.closing = lambda: server.should_exit  # streams of events end by themselves, then
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            server.run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
