@@ -5,7 +5,7 @@
   const $ = id => document.getElementById(id);
   const token = new URLSearchParams(location.search).get("token") || "";
   const page = document.body.dataset.page, PAUSE = 4000;
-  let drawn = {}, timer = 0;
+  let drawn = {}, timer = 0, looks = 0;
 
   const make = (name, attrs = {}, ...inside) => {
     const node = document.createElement(name);
@@ -181,13 +181,17 @@
   // ---- looking -------------------------------------------------------------------------------------------------
   async function look() {
     clearTimeout(timer);
+    const began = performance.now(), mine = ++looks;
     try {
-      (page === "server" ? server : site)(await call("/api/facts"));
+      const facts = await call("/api/facts");
+      if (mine !== looks) return; // a later look is under way, and knows more
+      (page === "server" ? server : site)(facts);
       reachable();
     } catch (error) {
+      if (mine !== looks) return;
       $("state").textContent = "this page is out of date"; $("state").className = "badge bad"; $("about").textContent = error.message; drawn.about = null;
     }
-    if (!document.hidden) timer = setTimeout(look, PAUSE);
+    if (!document.hidden) timer = setTimeout(look, Math.max(PAUSE, 3 * (performance.now() - began))); // long trails take long
   }
   document.addEventListener("visibilitychange", () => document.hidden ? clearTimeout(timer) : look());
   const dark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
