@@ -12,8 +12,8 @@ from mutirao.config import quote
 from mutirao.core.files import write_whole
 from mutirao.deploy import keys
 from mutirao.deploy.compose import compose_text
+from mutirao.deploy.filling import fitting_policy
 from mutirao.deploy.layout import FILE, PORT, Node, Server, save_place, server_in
-from mutirao.deploy.policy import policy_template
 from mutirao.errors import ConfigError
 
 DATA_LINE = '# data = "/srv/mutirao/data"'  # as the template of a policy has it
@@ -46,13 +46,14 @@ def found_site(
     client: str = "",
     sets: Sequence[tuple[str, Any]] = (),
 ) -> Node:
-    """A key pair, a policy that lets nothing leave yet, and the configuration; `ca` may be added later as `ca.crt`.
+    """A key pair, a policy, and the configuration; `ca` may be added later as `ca.crt`.
 
-    The policy pins the recipes to their settings: the defaults, or those in `sets`.
+    The policy lets leave what these recipes need, and without any nothing; it pins them to their settings: the
+    defaults, or those in `sets`.
     """
     node = Node(folder.resolve(), name, superlink, client, task=task)
     place = str(Path(data).expanduser().resolve()) if data else ""
-    policy = policy_template(recipes, [*sets, *([("data", place)] if data else [])])
+    policy = fitting_policy(recipes, [*sets, *([("data", place)] if data else [])])
     if data:
         policy = policy.replace(DATA_LINE, f"data = {quote(place)}", 1)
     with making(node.folder):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mutirao.accounting import NOTHING, Releases, add_releases
+from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
@@ -31,7 +32,7 @@ from mutirao.selection import PROBE_SAMPLES
 
 Facts = dict[str, Any]
 VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
-WITHOUT_DATA = {KEYS, SHARES, UNMASK}  # stages of a sum in which nothing leaves that depends on data
+WITHOUT_DATA = {KEYS, SHARES, UNMASK, AGREE}  # nothing leaves that depends on data: stages of a sum, an agreement
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -154,7 +155,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
         asked, held = self.policy.asked, Held.of(site.data)
         if request.do not in asked.requests:
-            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
+            right = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
+            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{right}")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
@@ -177,6 +179,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         rules = self.policy.reply
         if not isinstance(reply, Reply):
             raise Refused("reply", "the handler gave no Reply")
+        if request.do == AGREE:
+            return self.bare(reply)
         self.count(request.do, reply, held, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
@@ -193,6 +197,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         if (size := bytes_of(out)) > rules.largest:
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
+
+    def bare(self, reply: Reply) -> Reply:
+        """Whoever agrees says no more than that, and what may leave of versions and counts."""
+        keeps_account = bool(self.policy.privacy.budget or self.policy.privacy.run_budget)
+        extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
+        return Reply({}, {} if keeps_account else extras, {}, 1)
 
     def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
         """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""

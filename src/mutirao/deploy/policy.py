@@ -96,7 +96,7 @@ class Policy:
         for key, value in assignments(run_config):
             if replaces and key in self.settings:
                 continue
-            if isinstance(value, str) and any(m in value for m in SUSPICIOUS) and value not in self.asked.names:
+            if isinstance(value, str) and is_suspicious(value) and value not in self.asked.names:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
@@ -134,6 +134,11 @@ def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"set={run_config['set']!r} is not a list of key=value: {error}") from error
     return [*plain, *more]
+
+
+def is_suspicious(value: str) -> bool:
+    """Whether a text may name code or files."""
+    return any(mark in value for mark in SUSPICIOUS)
 
 
 def is_allowed(name: str, patterns: Iterable[str]) -> bool:

@@ -14,11 +14,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from mutirao.dash.app import Guard, Receive, Scope, Send
 from mutirao.deploy.admin.overview import overview
 from mutirao.deploy.admission import admit, dismiss, node_of
+from mutirao.deploy.contact import out_of_work
 from mutirao.deploy.founding import check_key, take_key
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, check_name
 from mutirao.deploy.pausing import pause
-from mutirao.deploy.processes import answers, is_connected, running
+from mutirao.deploy.processes import running
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.report.page import asset
 
@@ -98,10 +99,10 @@ def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> 
 def facts_of(place: Server | Node) -> dict[str, Any]:
     """What the page shows."""
     process = running(place.folder)
-    works = process is not None and (answers(place) if isinstance(place, Server) else is_connected(process))
-    about = {"name": place.name, "folder": str(place.folder), "runs": process is not None, "works": works}
+    why = out_of_work(place, process) if process is not None else "it does not run"
+    about = {"name": place.name, "folder": str(place.folder), "runs": process is not None, "works": not why, "why": why}
     about["since"] = process.since() if process is not None else ""
-    return about | overview(place, works)
+    return about | overview(place, not why)
 
 
 def add_doors(app: FastAPI, server: Server) -> None:

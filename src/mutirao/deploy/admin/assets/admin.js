@@ -77,7 +77,7 @@
     $("state").textContent = f.works ? words[0] : f.runs ? words[1] : "does not run";
     $("state").className = `badge ${f.works ? "on" : "bad"}`;
     part("about", [f.folder, f.runs && f.since], ([folder, since]) => [folder, ...(since ? [", since ", when(since)] : [])]);
-    part("problems", f.problems, list => list.map(p => make("p", { class: "problem" }, p)));
+    part("problems", [...(f.runs && f.why ? [f.why] : []), ...f.problems], list => list.map(p => make("p", { class: "problem" }, p)));
   }
 
   // ---- the server's page ---------------------------------------------------------------------------------------
