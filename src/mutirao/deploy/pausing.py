@@ -4,19 +4,18 @@ import datetime
 import os
 from pathlib import Path
 
+from mutirao.core.agreement import PAUSED
 from mutirao.core.files import write_whole
 from mutirao.deploy.layout import node_in
 from mutirao.deploy.ledger import enter
 from mutirao.deploy.policy import Policy, load_policy
 from mutirao.errors import Refused
 
-RULE = "paused"
-
 
 def hold_open(policy: Policy) -> None:
     """Refused while the site is paused; the file is looked at each time, so that no process has to start again."""
     if is_paused(policy):
-        raise Refused(RULE, "this site is paused by those who run it")
+        raise Refused(PAUSED, "this site is paused by those who run it")
 
 
 def is_paused(policy: Policy) -> bool:
