@@ -170,6 +170,28 @@ def test_who_refuses_a_round_takes_no_part_from_then_on_and_the_record_says_why(
     assert later.clients == []  # once is enough
 
 
+def test_a_site_that_is_paused_when_a_run_begins_joins_it_later() -> None:
+    fleet = lists({"ana": "a", "bia": Refused("paused", "this site is paused by those who run it")})
+    agreed = agreement(fleet, b"a b")
+    assert (agreed.begin(), agreed.clients()) == (["bia"], ["ana"])
+    fleet.population["bia"] = "b"
+    agreed.record(done := Round({"round": 1}, []))
+    assert agreed.clients() == ["ana", "bia"]
+    failures = [(row["client"], row["failure"]) for row in done.clients]
+    assert failures == [("bia", "refused: paused: this site is paused by those who run it")]
+
+
+def test_the_versions_that_a_client_tells_are_part_of_the_rounds_record_once() -> None:
+    told = as_extra("versions", b'{"flwr": "1.0", "secret": "x", "mutirao": 3}')
+    agreed = Agreement(LocalFleet(lambda request, site: Reply({}, told, n=1), {"ana": 0}), {"words": "a1"})
+    agreed.begin()
+    first, second = Round({"round": 1}, []), Round({"round": 2}, [])
+    agreed.record(first)
+    agreed.record(second)
+    assert first.versions == {"ana": {"mutirao": "3", "flwr": "1.0"}}
+    assert second.versions == {}
+
+
 def test_clients_of_this_process_are_not_asked_but_told() -> None:
     fleet = Coming(lists({"ana": "a"}))
     agreed = agreement(fleet, b"a", asks=False)

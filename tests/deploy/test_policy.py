@@ -38,7 +38,7 @@ def test_the_template_is_a_policy_that_allows_one_recipe_and_lets_nothing_leave(
     assert policy.audit == tmp_path / "audit.jsonl"
     nothing = load_policy(written(tmp_path, policy_template()))
     assert nothing.recipes == {}
-    assert load_policy(written(tmp_path, "")) == Policy(audit=policy.audit, ledger=policy.ledger)
+    assert load_policy(written(tmp_path, "")) == Policy(audit=policy.audit, ledger=policy.ledger, paused=policy.paused)
 
 
 @pytest.mark.parametrize(

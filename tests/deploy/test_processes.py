@@ -210,6 +210,8 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     told = json.loads(text)
     assert (code, told["works"], told["name"]) == (0, True, "recife")
     assert first.pid == told["pid"]
+    there = json.loads(mutirao("site", "status", server.folder, "--json")[1])["sites"]
+    assert [(site["name"], site["connected"], site["since"][:2]) for site in there] == [("recife", True, "20")]
     environment = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
     for wanted in ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", f"FLWR_HOME={recife.flower_home}"):
         assert wanted.encode() in environment

@@ -208,6 +208,7 @@ def status(folder: Path, as_json: bool) -> None:
 
     Example: mutirao site status /srv/mutirao
     """
+    from mutirao.deploy.admin.overview import in_words, overview
     from mutirao.deploy.contact import out_of_work
     from mutirao.deploy.layout import Server, load_place
     from mutirao.deploy.processes import running
@@ -222,8 +223,55 @@ def status(folder: Path, as_json: bool) -> None:
         words = ("does not answer", "answers") if isinstance(place, Server) else ("is not connected", "is connected")
         since = f"since {process.since()}, process {process.pid}, {process.log}"
         said = f"the {place.process} runs and {words[works]}{why and f': {why}'} ({since})"
-    tell(facts, as_json, said)
+    more = overview(place, works)
+    tell(facts | more, as_json, said, *in_words(more))
     sys.exit(0 if works else 1)
+
+
+@site.command()
+@PLACE
+@click.option("--off", is_flag=True, help="Answer again.")
+def pause(folder: Path, off: bool) -> None:
+    """Answer nothing for a while: from the next request on all are refused by the rule `paused`.
+
+    \b
+    Examples:
+      mutirao site pause /srv/mutirao
+      mutirao site pause /srv/mutirao --off
+    """
+    from mutirao.deploy.pausing import pause as turn
+
+    turned = "" if turn(folder, not off) else " already"
+    click.echo(f"{folder} answers again{turned}" if off else f"{folder} is paused{turned}: nothing is answered")
+
+
+@site.command()
+@PLACE
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port [default: any free one].")
+@click.option("--open/--no-open", "browse", default=None, help="Open the browser [default: on a terminal].")
+def admin(folder: Path, port: int, browse: bool | None) -> None:
+    """Look after a server or a site on a page of its own, from this machine alone; it ends with Ctrl-C.
+
+    A server's page shows its sites, runs and refused requests, and admits and dismisses; a site's shows what was asked
+    and what left, and has the pause switch.
+
+    Example: mutirao site admin /srv/mutirao
+    """
+    from contextlib import nullcontext
+
+    from mutirao.dash.serving import needing_packages, serve_page
+    from mutirao.deploy.layout import load_place
+
+    place = load_place(folder)
+    with needing_packages():
+        from mutirao.deploy.admin.app import make_app
+
+    def say(address: str) -> None:
+        click.echo(f"{folder} is shown at {address}")
+        if browse or (browse is None and sys.stdout.isatty()):
+            click.launch(address)
+
+    serve_page(lambda token, hosts: nullcontext(make_app(place, token, hosts)), "127.0.0.1", port, say)
 
 
 @site.command()

@@ -36,6 +36,7 @@ AGREED = "agreed."  # how the names of such settings begin in a request
 PROFILE, AGREE = "profile", "agree"
 COUNTS, VERSIONS = "counts", "versions"  # what a client may tell when it agrees: samples by class, packages
 AWAY = {"late", "gone"}  # failures of clients that may come back
+PAUSED = "paused"  # the rule by which a site refuses everything for a while
 SHOWN = 5  # of those who differ, in an error
 HINTS = {
     "data": "; one set is dealt to all here: a site with data of its own needs cytology, images or tabular",
@@ -122,6 +123,7 @@ class Agreement(Wrapper):
         self.refused: dict[ClientId, Failure] = {}  # who takes no part until it comes anew
         self.silent: set[ClientId] = set()  # who was away when asked, and is asked again after the round
         self._unrecorded: dict[ClientId, Failure] = {}
+        self._versions: dict[ClientId, dict[str, str]] = {}  # told since the last round
         self._here: list[ClientId] | None = None
         self._keys: dict[ClientId, str] = {}
         self._left: list[ClientId] = []
@@ -168,6 +170,8 @@ class Agreement(Wrapper):
                 row = {"round": done.row["round"], "client": client, "try": 0, **blank}
                 done.clients.append({**row, "failure": str(why), "rejected": ""})
         self._unrecorded = {}
+        done.versions.update(sorted(self._versions.items()))
+        self._versions = {}
         for client in self.silent:
             self._forget(client)
 
@@ -195,9 +199,12 @@ class Agreement(Wrapper):
         self.asked |= {c: keys.get(c, "") for c in new}
         for client, reply in answers.replies.items():
             note_told(client, reply.extras)
+            if told := versions_in(reply.extras):
+                self._versions[client] = told
         for client, why in answers.failures.items():
-            if why.kind in AWAY:
+            if is_away(why):
                 self.silent.add(client)
+                self._unrecorded |= {client: why} if why.kind == "refused" else {}
                 log.warning("%s was asked what it agrees on, and is away: %s", client, why)
             else:
                 self._refuse(client, why)
@@ -223,6 +230,17 @@ class Agreement(Wrapper):
 def is_disagreement(why: Failure) -> bool:
     """Whether a client refuses because it has something else than what is agreed on."""
     return why.kind == "refused" and why.reason.startswith(AGREED)
+
+
+def is_away(why: Failure) -> bool:
+    """Whether a client may answer later: it cannot be reached, or those who run it have paused it."""
+    return why.kind in AWAY or (why.kind == "refused" and why.reason.startswith(f"{PAUSED}:"))
+
+
+def versions_in(extras: Arrays) -> dict[str, str]:
+    """The versions of those packages that matter, as a client tells them."""
+    told = table_in(VERSIONS, extras)
+    return {name: str(told[name])[:40] for name in versions() if name in told}
 
 
 def note_told(client: ClientId, extras: Arrays) -> None:

@@ -24,6 +24,7 @@ from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
 from mutirao.deploy.calls import about
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
+from mutirao.deploy.pausing import paused_since
 from mutirao.deploy.policy import Policy, load_policy
 from mutirao.deploy.processes import port_trouble, running
 from mutirao.errors import ConfigError, MutiraoError
@@ -246,6 +247,9 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
         yield Finding("policy", "warn", "lets nothing leave yet: every request is refused", edit)
     else:
         yield Finding("policy", "ok", f"allows {', '.join(policy.recipes)}")
+    if since := paused_since(policy):
+        remedy = f"when it shall answer again: mutirao site pause {node.folder} --off"
+        yield Finding("pause", "warn", f"paused since {since}: every request is refused", remedy)
     data = policy.settings.get("data")
     if data is None:
         yield Finding("data", "skip", "the policy names no data folder (settings.data)")

@@ -72,12 +72,22 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
 
     `client` is what the site may call itself in recipes, by default what the key's comment says.
     """
+    kept, client = check_key(folder, public_key, name, client)
+    if public_key.resolve() != kept.resolve():
+        write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
+    return kept
+
+
+def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> tuple[Path, str]:
+    """Where `take_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
     server = server_in(folder)
     keys.public_key_pem(public_key)
-    kept = server.key_of(name or public_key.stem)
+    kept, client = server.key_of(name or public_key.stem), client or keys.client_in(public_key)
+    if not client.isprintable():
+        raise ConfigError(f"{public_key} holds more than one line; a public key is one")
     if public_key.resolve() == kept.resolve():
-        return kept
-    fingerprint, client = keys.key_fingerprint(public_key), client or keys.client_in(public_key)
+        return kept, client
+    fingerprint = keys.key_fingerprint(public_key)
     if kept.exists() and keys.key_fingerprint(kept) != fingerprint:
         raise ConfigError(f"{kept} holds another key; a site that made a new one needs a new name, or remove the file")
     for other in sorted(set(server.sites.glob("*.pub")) - {kept}):
@@ -85,8 +95,7 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
             raise ConfigError(f"{other} holds this key already, under another name")
         if keys.client_in(other) == client:
             raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
-    write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
-    return kept
+    return kept, client
 
 
 def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS) -> Server:

@@ -19,13 +19,13 @@ from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
 from mutirao.core.told import TOLD
-from mutirao.deploy.ledger import Ledger, alone, difference, without_noise
+from mutirao.deploy.ledger import Ledger, alone, difference, enter, without_noise
+from mutirao.deploy.pausing import hold_open
 from mutirao.deploy.pins import hold_model, hold_pins
 from mutirao.deploy.policy import Policy, assignments, is_allowed, repeatable_in
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.randomness import Secret
-from mutirao.runs.audit import Audit
 from mutirao.secure import Open, Secure
 from mutirao.secure.settings import KEYS, SHARES, UNMASK
 from mutirao.selection import PROBE_SAMPLES
@@ -64,6 +64,7 @@ def approve(
     defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
     """
     with discreet(policy, asker.facts()):
+        hold_open(policy)
         replaces = settle is not None
         policy.approve(asker.recipe, run_config, replaces)
         own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
@@ -88,8 +89,7 @@ def discreet(policy: Policy, about: Facts) -> Iterator[None]:
 
 def write_event(policy: Policy, event: str, **facts: Any) -> None:
     """Write an event to the site's trail."""
-    with alone(policy.audit):
-        Audit(policy.audit).append(event, **facts)
+    enter(policy.audit, event, **facts)
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
+            hold_open(self.policy)
             spent = site.state.get(RELEASES)
             leaving = self.secure.at_client(self.judge)(request, site)
             return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
@@ -237,6 +238,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
+        hold_open(self.policy)  # it may have been paused while this was made
         cover, spent = self.policy.privacy, None
         if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING

@@ -21,6 +21,7 @@ NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run co
 SUSPICIOUS = (":", "/", "\\", "~")  # text that may name code or files
 REPEATABLE = "repeatable"  # the setting of a part that draws its noise from the run's seed, which the server knows
 PREDICTABLE = "noise from the run's seed can be taken off again by whoever knows the seed; only the site may allow it"
+PAUSED = "paused"  # a file beside the policy: the site's pause switch
 SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of privacy, and of no data
 
 
@@ -75,6 +76,7 @@ class Policy:
     privacy: Cover = field(default_factory=Cover)
     audit: Path = Path("audit.jsonl")
     ledger: Path = Path("ledger.json")
+    paused: Path = Path(PAUSED)  # while this file is there, nothing is answered
 
     def __post_init__(self) -> None:
         cover, reply = self.privacy, self.reply
@@ -160,7 +162,7 @@ def load_policy(path: Path) -> Policy:
     parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
     parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
     try:
-        return Policy(recipes, settings, pinned, **parts)
+        return Policy(recipes, settings, pinned, **parts, paused=path.parent / PAUSED)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

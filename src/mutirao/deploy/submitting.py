@@ -13,6 +13,7 @@ from mutirao.config import lines, write_value
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
+from mutirao.deploy.ledger import enter
 from mutirao.deploy.processes import answers, flwr
 from mutirao.errors import MutiraoError
 from mutirao.runs.tables import Table
@@ -87,6 +88,7 @@ def submit(
     try:
         content = json.loads(done.stdout[done.stdout.index("{") :])
         if done.returncode == 0 and content.get("run-id"):
+            enter(server.trail, "submitted", run=str(content["run-id"]), recipe=recipe, out=where, resume=resume)
             return str(content["run-id"])
     except ValueError:
         pass
