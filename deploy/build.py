@@ -8,6 +8,7 @@ folders. What follows `--` goes to `buildah build`, such as `-- --secret id=pip,
 """
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -87,6 +88,15 @@ class Builder:
             print(f"{size / 1e6:8.0f} MB  {name}")
         self("rm", container)
 
+    def clear(self) -> None:
+        """Take away all that was made here, and the folder if nothing else is in it."""
+        self("rm", "--all")
+        self("rmi", "--all", "--force")
+        for name in ("base", "volumes", "store", "run"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
 
 class Service:
     """A service of the compose file: a container that runs its command, and what it says."""
@@ -145,6 +155,7 @@ def up(build: Builder) -> int:
     """Run all services of the compose file, each after those it waits for; the first exit code that is not 0."""
     services = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
     width, begun = max(map(len, services)), dict[str, Service]()
+    shutil.rmtree(build.folder / "volumes", ignore_errors=True)  # of the time before
     try:
         for name, facts in services.items():
             begun[name] = Service(build, name, facts, width)
@@ -156,6 +167,15 @@ def up(build: Builder) -> int:
     finally:
         for service in begun.values():
             service.end()
+
+
+def show_history(run: Path) -> None:
+    """What the rounds were like, and where the rest is."""
+    shown = ("round", "replied", "train_loss", "val_acc", "global_acc", "balanced_accuracy", "auc")
+    with (run / "history.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            print("  ".join(f"{key}={row[key][:6]}" for key in shown if row.get(key)))
+    print(f"{run / 'report.html'}: {(run / 'report.html').stat().st_size:,} bytes")
 
 
 def run(*words: str) -> None:
@@ -175,32 +195,29 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="a new folder for images, containers and volumes; some 10 GB")
     parser.add_argument("--suite", default="bookworm", help="the Debian of the base [bookworm]")
     parser.add_argument("--driver", default="overlay", help="buildah's storage driver; vfs is slow, and works anywhere")
-    parser.add_argument("--keep", action="store_true", help="keep base and image; those that are there are used again")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep base, image and volumes; the first two are used again"
+    )
     options = parser.parse_args(sys.argv[1:end])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends this ends the containers, too
     options.folder.mkdir(parents=True, exist_ok=True)
     build = Builder(options.folder.resolve(), options.driver)
     began = time.monotonic()
     try:
-        for name, make in {
-            BASE: lambda: build.make_base(options.suite),
-            IMAGE: lambda: build.make_image(sys.argv[end + 1 :]),
-        }.items():
-            if name not in build.images():
-                make()
-                print(f"{name}: after {time.monotonic() - began:.0f} s", flush=True)
+        if BASE not in build.images():
+            build.make_base(options.suite)
+        if IMAGE not in build.images():
+            build.make_image(sys.argv[end + 1 :])
+        print(f"the image is there after {time.monotonic() - began:.0f} s")
         build.show_sizes()
         began = time.monotonic()
         code = up(build)
         print(f"the demonstration took {time.monotonic() - began:.0f} s, exit code {code}")
-        history = build.folder / "volumes" / "server" / "runs" / "demo" / "history.csv"
-        print(history.read_text(encoding="utf-8") if history.exists() else "there is no history")
+        show_history(build.folder / "volumes" / "server" / "runs" / "demo")
         return code
     finally:
         if not options.keep:
-            build("rm", "--all")
-            build("rmi", "--all", "--force")
-            shutil.rmtree(build.folder)
+            build.clear()
 
 
 if __name__ == "__main__":
