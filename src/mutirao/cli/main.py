@@ -13,10 +13,10 @@ import click
 from mutirao.cli.catalogue import catalogue
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
+from mutirao.cli.labels import slides
 from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell
 from mutirao.cli.site import site
-from mutirao.cli.slides import slides
 from mutirao.errors import ConfigError, MutiraoError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -22,7 +22,7 @@ from mutirao.images.sources import Sources
 from mutirao.randomness import rng
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import find_sources
+from mutirao.slides.sources import find_sources, scale_in
 
 log = logging.getLogger("mutirao")
 
@@ -65,6 +65,7 @@ def task(config: Config) -> Task:
 
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
     found: Sources = find_sources(config)
+    scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
     if config.only and config.only not in wards:
@@ -83,7 +84,9 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+        about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
+        draw = rng(config.seed, 0, "auc")
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, **about)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)
