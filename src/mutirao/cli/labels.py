@@ -195,7 +195,7 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
     differing = [found.tiles[i] for i in found.differing]
     lines = [f"{found.kind} of {', '.join(found.readers)}: {found.kappa}, drawn over {found.drawn}"]
     for a, b in found.pairs:
-        lines.append(f"\n{a} (rows) and {b} (columns)" + ("" if len(readers) == 2 else f": {found.pairs[a, b]}"))
+        lines.append(f"\n{a} (rows) and {b} (columns)" + ("" if len(found.readers) == 2 else f": {found.pairs[a, b]}"))
         wide = max(map(len, found.classes))
         lines.append(" " * wide + "".join(f"  {c:>{max(6, len(c))}}" for c in found.classes))
         for name, row in zip(found.classes, found.table(a, b).tolist(), strict=True):
@@ -203,8 +203,8 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
             lines.append(f"{name:<{wide}}{cells}")
     lines.append(f"\n{len(found.tiles):,} tiles labelled by all, {found.partly:,} by some only")
     lines.append(f"they differ on {len(differing):,}; look at {target}")
-    kappas = {f"{a}, {b}": vars(k) for (a, b), k in found.pairs.items()}
-    facts = {"kind": found.kind, "kappa": vars(found.kappa), "pairs": kappas, "tiles": len(found.tiles)}
+    kappas = {f"{a}, {b}": k.facts() for (a, b), k in found.pairs.items()}
+    facts = {"kind": found.kind, "kappa": found.kappa.facts(), "pairs": kappas, "tiles": len(found.tiles)}
     tell(facts | {"partly": found.partly, "differing": differing, "page": str(target)}, as_json, *lines)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,6 @@ SMALL, LARGE = 224, 1024  # pixels of a picture's longer side on the sheet, and 
 Changes = Annotated[list[tuple[str, str]], Body(embed=True, max_length=1000)]
 
 
-@lru_cache(2000)
 def picture_for(path: Path, most: int) -> bytes:
     """A tile as a JPEG file that a browser can show, no larger than asked for."""
     found = picture(read_content(path))

@@ -60,6 +60,11 @@ class Kappa:
     low: float
     high: float
 
+    def facts(self) -> dict[str, float | None]:
+        """The three figures for machines; None where one is not defined."""
+        told = {"value": self.value, "low": self.low, "high": self.high}
+        return {k: None if np.isnan(v) else v for k, v in told.items()}
+
     def __str__(self) -> str:
         if np.isnan(self.value):
             return "not defined: all labels are of one class"

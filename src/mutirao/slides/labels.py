@@ -88,10 +88,14 @@ def cut_tiles(folder: Path, places: Sequence[Path]) -> Iterator[LabelTile]:
 
 
 def pictures_below(folder: Path) -> Iterator[LabelTile]:
-    """All pictures in and below a folder, with what its `origins.csv` says of them."""
+    """All pictures in and below a folder, with what its `origins.csv` says of them.
+
+    They are in the order of their own names: that of class folders would tell a reader what somebody chose before.
+    """
     table = folder / ORIGINS
     known = {row.get("file", ""): row for row in read_table(table)} if table.is_file() else {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()):
+    files = (p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    for path in sorted(files, key=lambda p: (p.name, p)):
         name = path.relative_to(folder).as_posix()
         if not name.isprintable() or any(part.startswith(".") for part in name.split("/")):
             continue

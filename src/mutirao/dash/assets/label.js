@@ -70,17 +70,19 @@
     here ? node.setAttribute("aria-current", "true") : node.removeAttribute("aria-current");
   }
   function paint(i) { const node = button(i); if (node) dress(node, i); if (view[at] === i) look(); }
-  let drawn = null;
+  let drawn = null, marked = null;
   function draw() {
-    const start = first(), shown = view.slice(start, start + PER), key = shown.join();
-    if (key !== drawn) {
+    const start = first(), shown = view.slice(start, start + PER), key = shown.join(), fresh = key !== drawn;
+    if (fresh) {
       drawn = key;
       $("sheet").replaceChildren(...shown.map(i => {
         const node = make("button", { type: "button", "data-i": i, onclick: () => { go(view.indexOf(i)); stroke(i); } }, make("img", { src: picture(i), alt: "", loading: "lazy", width: 224, height: 224 }), make("span"));
         return make("li", {}, node);
       }));
     }
-    for (const i of shown) dress(button(i), i);
+    if (fresh) for (const i of shown) dress(button(i), i);
+    else for (const i of [marked, view[at]]) { const node = button(i); if (node) dress(node, i); }
+    marked = view[at];
     $("none").hidden = view.length > 0;
     $("where").textContent = view.length ? `${start + 1} to ${start + shown.length} of ${view.length}` : "";
     $("before").disabled = start === 0; $("after").disabled = start + PER >= view.length;
@@ -95,7 +97,7 @@
     if (seen !== i) $("large").src = picture(i, true);
     seen = i;
     $("large").alt = `tile ${i + 1}, large`;
-    $("name").textContent = `${label}. ${slide ? `Slide ${slide}. ` : ""}${name}`;
+    $("name").textContent = `${label}. ${slide ? `Slide ${slide}. ` : ""}${name.split("/").pop()}`;
   }
   function go(to, focus = false) {
     if (!view.length) return;
