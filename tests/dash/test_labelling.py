@@ -1,8 +1,7 @@
-"""Two readers label 500 tiles in a real browser that is killed midway, on a server that is killed midway; none is lost."""
+"""Two readers label 500 tiles in a real browser that is killed midway, on a server that is, too; nothing is lost."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -21,7 +20,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
-from living import browser, mutirao  # noqa: F401 - a fixture
+from living import find_chromium, mutirao
 from mutirao.cli import main
 from mutirao.dash.labelling import labelling
 from mutirao.slides.labels import lines_of, read_labels, tiles_in
@@ -75,9 +74,7 @@ def serve(folder: Path, reader: str) -> Server:
 @contextmanager
 def own_chromium(driver: Any, profile: Path) -> Iterator[tuple[Any, "subprocess.Popen[str]"]]:
     """A browser whose process is ours, so that it can be killed as a crash would; and a page in it."""
-    path = next(
-        p for n in (os.environ.get("MUTIRAO_BROWSER"), "chromium", "chromium-browser") if n and (p := shutil.which(n))
-    )
+    path = find_chromium()
     words = [
         path,
         "--headless",
@@ -118,7 +115,7 @@ def on_disk(folder: Path, reader: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_browser_and_a_killed_server_lose_no_acknowledged_label(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_a_killed_browser_and_a_killed_server_lose_no_acknowledged_label(browser: Any, tmp_path: Path) -> None:
     folder = make_tiles(tmp_path / "tiles", COUNT)
     driver = browser.browser_type
     ana, rui = digits(1), digits(2)
@@ -198,7 +195,7 @@ def serious(page: Any) -> list[str]:
 @pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")])
 def test_nobody_is_left_out_by_colours_or_width(
     ready: tuple[Path, Server],
-    browser: Any,  # noqa: F811
+    browser: Any,
     width: int,
     colours: str,
 ) -> None:
@@ -217,7 +214,7 @@ def test_nobody_is_left_out_by_colours_or_width(
 
 def test_mouse_and_keys_do_the_same_and_can_be_undone_even_after_a_reload(
     ready: tuple[Path, Server],
-    browser: Any,  # noqa: F811
+    browser: Any,
 ) -> None:
     folder, server = ready
     context = browser.new_context(viewport={"width": 1280, "height": 800})
@@ -226,9 +223,8 @@ def test_mouse_and_keys_do_the_same_and_can_be_undone_even_after_a_reload(
 
     def label(i: int) -> str:
         until(lambda: page.locator("#saved").inner_text() == "all saved")
-        return {k: c for k, c in zip(range(1, 4), CLASSES, strict=True)}.get(
-            int(on_disk(folder, "ana")[i].strip() or 0), ""
-        )
+        key = on_disk(folder, "ana")[i].strip()
+        return CLASSES[int(key) - 1] if key else ""
 
     page.locator("#classes button").nth(1).click()
     page.locator("#sheet button").nth(50).click()

@@ -1,4 +1,4 @@
-"""Tiles that know where they were cut: names that can be folders, one scale a set, and sets that are whole or absent."""
+"""Tiles that know where they were cut: names that can be folders, one scale a set, sets that are whole or absent."""
 
 import csv
 from functools import partial

@@ -102,7 +102,7 @@ def test_what_is_not_there_is_refused_and_none_of_the_batch_is_written(tiles: Pa
                 labels.put([(found.tiles[0].name, "normal"), bad])
         assert labels.path.read_bytes() == before
         with (
-            pytest.raises(ConfigError, match="this reader has a page open already"),
+            pytest.raises(ConfigError, match="is in use by another process"),
             open_labels(tiles, "ana", found, CLASSES),
         ):
             pass

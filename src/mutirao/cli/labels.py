@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, tell, tell_page
 from mutirao.cli.slides import MppOf, scaling, slides
 from mutirao.errors import ConfigError
 
@@ -159,12 +159,8 @@ def label(folder: Path, classes: str, reader: str, host: str, port: int, browse:
     page = partial(labelling, tiles, place, reader, agreed_classes(place, words(classes)))
 
     def say(address: str) -> None:
-        click.echo(f"{len(tiles.tiles):,} tiles are shown at {address}")
+        tell_page(f"{len(tiles.tiles):,} tiles are shown", address, host, browse)
         click.echo(f"labels are kept in {file}", err=True)
-        if host not in ("127.0.0.1", "localhost", "::1"):
-            click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)
-        if browse or (browse is None and sys.stdout.isatty()):
-            click.launch(address)
 
     serve_page(page, host, port, say)
 

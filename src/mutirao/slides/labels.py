@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mutirao.config import one_line
-from mutirao.core.files import append_whole, write_whole
+from mutirao.core.files import append_whole, lock, write_whole
 from mutirao.core.text import decode, read_rows, read_table, read_text
 from mutirao.datasets.folders import ENDINGS
 from mutirao.datasets.tiled import ORIGINS, Scale, is_class_name, read_scale, table_of
@@ -245,7 +245,7 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     try:
-        hold(handle, path)
+        lock(handle, path)  # a second page of this reader would write between the lines of this one
         whole = len(whole_lines(path))
         if whole < path.stat().st_size:
             log.warning("%s ended in the middle of a line, which was never acknowledged and is dropped", path)
@@ -258,18 +258,6 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
         yield Labels(path, [tile.name for tile in tiles.tiles], classes)
     finally:
         os.close(handle)
-
-
-def hold(handle: int, path: Path) -> None:
-    """Refuse a second page for the same reader; the system lets go even of a process that was killed."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(f"{path} is in use: this reader has a page open already") from error
 
 
 def sync(path: Path) -> None:
