@@ -21,7 +21,7 @@ from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import find_sources
+from mutirao.slides.sources import find_sources, scale_in
 
 # The names the paper gives to columns of the history.
 PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
@@ -66,6 +66,7 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import agree_on_classes
 
     extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
+    scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     found: Sources = find_sources(config, agreed)
     wards = Wards(
@@ -88,7 +89,9 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+        about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
+        draw = rng(config.seed, 0, "auc")
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, **about)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)
