@@ -13,7 +13,7 @@ from mutirao.datasets.labelled import is_arrays
 from mutirao.errors import ConfigError
 from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion
-from mutirao.images.names import BODY_NAMES, NETWORK_NAMES
+from mutirao.images.names import BODY_WORDS, NETWORK_NAMES, check_body
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
 from mutirao.recipes.exhibits import Exhibits, Picture
@@ -33,9 +33,10 @@ class Config(Common):
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
-    body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))
+    body: str = setting("small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained body: {BODY_WORDS}")
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
     trainable: str = setting(
         "auto", "what of a body is trained, and travels", choices=("auto", "head", "last_block", "all")
@@ -54,6 +55,7 @@ class Config(Common):
 def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
+    check_body(config.body, *NETWORK_NAMES)
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
     if arrays and not config.sites:
         return array_task(config)
@@ -78,7 +80,12 @@ def task(config: Config) -> Task:
         grouped=bool(config.group),
         anybody=config.sites,
     )
-    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, body=plan.frozen())
+    party = Party.of(
+        *(config, lambda: plan.model(len(classes))),
+        **plan.training(config),
+        figures=judge_classes,
+        body=plan.frozen(),
+    )
 
     @cache
     def test() -> Samples:
