@@ -173,6 +173,18 @@ def test_one_folder_of_classes_is_split_by_slide(federation: Path, tmp_path: Pat
     assert task.classes == 2
 
 
+def test_an_optimiser_that_is_kept_survives_a_run_that_is_resumed(federation: Path, tmp_path: Path) -> None:
+    from mutirao.core.arrays import digest
+    from mutirao.runs.folder import load_run
+
+    whole, kept = config(federation, rounds=4), config(federation, rounds=4, keep_optimizer=True)
+    for name, chosen in (("afresh", whole), ("kept", kept), ("half", replace(kept, rounds=2))):
+        execute("cytology", chosen, tmp_path / name)
+    execute("cytology", kept, tmp_path / "half", resume=True)
+    found = {name: digest(load_run(tmp_path / name).arrays) for name in ("afresh", "kept", "half")}
+    assert found["half"] == found["kept"] != found["afresh"]
+
+
 def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     out = home / "synthetic"
     execute("cytology", config("synthetic", side=1024, slides=2, rounds=3, views=1), out)
