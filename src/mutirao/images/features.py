@@ -7,7 +7,6 @@ pictures. What a view looks like is drawn from the picture's hash: two runs, or 
 import contextlib
 import hashlib
 import io
-import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from mutirao.core.files import write_whole
-from mutirao.datasets.pictures import UnreadableError, picture
+from mutirao.datasets.pictures import UnreadableError, cache_home, picture
 from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
 from mutirao.images.names import NETWORK_NAMES, Depth
 from mutirao.randomness import rng
@@ -57,9 +56,8 @@ def draw_views(x: Tensor, draw: np.random.Generator) -> Tensor:
 
 
 def cache_folder() -> Path:
-    """Where features are kept: `$MUTIRAO_CACHE`, or the user's cache folder."""
-    home = os.environ.get("MUTIRAO_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "mutirao" / "features"
+    """Where features are kept."""
+    return cache_home() / "features"
 
 
 @dataclass(frozen=True)
