@@ -103,6 +103,13 @@ def test_weights_of_timms_network_from_a_file_must_be_that_networks(tmp_path: Pa
             body("timm:tiny", str(tmp_path / file))
     with pytest.raises(ConfigError, match="timm cannot make 'huge': Unknown model"):
         body("timm:huge")
+    own = body("timm:tiny?mean=0.1,0.2,0.3&std=1,1,2", str(tmp_path / "tiny.pth"))
+    with torch.inference_mode():
+        whole_one.fc = nn.Identity()
+        wanted = whole_one.eval()(normalised(pictures(), (0.1, 0.2, 0.3), (1, 1, 2)))
+        assert torch.allclose(own(pictures()), wanted, atol=1e-6)
+    with pytest.raises(ConfigError, match="std must be three numbers"):
+        body("timm:tiny?std=1,0,2")
     with pytest.raises(ConfigError, match="'checkpoint_path' is not a setting"):
         body("timm:tiny?checkpoint_path=/tmp/x.pth")
     timm.create_model = lambda *_, **__: Tokens()  # type: ignore[attr-defined]
@@ -170,6 +177,15 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
     assert "blocks.0.ls1.gamma" in seen.trunk[1].network.state_dict()  # type: ignore[index, union-attr]
     with pytest.raises(ConfigError, match="does not fit timm:resnet14t"):
         body("timm:resnet14t", str(tmp_path / "ten.pth"))
+    page = (Path(__file__).parents[2] / "docs" / "bodies.md").read_text()
+    shown: dict[str, Any] = {}
+    exec(compile(page.split("```python\n")[1].split("```")[0], "bodies.md", "exec"), shown)  # the page's own code
+    vit = real_timm.create_model("test_vit", num_classes=0)
+    side = real_timm.data.resolve_model_data_config(vit)["input_size"][-1]
+    shown["save_body"](vit, tmp_path / "vit.pt", mean=MEAN, std=STD, size=side)
+    with torch.inference_mode():
+        three = pictures(3, side)  # it was traced with one picture
+        assert torch.allclose(body(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalised(three)), atol=1e-5)
     part = trained_part(made, "head", 2)
     model = Model(whole(made, part, "head"), {"kind": "mutirao cytology model", "body": made.name, "side": made.size})
     model.facts.update(trainable="head", classes=["a", "b"], abnormal=["a"])  # type: ignore[attr-defined]

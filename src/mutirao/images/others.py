@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mutirao.config import one_line, parse_value
 from mutirao.errors import ConfigError
-from mutirao.images.frame import Body, Features
+from mutirao.images.frame import IMAGENET_MEAN, Body, Features
 from mutirao.images.names import TIMM
 from mutirao.images.networks import Normalise
 from mutirao.images.weights import copy_weights, read_weights
@@ -57,11 +57,12 @@ class Still(nn.Module):
 def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
     """The network that `timm:NAME` or `timm:NAME?setting=value&...` names; settings go to `timm.create_model`.
 
-    Its weights are timm's own, which may have to be fetched, or those of the file `weights`; without `pretrained`
-    it has none yet.
+    `mean` and `std`, three numbers each, say how pictures are normalised if not as timm says. Its weights are timm's
+    own, which may have to be fetched, or those of the file `weights`; without `pretrained` it has none yet.
     """
     asked, _, query = name.removeprefix(TIMM).partition("?")
     settings: dict[str, Any] = {k: parse_value(v) for k, v in urllib.parse.parse_qsl(query)}
+    colours = {k: three(name, k, settings.pop(k)) for k in ("mean", "std") if k in settings}
     if odd := [k for k in settings if k.startswith(RESERVED)]:
         raise ConfigError(f"body={name}: {odd[0]!r} is not a setting of the network; a file of weights is weights=PATH")
     try:
@@ -72,7 +73,8 @@ def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
         with seeded(number(0, 0, f"body {name}")):
             network = timm.create_model(asked, pretrained=pretrained and not weights, num_classes=0, **settings)
         facts = timm.data.resolve_model_data_config(network)
-        size, (mean, std) = int(facts["input_size"][-1]), (tuple(facts[k]) for k in ("mean", "std"))
+        size = int(settings.get("img_size", facts["input_size"][-1]))
+        mean, std = (colours.get(k, tuple(facts[k])) for k in ("mean", "std"))
     except (
         Exception
     ) as error:  # no such network, no such setting, nothing at hand to fetch from: much can be in the way
@@ -84,12 +86,25 @@ def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
         classes = tuple(f"{c}." for c in ((given,) if isinstance(given, str) else given))
         own, state = network.state_dict(), read_weights(Path(weights).expanduser())
         copy_weights(own, state, lambda key: None if key.startswith(classes) and key not in own else key, weights, name)
+        if "mean" not in colours and mean != IMAGENET_MEAN:  # what is not ImageNet's fits few weights but timm's own
+            log.warning("body=%s normalises by mean %s and std %s, as timm's own weights want it", name, mean, std)
     trunk = nn.Sequential(Normalise(mean, std), Still(network), Features(name))
     trunk.requires_grad_(False).eval()
     with torch.inference_mode():
         width = int(trunk(torch.zeros((1, 3, size, size), dtype=torch.uint8)).shape[1])
     made = Body(name, trunk, nn.Sequential(), width, size, about=f"{size} pixels")
     return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def three(name: str, key: str, value: Any) -> tuple[float, ...]:
+    """Three numbers for the three colours, separated by commas."""
+    try:
+        found = tuple(float(v) for v in str(value).split(","))
+    except ValueError:
+        found = ()
+    if len(found) != 3 or (key == "std" and min(found) <= 0):
+        raise ConfigError(f"body={name}: {key} must be three numbers, such as {key}=0.485,0.456,0.406")
+    return found
 
 
 def why(error: Exception) -> str:
