@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 
@@ -248,10 +249,22 @@ def test_one_folder_of_classes_is_split_by_slide(federation: Path, tmp_path: Pat
     assert task.classes == 2
 
 
+def test_an_optimiser_that_is_kept_survives_a_run_that_is_resumed(federation: Path, tmp_path: Path) -> None:
+    from mutirao.core.arrays import digest
+    from mutirao.runs.folder import load_run
+
+    whole, kept = config(federation, rounds=4), config(federation, rounds=4, keep_optimizer=True)
+    for name, chosen in (("afresh", whole), ("kept", kept), ("half", replace(kept, rounds=2))):
+        execute("cytology", chosen, tmp_path / name)
+    execute("cytology", kept, tmp_path / "half", resume=True)
+    found = {name: digest(load_run(tmp_path / name).arrays) for name in ("afresh", "kept", "half")}
+    assert found["half"] == found["kept"] != found["afresh"]
+
+
 def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     out = home / "synthetic"
     execute("cytology", config("synthetic", side=1024, slides=2, rounds=3, views=1), out)
-    for name in ("model.safetensors", "model.onnx"):
+    for name in ("model.safetensors", "model.pt", "model.onnx"):
         made = CliRunner().invoke(main, ["slides", "export", str(out), "--out", str(home / name)])
         assert made.exit_code == 0, made.output
     slide = home / "other.tiff"
@@ -278,6 +291,13 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     model, opened = load_model(home / "model.safetensors"), open_slide(slide)
     tile = opened.region(0, 0, 224, 224)
     opened.close()
+    assert np.array_equal(load_model(home / "model.pt")(tile), model(tile))
+    held = torch.load(home / "model.pt", weights_only=True)  # tensors and plain facts, for anybody's torch
+    assert held["facts"]["classes"] == list(model.classes)
+    (home / "text.pt").write_text("no model")
+    refused = CliRunner().invoke(main, [*words[:4], str(home / "text.pt")])
+    assert refused.exit_code == 6
+    assert "no model that can be read safely" in refused.output
     written = onnx.load(home / "model.onnx")
     found = ReferenceEvaluator(written).run(None, {"pictures": tile.transpose(2, 0, 1)[None]})[0]
     assert np.allclose(found[0], model(tile), atol=1e-4)

@@ -222,10 +222,12 @@ def screen(
 
 @slides.command()
 @click.argument("run", type=FOLDER)
-@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors or .onnx.")
+@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors, .pt or .onnx.")
 @click.option("--round", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
 def export(run: Path, out: Path, which: str) -> None:
     """Write the model of a cytology run, body and head, as one file.
+
+    .safetensors and .pt (torch.load with weights_only=True) can be used by `slides screen` again, .onnx by anybody.
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
