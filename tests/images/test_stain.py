@@ -116,7 +116,7 @@ def test_the_extractor_normalises_every_view_augments_all_but_the_first_and_keep
     out = io.BytesIO()
     Image.fromarray(tissue(1, 40)).save(out, "PNG")
     views = {
-        how: Extractor(views=3, depth="pixels", size=40, stain=how[0], augment=how[1]).of_content(out.getvalue())
+        how: Extractor("cnn", views=3, depth="pixels", size=40, stain=how[0], augment=how[1]).of_content(out.getvalue())
         for how in (("none", "none"), ("macenko", "none"), ("none", "stain"), ("macenko", "stain"))
     }
     plain, normal, augmented, both = views.values()

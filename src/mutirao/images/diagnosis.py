@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,12 +125,14 @@ def write_verdict(
     abnormal: npt.NDArray[np.bool_],
     rng: np.random.Generator,
     judged: str = "pictures",
+    **more: Any,
 ) -> None:
-    """Write all figures of the last model on the test set; AUC and accuracy with intervals over slides.
+    """Write all figures of the last model on the test set, and `more`; AUC and accuracy with intervals over slides.
 
     `judged` says what a row is: pictures, or slides.
     """
     found = {
+        **more,
         "judged": judged,
         judged: len(labels),
         "slides": len(set(slides.tolist()) - {""}),
