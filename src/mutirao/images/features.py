@@ -21,9 +21,10 @@ import torch
 from PIL import Image
 
 from mutirao.core.files import write_whole
+from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets.pictures import UnreadableError, picture
-from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
-from mutirao.images.names import Depth
+from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
+from mutirao.images.names import BODY_NAMES, Depth
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -68,6 +69,11 @@ class Extractor:
     def network(self) -> Body:
         """The body, made when it is first needed."""
         return body(self.body, self.weights)
+
+    def preprocessing(self) -> str:
+        """What is done with a picture before anything is trained, by digest: its size, its views, its scale."""
+        scale = [IMAGENET_MEAN, IMAGENET_STD] if self.body in BODY_NAMES else "from 0 to 1"
+        return fingerprint({"size": self.size, "views": self.views, "depth": self.depth, "scale": scale})
 
     @cached_property
     def folder(self) -> Path:

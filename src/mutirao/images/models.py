@@ -42,6 +42,10 @@ class Plan:
             return nn.Sequential(OneView(), *NETWORKS[body]((3, side, side), classes).children())
         return trained_part(self.extract.network, self.trainable, classes)
 
+    def agreed(self) -> dict[str, str]:
+        """What parties must have in common of it, by digest."""
+        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
+
     def frozen(self) -> str:
         """What the part of a body that does not travel is known by; empty if all travels."""
         if self.trainable == "all":

@@ -9,3 +9,4 @@ NETWORK_NAMES = ("cnn", "small")
 BODY_NAMES = ("efficientnet_lite0", "resnet18")
 # How far the frozen part of a body goes.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+ELSEWHERE = "none"  # what `data` is where a party has no pictures of its own: a server whose sites hold them all

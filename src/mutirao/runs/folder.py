@@ -130,6 +130,7 @@ class Folder:
             best=best,
             dropped=old,
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
+            **({"site_versions": done.versions} if done.versions else {}),
         )
         self.checkpoint(run, facts, durable)
         for number in old:
