@@ -5,7 +5,6 @@ was killed: for about a minute the server takes the dead one for alive, and lets
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from mutirao.deploy import internals
 
 log = logging.getLogger("mutirao")
 
@@ -48,9 +49,10 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     log.addHandler(logging.StreamHandler(sys.stderr))
-    client = getattr(importlib.import_module("flwr.supernode.fleet_http_client"), "FleetHttpClient", None)
-    if client is not None and hasattr(client, "ActivateNode"):  # without it a site only ends sooner
-        client.ActivateNode = patient(client.ActivateNode)
+    at_sites = (internals.ACTIVATE, internals.UNPACK, internals.FOLDER, internals.LOAD)
+    if odd := internals.strangeness(*at_sites):
+        log.warning(odd)
+    internals.replace(internals.ACTIVATE, patient)
     flower_supernode()  # whoever ends it on purpose ends the process
     start_anew()
 
