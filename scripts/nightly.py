@@ -71,7 +71,10 @@ def overlay(folder: Path) -> str:
     below = [path for path in sys.path if path.endswith("site-packages")]
     lines = [f"import site; site.addsitedir({path!r})" for path in below]
     (own / "below.pth").write_text("\n".join([*lines, ""]))
-    return str(folder / "bin" / "python")
+    python, command = folder / "bin" / "python", folder / "bin" / "mutirao"
+    command.write_text(f"#!{python}\nfrom mutirao.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+    return str(python)
 
 
 def unmet(python: str) -> tuple[str, list[str]]:
