@@ -137,7 +137,8 @@ def load_name(path: str) -> Any:
 def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
     """A user's own part behind a dotted path, checked before anybody calls it."""
     check_module(kind, path)
-    found = load_name(path)
+    adapt = getattr(importlib.import_module(KINDS[kind]), "adapt", lambda found: found)  # what others call such a part
+    found = adapt(load_name(path))
     try:
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes

@@ -88,7 +88,7 @@ def find(internal: Internal) -> tuple[Any, str, Any]:
     module, _, path = internal.where.partition(":")
     *owners, name = path.split(".")
     try:
-        place = importlib.import_module(module)
+        place: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("flwr"):
             raise

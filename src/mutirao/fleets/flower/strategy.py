@@ -186,7 +186,7 @@ class Strategy(FlowerStrategy):
         for client, figures in found.items():
             run.roster.hear(server_round, client, figures)
         run.arrays, run.memory, run.round, self.lost = merged.arrays, memory, server_round, 0
-        return pack(merged.arrays), MetricRecord(mean_metrics(result.replies))
+        return pack(merged.arrays), MetricRecord({**mean_metrics(result.replies)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -206,7 +206,7 @@ class Strategy(FlowerStrategy):
         answers = sift(self.read(self.judges, replies, ()), fault_of_extras)
         for client, why in answers.failures.items():
             log.warning("round %d: %s judges not: %s", server_round, client, why)
-        return MetricRecord(mean_metrics(answers.replies)) if answers.replies else None
+        return MetricRecord({**mean_metrics(answers.replies)}) if answers.replies else None
 
     def write(self, arrays: ArrayRecord, config: ConfigRecord, clients: Iterable[ClientId], kind: str) -> list[Message]:
         """The same message to each of these clients."""
