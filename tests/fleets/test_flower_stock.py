@@ -1,6 +1,7 @@
 """Flower's own apps and ours: our parts as a strategy of a stock app, and a plain fleet of stock clients."""
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
@@ -284,3 +285,26 @@ def test_a_plain_fleet_refuses_what_stock_clients_cannot_answer(quickstart: Any)
     }
     (judged,) = fleet.ask({first: Request("evaluate", start, {"round": 1})}).replies.values()
     assert judged.metrics.keys() == {"eval_loss", "eval_acc"}
+
+
+def test_the_pages_code_runs_as_it_stands(
+    quickstart: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    own = ("plain=True", "initial_arrays(context)", "PathologicalPartitioner(")
+    plain, stock, dealt = (next(block for block in code if words in block) for words in own)
+    context = Context(7, 1, {}, RecordDict(), {"recipe": "quickstart", "clients": 3})
+    space: dict[str, Any] = {}
+    exec(plain, space)
+    space["app"](grid_of(quickstart.client.app), context)
+    assert capsys.readouterr().out == "1 3\n2 3\n"
+    exec(stock, space)
+    grid = LoopGrid(space["client"], **context.run_config)
+    for i in range(3):
+        grid.join(**{"partition-id": i})
+    space["server"](grid, context)
+    assert re.fullmatch(r"\[.*\] 0\.\d\n", capsys.readouterr().out)
+    monkeypatch.chdir(tmp_path)
+    exec(dealt, space)
+    assert 'name = "dealt"' in (space["result"].folder / "config.toml").read_text()
