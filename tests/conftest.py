@@ -23,6 +23,14 @@ hypothesis.settings.load_profile("steady")
 
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deployed federations come first: they mostly wait, so that other workers compute meanwhile."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 X, Y = load_iris(return_X_y=True)
 X = (X - X.mean(0)) / X.std(0)
 

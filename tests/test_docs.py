@@ -125,3 +125,25 @@ def test_the_page_on_python_runs_from_top_to_bottom(
     ways = {mu.load(f"runs/{name}").digest for name in "abc"}
     assert len(ways) == 1
     assert mu.load("runs/long").summary["rounds"] == 6
+
+
+@pytest.mark.parametrize("page", ["cnn-and-fedavg.md", "cnn-and-fedavg.pt.md"])
+def test_the_page_for_students_computes_what_torch_does_and_prints_what_it_says(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = blocks(page)
+    space: dict[str, Any] = {}
+    exec(compile(first, page, "exec"), space)
+    x, k = (torch.tensor(space[name], dtype=torch.float64)[None, None] for name in "xk")
+    with_torch = torch.nn.functional.max_pool2d(torch.relu(torch.nn.functional.conv2d(x, k)), 2)
+    np.testing.assert_allclose(space["features"], with_torch[0, 0])
+    exec(compile(second, page, "exec"), space)
+    said = re.findall(r"^print\(.*\)  # (.*)$", first + second, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_pages_for_students_are_the_same_in_both_languages() -> None:
+    for page in ("cnn-and-fedavg", "law"):
+        english, portuguese = ((DOCS / f"{page}{tongue}.md").read_text(encoding="utf-8") for tongue in ("", ".pt"))
+        for sign in ("\n## ", "\n| ", "\n- ", "\n```", "\n!["):
+            assert english.count(sign) == portuguese.count(sign), (page, sign)
