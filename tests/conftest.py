@@ -24,7 +24,6 @@ hypothesis.settings.load_profile("steady")
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
 
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deployed federations come first: they mostly wait, so that other workers compute meanwhile."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -16,7 +16,7 @@ from flwr.serverapp import strategy as flower
 
 from loopgrid import LoopGrid, identity
 from mutirao import Reply, Run, train
-from mutirao.aggregation import FedAdam, FedAvg, FedRisk
+from mutirao.aggregation import FedAdam, FedAvg, FedProx, FedRisk
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError, Diverged, TooFewReplies
@@ -214,6 +214,23 @@ def test_a_filter_and_a_selector_do_what_they_do_elsewhere(quickstart: Any, capl
     assert strategy.run.roster.selected.tolist() == [2, 2, 1, 1]
     assert strategy.run.roster.replied.tolist() == [0, 2, 1, 1]
     assert f"{nodes[0]} update of length" in caplog.text
+
+
+def test_clients_are_told_what_the_app_says_and_what_the_method_needs(quickstart: Any) -> None:
+    grid, heard = grid_of(quickstart.client.app), list[dict[str, Any]]()
+    grid.meddlers = dict.fromkeys(
+        grid.nodes, lambda message, reply: heard.append(dict(message.content["config"])) or []
+    )
+    strategy = Strategy(FedProx(mu=0.3), seed=7)
+    told = ConfigRecord({"lr": 0.1, "seed": 5, "proximal-mu": 9.0})
+    strategy.start(grid, first_model(quickstart), num_rounds=1, train_config=told)
+    assert heard[0] == {"lr": 0.1, "seed": 5, "round": 1, "server-round": 1, "mu": 0.3, "proximal-mu": 0.3}
+    judged = Strategy("fedrisk", errors=lambda arrays: [0])
+    judged.start(grid, first_model(quickstart), num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
+    Strategy("fedrisk").start(grid, first_model(quickstart), num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
+    assert [config.get("extras") for config in heard if "lr" in config] == [None] * 2 * NODES + [
+        "squared_errors"
+    ] * NODES
 
 
 def test_a_strategy_that_loses_three_rounds_ends_and_one_that_diverges_at_once(quickstart: Any) -> None:

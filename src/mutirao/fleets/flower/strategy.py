@@ -22,7 +22,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.checks import fault_of_extras, faults, set_aside, sift
 from mutirao.core.fleet import Answers, ClientId, Fleet, collect
-from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, names_of
+from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, tell
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import (
     Cohort,
@@ -121,7 +121,8 @@ class Strategy(FlowerStrategy):
         self.errors, self.seed = errors, seed
         self.patience = Patience(min_replies, wait=wait)
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_evaluate_nodes, self.min_available_nodes = min_evaluate_nodes, min_available_nodes
+        self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
         self.count_key, self.keys = weighted_by_key, (arrayrecord_key, configrecord_key)
         self.chosen: list[ClientId] = []
         self.judges: list[ClientId] = []
@@ -150,13 +151,12 @@ class Strategy(FlowerStrategy):
             self.run, self.lost = Run({}, self.seed), 0
         run = self.run
         run.arrays, run.round = model_in(arrays), server_round - 1
-        gather(run.roster, Nodes(grid), max(1, self.min_available_nodes), self.patience)
+        gather(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
         self.chosen = choose(run, self.cohort, 1)
-        request = self.cohort.request(run, "train", "metrics", "extras")
-        told = config_for(request.config)
-        if not self.wanted:
-            told.pop("extras", None)
-        return self.write(arrays, ConfigRecord({**config, **told}), self.chosen, MessageType.TRAIN)
+        method = config_for({"round": server_round, **tell(self.cohort.needs)})  # as it must be, whatever the app says
+        asked = {"extras": ",".join(wanted)} if (wanted := sorted(self.wanted - USUAL)) else {}
+        told = {"seed": self.seed, **config, **method, **asked}
+        return self.write(arrays, ConfigRecord(told), self.chosen, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -194,7 +194,7 @@ class Strategy(FlowerStrategy):
         """Ask a share of the clients how good the model is."""
         if self.fraction_evaluate == 0:
             return []
-        gather(self.run.roster, Nodes(grid), max(1, self.min_available_nodes), self.patience)
+        gather(self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience)
         ask = Share(self.fraction_evaluate, self.min_evaluate_nodes)
         self.judges = ask(self.run.roster, server_round, self.run.rng("evaluate"))
         return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.judges, MessageType.EVALUATE)
