@@ -137,8 +137,9 @@ def load_name(path: str) -> Any:
 def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
     """A user's own part behind a dotted path, checked before anybody calls it."""
     check_module(kind, path)
-    adapt = getattr(importlib.import_module(KINDS[kind]), "adapt", lambda found: found)  # what others call such a part
-    found = adapt(load_name(path))
+    found = load_name(path)
+    if adapt := getattr(importlib.import_module(KINDS[kind]) if kind in KINDS else None, "adapt", None):
+        found = adapt(found)  # what others call such a part
     try:
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes
