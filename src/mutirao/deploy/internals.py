@@ -63,13 +63,19 @@ ACTIVATE = Internal(
     "self, request",
     same("560fe67fc99714e1"),
 )
+RETRY = Internal(
+    "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker",
+    "a SuperNode tries again when the server's certificate is not in order",
+    "",
+    same("49e12326a4b17e26"),
+)
 CALL = Internal(
     "flwr.supercore.protobuf.client:ProtobufClient.__init__",
     "the server's own commands send the secret that opens the door",
     "self, base_url, *, interceptors, verify, timeout, retry_invoker",
     same("ea57554c6ab40501"),
 )
-INTERNALS = (UNPACK, FOLDER, LOAD, SERVE, ACTIVATE, CALL)
+INTERNALS = (UNPACK, FOLDER, LOAD, SERVE, ACTIVATE, RETRY, CALL)
 
 
 def replace(internal: Internal, make: Callable[[Any], Any]) -> None:
