@@ -271,6 +271,10 @@ class Shielded:
         many = self.handler.many
         return None if many is None else functools.partial(self._many, many)
 
+    def agree(self, request: Request, site: Site) -> None:
+        """What the handler says: nothing leaves with it."""
+        self.handler.agree(request, site)
+
     def __call__(self, request: Request, site: Site) -> Reply:
         """The noised update, and what has been spent."""
         table = self._charge(request, site)

@@ -4,17 +4,18 @@ from typing import Any
 import pytest
 
 from mutirao.core.agreement import (
-    Agreed,
+    Agreement,
     agree_on,
     as_extra,
     digest_of,
-    find_odd,
     hold_agreed,
     in_extras,
+    note_told,
     tell_agreed,
 )
-from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
-from mutirao.errors import ConfigError, Refused
+from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
+from mutirao.core.record import Round
+from mutirao.errors import ConfigError, Refused, TooFewClients
 from mutirao.fleets.local import LocalFleet
 
 
@@ -28,6 +29,12 @@ def test_what_is_agreed_on_is_told_and_held() -> None:
 def test_a_site_with_another_one_or_none_refuses_by_name(own: dict[str, str], says: str) -> None:
     with pytest.raises(Refused, match=f"frozen a1 is agreed on, {says}") as refused:
         hold_agreed({"round": 1, **tell_agreed({"frozen": "a1"})}, own)
+    assert refused.value.rule == "agreed.frozen"
+
+
+def test_a_request_that_does_not_speak_of_what_must_be_agreed_on_is_refused_by_name() -> None:
+    with pytest.raises(Refused, match="the request does not say which frozen is agreed on") as refused:
+        hold_agreed({"seed": 0, "round": 1}, {"frozen": "a1"}, must=["frozen"])
     assert refused.value.rule == "agreed.frozen"
 
 
@@ -53,24 +60,152 @@ def first_three(told: Mapping[str, Reply]) -> bytes:
     return " ".join(words[:3]).encode()
 
 
+def agreement(fleet: Fleet, content: bytes, **more: Any) -> Agreement:
+    return Agreement(fleet, {"words": digest_of(content)}, as_extra("words", content), **more)
+
+
 def test_clients_agree_on_what_comes_of_their_profiles_and_it_goes_with_every_request() -> None:
     fleet = lists({"ana": "a b", "bia": "b c", "caio": "z"})
     content = agree_on(fleet, "words", {"round": 0}, first_three)
     assert content == b"a b c"
-    assert find_odd(fleet, "words", {"round": 0}, content) == ["caio"]
-    answers = Agreed(fleet, "words", content).ask({"bia": Request("train", {}, {"round": 1})})
+    agreed = agreement(fleet, content)
+    assert agreed.begin() == ["caio"]
+    assert agreed.clients() == ["ana", "bia"]
+    answers = agreed.ask({c: Request("train", {}, {"round": 1}) for c in ("bia", "caio")})
     assert in_extras("came", answers.replies["bia"].extras) == content
+    assert answers.failures["caio"].reason.startswith("agreed.words")  # it was not even sent
 
 
-def test_too_many_who_differ_end_the_run_and_one_who_is_away_is_no_odd_one() -> None:
-    with pytest.raises(ConfigError, match=r"2 of 3 clients have another words.*bia: refused: agreed\.words"):
-        find_odd(lists({"ana": "a", "bia": "y", "caio": "z"}), "words", {}, b"a")
+def test_too_many_who_differ_end_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"2 of 3 clients do not agree on words.*bia: refused: agreed\.words"):
+        agreement(lists({"ana": "a", "bia": "y", "caio": "z"}), b"a").begin()
     with pytest.raises(ConfigError, match=r"no client told its profile.*; ana: raised: ValueError: lost"):
         agree_on(lists({"ana": ValueError("lost")}), "words", {}, first_three)
 
-    class Late(Wrapper):
-        def ask(self, requests: Mapping[str, Request]) -> Answers:
-            answers = self.fleet.ask({c: r for c, r in requests.items() if c != "bia"})
-            return Answers(answers.replies, {"bia": Failure("late", "no answer in time")})
 
-    assert find_odd(Late(lists({"ana": "a", "bia": "y"})), "words", {}, b"a") == []
+def test_a_policy_that_forbids_the_question_says_nothing_of_who_is_right_and_its_site_takes_no_part() -> None:
+    forbids = Refused("asked.requests", "'agree' may not be asked here")
+    agreed = agreement(lists({"ana": "a", "bia": forbids, "caio": forbids}), b"a")
+    assert agreed.begin() == ["bia", "caio"]
+    assert agreed.clients() == ["ana"]
+    with pytest.raises(TooFewClients, match=r"none of 2 clients takes part: bia: refused: asked\.requests"):
+        agreement(lists({"bia": forbids, "caio": forbids}), b"a").begin()
+
+
+class Coming(Wrapper):
+    """A fleet whose clients come and go, with keys; some are late."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self.here, self.key, self.late, self.gone = fleet.clients(), dict[str, str](), set[str](), set[str]()
+        self.seen: list[tuple[str, str]] = []
+
+    def clients(self) -> list[str]:
+        return self.here
+
+    def keys(self) -> dict[str, str]:
+        return dict(self.key)
+
+    def ask(self, requests: Mapping[str, Request]) -> Answers:
+        self.seen += [(c, r.do) for c, r in requests.items()]
+        answers = self.fleet.ask({c: r for c, r in requests.items() if c not in self.late | self.gone})
+        away = {c: Failure("late", "no answer in time") for c in requests if c in self.late}
+        away |= {c: Failure("gone", "is not connected") for c in requests if c in self.gone}
+        return Answers(answers.replies, {**answers.failures, **away})
+
+
+def train(fleet: Fleet, *names: str) -> Answers:
+    return fleet.ask({c: Request("train", {}, {"round": 1}) for c in names})
+
+
+def test_who_comes_back_agrees_again_before_it_is_asked_for_anything_else() -> None:
+    words = {"ana": "a", "bia": "a"}
+    fleet = Coming(lists(words))
+    agreed = agreement(fleet, b"a")
+    assert agreed.begin() == []
+    fleet.seen.clear()
+    agreed.clients()
+    train(agreed, "ana", "bia")
+    assert fleet.seen == [("ana", "train"), ("bia", "train")]  # nobody is asked twice
+    fleet.here = ["ana"]
+    assert agreed.clients() == ["ana"]
+    words["bia"] = "z"
+    fleet.here = ["ana", "bia"]
+    fleet.seen.clear()
+    assert agreed.clients() == ["ana"]
+    assert fleet.seen == [("bia", "agree")]
+    words["bia"] = "a"
+    fleet.key = {"bia": "another node"}  # of the same name
+    assert agreed.clients() == ["ana", "bia"]
+    fleet.gone = {"bia"}
+    train(agreed, "bia")
+    fleet.seen.clear()
+    agreed.clients()
+    assert fleet.seen == [("bia", "agree")]
+
+
+def test_who_is_away_when_asked_is_no_odd_one_and_is_asked_again_after_the_round() -> None:
+    fleet = Coming(lists({"ana": "a", "bia": "a"}))
+    agreed, fleet.late = agreement(fleet, b"a"), {"bia"}
+    assert agreed.begin() == ["bia"]  # it is not waited for
+    assert agreed.clients() == ["ana"]
+    fleet.late = set()
+    assert agreed.clients() == ["ana"]
+    agreed.record(Round({"round": 1}, []))
+    assert agreed.clients() == ["ana", "bia"]
+
+
+def test_who_refuses_a_round_takes_no_part_from_then_on_and_the_record_says_why() -> None:
+    words = {"ana": "a", "bia": "a", "caio": "z"}
+    agreed = agreement(lists(words), b"a")
+    agreed.begin()
+    words["bia"] = "y"
+    train(agreed, "ana", "bia")
+    assert agreed.clients() == ["ana"]
+    done = Round({"round": 1}, [{"client": "ana"}, {"client": "bia", "failure": "refused: agreed.words: ..."}])
+    agreed.record(done)
+    assert [row["client"] for row in done.clients] == ["ana", "bia", "caio"]
+    assert done.clients[2]["failure"] == "refused: agreed.words: z is not among them"
+    agreed.record(later := Round({"round": 2}, []))
+    assert later.clients == []  # once is enough
+
+
+def test_a_site_that_is_paused_when_a_run_begins_joins_it_later() -> None:
+    fleet = lists({"ana": "a", "bia": Refused("paused", "this site is paused by those who run it")})
+    agreed = agreement(fleet, b"a b")
+    assert (agreed.begin(), agreed.clients()) == (["bia"], ["ana"])
+    fleet.population["bia"] = "b"
+    agreed.record(done := Round({"round": 1}, []))
+    assert agreed.clients() == ["ana", "bia"]
+    failures = [(row["client"], row["failure"]) for row in done.clients]
+    assert failures == [("bia", "refused: paused: this site is paused by those who run it")]
+
+
+def test_the_versions_that_a_client_tells_are_part_of_the_rounds_record_once() -> None:
+    told = as_extra("versions", b'{"flwr": "1.0", "secret": "x", "mutirao": 3}')
+    agreed = Agreement(LocalFleet(lambda request, site: Reply({}, told, n=1), {"ana": 0}), {"words": "a1"})
+    agreed.begin()
+    first, second = Round({"round": 1}, []), Round({"round": 2}, [])
+    agreed.record(first)
+    agreed.record(second)
+    assert first.versions == {"ana": {"mutirao": "3", "flwr": "1.0"}}
+    assert second.versions == {}
+
+
+def test_clients_of_this_process_are_not_asked_but_told() -> None:
+    fleet = Coming(lists({"ana": "a"}))
+    agreed = agreement(fleet, b"a", asks=False)
+    assert agreed.begin() == []
+    assert fleet.seen == []
+    assert list(train(agreed, "ana").replies) == ["ana"]
+
+
+def test_other_versions_are_a_warning_and_counts_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    told = as_extra("versions", b'{"torch": "0.1", "python": 7}') | as_extra("counts", b'{"normal": 3, "odd": "many"}')
+    with caplog.at_level("WARNING", "mutirao"):
+        note_told("ana", told)
+        note_told("bia", as_extra("versions", b"[" * 100_000))
+    assert "ana has other versions" in caplog.text
+    assert "torch '0.1' (" in caplog.text
+    assert "ana has 3 samples: 'normal' 3" in caplog.text
+    assert "bia" not in caplog.text

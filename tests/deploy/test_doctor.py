@@ -14,13 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
+from mutirao.core.versions import versions
 from mutirao.deploy import doctor
 from mutirao.deploy.doctor import GIGABYTE, Finding, examine, healthy
-from mutirao.deploy.door import versions
 from mutirao.deploy.founding import found_server, found_site, renew
 from mutirao.deploy.keys import write_authority, write_server
 from mutirao.deploy.layout import Node, Server, free_port
 from mutirao.deploy.policy import policy_template
+from mutirao.deploy.rehearse import permit_training
+from sets import write_classes
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -77,7 +79,7 @@ def node(server: Server, tmp_path: Path) -> Node:
     made = found_site(
         tmp_path / "recife", "recife", f"localhost:{server.port}", server.ca, str(data), recipes=["quickstart"]
     )
-    text = made.policy_file.read_text().replace("requests = []", 'requests = ["train"]')
+    text = made.policy_file.read_text().replace("requests = []", 'requests = ["train", "agree"]')
     made.policy_file.write_text(text.replace("arrays = []", 'arrays = ["*"]'))
     return made
 
@@ -109,6 +111,30 @@ def test_what_is_sound_is_called_sound(server: Server, node: Node, answer: type[
     done = CliRunner().invoke(main, ["site", "doctor", str(node.folder), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.output)["ok"] is True
+
+
+def test_two_sites_can_compare_what_they_have_by_telephone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUTIRAO_CACHE", str(tmp_path / "cache"))
+    said = {}
+    for k, (name, label) in enumerate({"recife": "normal", "natal": "normal", "odd": "columnar_normal"}.items()):
+        data = write_classes(tmp_path / f"pictures of {name}", ("abnormal", label), 4, seed=k)
+        agreed = [("views", 1), ("weights", "random"), ("slide", "")]
+        made = found_site(
+            tmp_path / name, name, f"localhost:{server.port}", server.ca, str(data), ["cytology"], sets=agreed
+        )
+        made.policy_file.write_text(permit_training(made.policy_file.read_text()))
+        said[name] = of(made, "agree").text
+    facts = {name: text.split("; ") for name, text in said.items()}
+    assert said["recife"] == said["natal"]
+    assert facts["odd"][0] != facts["recife"][0]  # one digest of all
+    other = [a.split()[0] for a, b in zip(facts["recife"], facts["odd"], strict=True) if a != b]
+    assert other == ["cytology", "classes", "8"]
+    assert facts["odd"][-1] == "8 pictures: abnormal 4, columnar_normal 4"
+    change(made.policy_file, ', "agree"', "")
+    assert of(made, "agree").state == "warn"
+    assert "'agree'" in of(made, "agree").remedy
 
 
 def test_the_server_is_sound_too(server: Server) -> None:

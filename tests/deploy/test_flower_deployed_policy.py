@@ -63,7 +63,8 @@ def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
         for name, metrics in (("c0", '["loss", "accuracy"]'), ("c1", '["loss"]')):
             taps[name], folder = Tap(made.port), tmp_path / name
             folder.mkdir()
-            text = policy_template(["quickstart"], AGREED).replace("requests = []", 'requests = ["train", "probe"]')
+            asked = 'requests = ["train", "probe", "agree"]'
+            text = policy_template(["quickstart"], AGREED).replace("requests = []", asked)
             text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", f"metrics = {metrics}")
             (folder / "policy.toml").write_text(text)
             made.start(
@@ -105,7 +106,7 @@ def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_ru
     assert problems == []
     assert any("by the site, agree" in line for line in good)
     trail = [json.loads(line) for line in (deployment.folder / "c1" / "audit.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in trail] == ["asked", "refused"]
+    assert [e["event"] for e in trail] == ["asked", "sent", "asked", "refused"]
     for name, settings, rule in (
         ("known noise", "privacy=local privacy.repeatable=true", "settings.privacy.repeatable"),
         ("one sample", "select=powerofchoice select.samples=1", "asked.probe_samples"),

@@ -33,7 +33,7 @@ POLICY = """
 [recipes]
 {recipes}
 [asked]
-requests = ["train", "probe"]
+requests = ["train", "probe", "agree"]
 min_samples = {min_samples}
 [reply]
 arrays = {arrays}

@@ -59,7 +59,7 @@ quickstart = "{hash}"
 [settings]
 secure = "secagg+"
 [asked]
-requests = ["train"]
+requests = ["train", "agree"]
 min_samples = 1
 [reply]
 arrays = ["*"]

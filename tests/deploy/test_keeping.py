@@ -12,8 +12,9 @@ import pytest
 from mutirao.config import resolve
 from mutirao.deploy import keeping
 from mutirao.deploy.founding import found_server
-from mutirao.deploy.keeping import keep_going, process_holding, see_through
-from mutirao.errors import ConfigError, MutiraoError
+from mutirao.deploy.keeping import keep_going, process_holding
+from mutirao.deploy.submitting import Rounds
+from mutirao.errors import MutiraoError
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.audit import Audit
@@ -70,8 +71,25 @@ def test_a_run_whose_process_is_gone_is_submitted_again(server: Path, monkeypatc
     assert (done["rounds"], done["flower_runs"], calls) == (2, 2, [True, True])
     again = keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
     assert again["flower_runs"] == 0
-    with pytest.raises(ConfigError, match="already holds a run"):
-        see_through(server, "quickstart", SETTINGS.items(), server / "runs" / "quickstart", False, 60.0)
+
+
+def test_each_round_is_told_once_whoever_makes_it(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted(monkeypatch, dies, rounds(2))
+    said: list[str] = []
+    tell = Rounds(server / "runs" / "quickstart", 0.0, said.append)
+    keep_going(server, "quickstart", SETTINGS.items(), seconds=60, meanwhile=tell)
+    assert [line.split()[0] for line in said] == ["round=1", "round=2"]
+    assert "accuracy=" in said[1]
+
+
+def test_a_run_that_ends_before_it_has_a_folder_is_left_alone_with_its_reason(
+    server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = submitted(monkeypatch, lambda out: None)
+    monkeypatch.setattr(keeping, "why_app_ended", lambda folder, run: "there is no folder /nowhere")
+    with pytest.raises(MutiraoError, match="failed before its first round: there is no folder /nowhere"):
+        keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
+    assert len(calls) == 2
 
 
 def test_more_rounds_of_a_finished_run_are_made(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:

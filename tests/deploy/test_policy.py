@@ -38,7 +38,7 @@ def test_the_template_is_a_policy_that_allows_one_recipe_and_lets_nothing_leave(
     assert policy.audit == tmp_path / "audit.jsonl"
     nothing = load_policy(written(tmp_path, policy_template()))
     assert nothing.recipes == {}
-    assert load_policy(written(tmp_path, "")) == Policy(audit=policy.audit, ledger=policy.ledger)
+    assert load_policy(written(tmp_path, "")) == Policy(audit=policy.audit, ledger=policy.ledger, paused=policy.paused)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,14 @@ def test_every_recipe_is_pinned_to_itself(tmp_path: Path, recipe: str) -> None:
     assert {"epochs", "batch_size", "lr", "samples", "seed"} <= policy.pinned[recipe].keys()
     unknown = {*VARYING, "tabular"}  # the model of a table is made when clients have agreed on columns
     assert ("architecture" in policy.pinned[recipe]) == (recipe not in unknown)
+
+
+def test_a_text_that_the_site_itself_has_pinned_may_come_back_from_the_server(tmp_path: Path) -> None:
+    agreed = [("slide", r"^(\w+)_"), ("data", "/nowhere")]
+    policy = load_policy(written(tmp_path, policy_template(["cytology"], agreed)))
+    policy.approve("cytology", {"slide": r"^(\w+)_"})
+    with pytest.raises(Refused, match=r"asked\.names"):
+        policy.approve("cytology", {"slide": r"^(\w)_"})
 
 
 def own_task(context: Any) -> None:

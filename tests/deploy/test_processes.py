@@ -21,7 +21,7 @@ from mutirao.deploy.admission import admit, is_admitted, is_entitled, node_of
 from mutirao.deploy.calls import about
 from mutirao.deploy.doctor import examine
 from mutirao.deploy.door import Door
-from mutirao.deploy.founding import found_server, found_site, take_key
+from mutirao.deploy.founding import found_server, found_site, renew, take_key
 from mutirao.deploy.insider import send_secret
 from mutirao.deploy.keys import secret_in, write_authority
 from mutirao.deploy.layout import Node, Server, free_port, load_place
@@ -101,8 +101,9 @@ def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Ser
     unknown, wrong, insecure = started
     try:
         assert until(lambda: bool(waits(unknown)), 60), unknown.text()
-        assert until(lambda: not wrong.alive(), 60)
+        assert until(lambda: bool(waits(wrong)), 60), wrong.text()
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.text()
+        assert wrong.alive()  # it goes on trying: the server may mend it
         assert until(lambda: not insecure.alive() or "retrying" in insecure.text(), 60)
         assert "insecure channel" in insecure.text()
         assert not any(is_connected(process) for process in started)
@@ -209,6 +210,8 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     told = json.loads(text)
     assert (code, told["works"], told["name"]) == (0, True, "recife")
     assert first.pid == told["pid"]
+    there = json.loads(mutirao("site", "status", server.folder, "--json")[1])["sites"]
+    assert [(site["name"], site["connected"], site["since"][:2]) for site in there] == [("recife", True, "20")]
     environment = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
     for wanted in ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", f"FLWR_HOME={recife.flower_home}"):
         assert wanted.encode() in environment
@@ -293,6 +296,35 @@ def test_an_older_folder_gets_a_secret_and_one_that_others_can_read_is_not_used(
     assert (code, "can be read by others (mode 644)" in text, "Traceback" in text) == (2, True, False)
     found = next(f for f in examine(made.folder) if f.check == "secret")
     assert (found.state, "rm " in found.remedy) == ("fail", True)
+
+
+def test_a_site_whose_server_is_gone_is_not_connected(tmp_path: Path) -> None:
+    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    node = found_site(tmp_path / "recife", "recife", f"localhost:{made.port}", made.ca)
+    idle = [sys.executable, "-c", "import time; print('SuperNode ID: 7', flush=True); time.sleep(60)"]
+    process = processes.launch(node, idle, processes.environment(node))
+    try:
+        assert until(lambda: is_connected(process), 20)
+        code, text = mutirao("site", "status", node.folder)
+        assert (code, f"is not connected: nobody listens at localhost:{made.port}" in text) == (1, True)
+        with process.log.open("a") as log:  # what Flower says then, and when it has the server back
+            log.write("WARNING : Connection attempt failed, retrying in 1.00 seconds\n")
+            log.flush()
+            assert not is_connected(process)
+            log.write("INFO : Connection successful after 3.1 seconds and 3 tries.\n")
+        assert is_connected(process)
+    finally:
+        process.stop()
+
+
+def test_a_server_whose_certificate_has_expired_is_not_started(tmp_path: Path) -> None:
+    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    renew(made.folder, days=0)
+    for words in (["up", made.folder], ["up", made.folder, "--foreground"]):
+        code, text = mutirao("site", *words)
+        assert (code, text.count("\n"), "Traceback" in text) == (1, 1, False)
+        assert text.endswith(f"UTC; renew it with: mutirao site renew {made.folder}\n")
+    assert running(made.folder) is None
 
 
 def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mutirao.attacks import Swarm
+from mutirao.core.agreement import Agreement
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, Fleet, Reply, Request, Where, Wrapper
 from mutirao.core.record import Round
@@ -27,6 +28,10 @@ class Heard(Fleet):
 
     def __init__(self) -> None:
         self.heard: set[str] = set()
+
+    def is_remote(self) -> bool:
+        self.heard.add("is_remote")
+        return False
 
     def clients(self) -> list[str]:
         self.heard.add("clients")
@@ -71,15 +76,15 @@ WRAPPERS: dict[str, Callable[[Fleet, Run], Fleet]] = {
     "without": lambda fleet, run: FleetWithout(fleet, {"zoe"}),
     "sliced": lambda fleet, run: SlicedFleet(fleet, "items"),
     "swarm": lambda fleet, run: Swarm(fleet, "ana", names=2),
+    "agreement": lambda fleet, run: Agreement(fleet, {"body": "b1"}, asks=False),
     "wrapper": lambda fleet, run: Wrapper(fleet),
 }
 
 
 def test_a_wrapper_passes_on_all_a_fleet_may_do() -> None:
     assert set(HOOKS) == {n for n in vars(Wrapper) if not n.startswith("_")}
-    assert {"clients", "ask", "declare", "record", "keys", "snapshot", "restore", "trail", "heads", "close"} == set(
-        HOOKS
-    )
+    known = {"clients", "ask", "declare", "record", "keys", "snapshot", "restore", "trail", "heads", "close"}
+    assert known | {"is_remote"} == set(HOOKS)
 
 
 @pytest.mark.parametrize("names", [*((n,) for n in WRAPPERS), *permutations(WRAPPERS, 2)], ids="-".join)
@@ -94,6 +99,7 @@ def test_every_hook_arrives_through_every_pair_of_wrappers(names: tuple[str, ...
     assert list(answers.replies) == ["ana"]
     row: dict[str, Any] = {}
     fleet.record(Round(row, []))
+    assert not fleet.is_remote()
     assert ("sim_seconds" in row) == ("timed" in names)
     assert ("available" in row) == ("churn" in names)
     assert {c: k for c, k in fleet.keys().items() if "~" not in c} == {"ana": "1", "bia": "2"}

@@ -1,6 +1,7 @@
 """The cytology recipe: columns, comparisons, refusals, privacy; and from its run to a screened slide."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ from PIL import Image
 from mutirao.attacks import Attacked, SignFlip
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Run
+from mutirao.datasets.tiled import Scale, write_scale
+from mutirao.deploy.flower.tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import find
+from mutirao.recipes.agreeing import play, sworn
+from mutirao.recipes.task import Task, find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
 from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+from mutirao.slides.models import load_model
+from mutirao.slides.screening import cut_for
+from mutirao.slides.tiling import Cut
 
 QUICK = {"rounds": 2, "views": 2, "weights": "random", "slide": r"^(\d+)-"}
 
@@ -54,6 +61,29 @@ def config(data: Path | str, **more: Any) -> Any:
     return resolve(find("cytology").config, {**QUICK, "data": str(data), **more})
 
 
+@pytest.mark.parametrize("recipe", ["cytology", "images"])
+@pytest.mark.parametrize("validation", [0.5, 0.0])
+def test_a_server_without_pictures_judges_by_the_sites_or_not_at_all(
+    federation: Path, tmp_path: Path, recipe: str, validation: float
+) -> None:
+    fit = {"rounds": 3, "views": 1, "validation": validation, "classes": "abnormal,normal", "clients": 3}
+    fit |= {"weights": "random", "slide": r"^(\d+)-"} if recipe == "cytology" else {"side": 8, "clients_every": 0}
+    kind = find(recipe)
+    at_sites = kind.prepare(resolve(kind.config, {**fit, "data": str(federation)}))
+    fleet = Wrapper(LocalFleet(at_sites.handler, at_sites.population))  # the server has nobody's pictures at hand
+    summary = execute(recipe, resolve(kind.config, {**fit, "data": "none"}), tmp_path / "run", fleet=fleet)
+    rows = Table(tmp_path / "run" / "history.csv").read()
+    judge = "distributed_accuracy" if recipe == "cytology" else "accuracy"
+    assert (summary["judge"], judge in rows[0]) == (judge, validation > 0)
+    if validation:
+        told = [float(row[judge]) for row in rows]
+        assert summary["best_round"] == 1 + told.index(max(told))
+    else:
+        assert summary["best_round"] == 3  # the last one: nobody said which is best
+    with pytest.raises(ConfigError, match="classes: name them"):
+        kind.prepare(resolve(kind.config, {"data": "none"}))
+
+
 def test_a_run_has_the_papers_columns_and_sends_only_the_head(federation: Path, tmp_path: Path) -> None:
     execute("cytology", config(federation, rounds=3), tmp_path / "run")
     rows = Table(tmp_path / "run" / "history.csv").read()
@@ -82,28 +112,89 @@ def test_pooled_and_alone_use_the_same_training_pictures(federation: Path) -> No
         make(config(federation, only="client_9"))
 
 
-NESTED = "[" * 100_000
+class Elsewhere(LocalFleet):
+    """Hospitals in this process, taken for others'."""
+
+    def is_remote(self) -> bool:
+        return True
 
 
-@pytest.mark.parametrize("told", ['["abnormal", "healthy"]', '["normal", "abnormal"]', "7", "{", NESTED])
-def test_one_odd_class_list_stops_nobody_but_its_own_hospital(
-    told: str, federation: Path, caplog: pytest.LogCaptureFixture
+def hospitals(task: Task, **odd: Any) -> Elsewhere:
+    """The task's hospitals as sites; some of them hold or do something else."""
+    own = sworn(task)
+    handlers: dict[str, Any] = {c: h for c, h in odd.items() if callable(h)}
+    data = {c: task.population[c] for c in task.population} | {c: d for c, d in odd.items() if c not in handlers}
+    return Elsewhere(lambda request, site: handlers.get(site.id, own.handler)(request, site), data)
+
+
+@pytest.mark.parametrize("more", [{}, {"privacy": "local"}, {"privacy": "dpsgd"}, {"secure": "secagg+"}])
+def test_a_hospital_with_another_class_list_takes_no_part_whatever_may_leave(
+    more: dict[str, Any], federation: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = find("cytology")
-    settings = config(federation)
-    task = recipe.task(settings)
-
-    def handler(request: Request, site: Site) -> Reply:
-        if request.do == "classes" and site.id == "client_3":
-            return Reply({}, {"classes": np.frombuffer(told.encode(), np.uint8)}, n=6)
-        return task.handler(request, site)
-
-    run, fleet = Run(task.initial()), LocalFleet(handler, {c: task.population[c] for c in task.population})
+    settings = config(federation, clients=4, rounds=1, **more)
+    recipe, task = find("cytology"), find("cytology").prepare(settings)
+    data = {c: task.population[c] for c in task.population}
+    swapped = replace(data["client_3"], classes=("columnar_normal", "superficial"))
+    fleet = hospitals(task, client_3=swapped, client_4=data["client_1"])
+    masked = Elsewhere(task.secure.at_client(fleet.handler), fleet.population)
     with caplog.at_level("WARNING", "mutirao"):
-        rows = [done.row for done in recipe.flow(fleet, settings, task, run)]
-    assert [(row["selected"], row["replied"], row["failed"]) for row in rows] == [(2, 2, 0)] * 2
-    assert "client_3 is refused: its classes are" in caplog.text
-    assert "agreed are 'abnormal', 'normal'" in caplog.text
+        (done,) = play(recipe, masked, settings, task, Run(task.initial()))
+    assert (done.row["selected"], done.row["replied"]) == (3, 3)
+    assert "client_3 takes no part: refused: agreed.classes: classes" in caplog.text
+    assert [r["client"] for r in done.clients if r["failure"]] == ["client_3"]
+
+
+def test_a_hospital_with_another_body_takes_no_part(federation: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = config(federation, rounds=1)
+    recipe, task = find("cytology"), find("cytology").prepare(settings)
+    hospital: Any = task.handler
+    other = replace(hospital, body="0" * 64)
+    assert task.agreed.keys() == {"classes", "body", "preprocessing"}
+    fleet = hospitals(task, client_2=sworn(replace(task, handler=other, agreed={})).handler)
+    (done,) = play(recipe, fleet, settings, task, Run(task.initial()))
+    assert done.row["replied"] == 2
+    assert "client_2 takes no part: refused: agreed.body: body" in caplog.text
+
+
+def test_other_weights_or_views_have_other_digests(federation: Path) -> None:
+    make = find("cytology").prepare
+    first, same, views = (make(config(federation, **more)).agreed for more in ({}, {"lr": 0.1}, {"views": 3}))
+    assert first == same
+    assert {k for k in first if first[k] != views[k]} == {"preprocessing"}
+    other = make(config(federation, weights="")).agreed  # those of the installed package
+    assert {k for k in first if first[k] != other[k]} == {"body"}
+
+
+def test_hospitals_most_of_whose_classes_differ_are_refused(federation: Path) -> None:
+    settings = config(federation)
+    recipe, task = find("cytology"), find("cytology").prepare(settings)
+    odd = {c: replace(task.population[c], classes=("abnormal", "healthy")) for c in ("client_2", "client_3")}
+    with pytest.raises(ConfigError, match=r"2 of 3 clients do not agree on .*classes.*client_3: refused"):
+        next(play(recipe, hospitals(task, **odd), settings, task, Run(task.initial())))
+    with pytest.raises(ConfigError, match="lacks fungus"):
+        recipe.task(config(federation, classes="abnormal,normal,fungus")).population["client_1"]
+
+
+def test_at_a_site_all_data_is_one_hospitals(federation: Path, tmp_path: Path) -> None:
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "Training").symlink_to(federation / "client_1")
+    (tmp_path / "both" / "Test").symlink_to(federation / "client_2")
+    settings = {"recipe": "cytology", "set": "views=1 weights=random slide='' validation=0.25 clients=3"}
+    for folder, pictures in ((federation / "client_1", 12), (tmp_path / "both", 24)):
+        for at_node, by_policy in (({"data": str(folder)}, {}), ({}, {"data": str(folder)})):
+            task = recipe_from_site(settings, at_node, by_policy)
+            held = task.population["any name"]
+            assert (len(held.train), len(held.test)) == (pictures * 3 // 4, pictures // 4)
+            assert task.population.counts("any name") == {"abnormal": pictures // 2, "normal": pictures // 2}
+    prepared = recipe_from_site(settings, {"data": str(federation)}, {})  # which says whose pictures are
+    assert sum(prepared.population.counts("client_2").values()) == 12
+    assert "any name" not in prepared.population
+    assert not recipe_from_site({**settings, "data": str(federation)}, {}, {}).population.anybody
+
+
+def recipe_from_site(run: dict[str, Any], node: dict[str, Any], policy: dict[str, Any]) -> Any:
+    name, settings = recipe_from(settings_at_site(run, node, policy))
+    return find(name).prepare(settings)
 
 
 def test_one_hospital_whose_updates_are_beyond_all_measure_does_not_end_the_run(federation: Path) -> None:
@@ -118,21 +209,6 @@ def test_one_hospital_whose_updates_are_beyond_all_measure_does_not_end_the_run(
 
     run, fleet = Run(task.initial()), LocalFleet(handler, {c: task.population[c] for c in task.population})
     assert [done.row["failed"] for done in recipe.flow(fleet, settings, task, run)] == [1, 1]
-
-
-def test_hospitals_most_of_whose_classes_differ_are_refused_with_the_difference(federation: Path) -> None:
-    recipe = find("cytology")
-    settings = config(federation)
-    task = recipe.task(settings)
-
-    odd = {c: task.population[c] for c in task.population}
-    for name in ("client_2", "client_3"):
-        odd[name] = replace(odd[name], classes=("abnormal", "healthy"))
-    flow = recipe.flow(LocalFleet(task.handler, odd), settings, task, Run(task.initial()))
-    with pytest.raises(ConfigError, match="client_3 lacks normal"):
-        next(flow)
-    with pytest.raises(ConfigError, match="lacks fungus"):
-        recipe.task(config(federation, classes="abnormal,normal,fungus")).population["client_1"]
 
 
 @pytest.mark.parametrize("trainable", ["last_block", "all"])
@@ -210,7 +286,6 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from mutirao.slides.models import load_model
     from mutirao.slides.reading import open_slide
 
     model, opened = load_model(home / "model.safetensors"), open_slide(slide)
@@ -232,6 +307,44 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     refused = CliRunner().invoke(main, [*words[:4], str(broken)])
     assert refused.exit_code == 6
     assert "corrupt or truncated" in refused.output
+
+
+def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled_unsaid(
+    federation: Path, tmp_path: Path
+) -> None:
+    data, out = tmp_path / "set", tmp_path / "run"
+    shutil.copytree(federation, data)
+    write_scale(data / "client_1", Scale(64, 1.0))
+    write_scale(data / "global_test", Scale(64, 1.0))
+    execute("cytology", config(data, rounds=1), out)
+    shutil.rmtree(data)  # the run knows it, not the pictures
+    path = tmp_path / "model.safetensors"
+    assert CliRunner().invoke(main, ["slides", "export", str(out), "--out", str(path)]).exit_code == 0
+    slide = tmp_path / "slide.tiff"
+    write_slide(slide, Smear(512, 512, 0.5, per_mm2=400), LABORATORIES[0], seed=5)
+    words = ["slides", "screen", str(slide), "--model", str(path), "--out", str(tmp_path / "page")]
+    facts = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+    assert (facts["size"], facts["mpp"], facts["tiles"]) == (64, 1.0, 16)
+    known = load_model(path)
+    assert cut_for(known, 64, 1.0) == cut_for(known, None, None) == Cut(size=64, mpp=1.0)
+    refused = CliRunner().invoke(main, [*words[:4], str(out), "--size", "128"])
+    assert refused.exit_code == 2
+    assert "the model learnt from tiles of 64 pixels at 1 micrometres a pixel, not 128 at 1" in refused.output
+    loud = CliRunner().invoke(main, [*words, "--size", "128", "--anyway"])
+    assert loud.exit_code == 0
+    assert "WARNING: the model learnt from tiles of 64 pixels" in loud.output
+    assert (
+        "the model learnt from 64 at 1: its scores mean little here" in (tmp_path / "page" / "index.html").read_text()
+    )
+
+
+def test_tiles_of_different_scales_are_refused_before_the_first_round(federation: Path, tmp_path: Path) -> None:
+    data = tmp_path / "set"
+    shutil.copytree(federation, data)
+    write_scale(data / "client_1", Scale(64, 1.0))
+    write_scale(data / "client_2", Scale(64, 0.5))
+    with pytest.raises(ConfigError, match="the tiles are of different scales"):
+        find("cytology").task(config(data))
 
 
 def test_a_hospital_that_a_screen_drops_does_not_end_the_run(federation: Path) -> None:

@@ -113,30 +113,13 @@ def test_of_a_pretrained_body_only_what_is_trained_travels(federation: Path, bod
     task = RECIPE.prepare(settings)
     sizes = sum(a.size for a in task.initial().values())
     assert sizes == 320 * 2 + 2 if trainable == "auto" else 320 * 2 + 2 < sizes < 3_000_000
-    assert set(task.agreed) == {"classes", "body"}
+    assert set(task.agreed) == {"classes", "body", "preprocessing"}
     assert run_of(settings, task)[1][0]["replied"] == 3
 
 
 def test_the_way_of_the_engine_does_not_matter(federation: Path) -> None:
     runs = [run_of(config(federation, engine=engine, views=3))[0] for engine in ("auto", "threads", "plain")]
     assert len({digest(run.arrays) for run in runs}) == 1
-
-
-@pytest.mark.parametrize("more", [{"privacy": "dpsgd"}, {"privacy": "local"}, {"secure": "secagg+"}])
-def test_where_nothing_else_may_leave_a_client_its_class_list_does_not(federation: Path, more: dict[str, Any]) -> None:
-    settings = config(federation, clients_every=0, **more)
-    task = RECIPE.prepare(settings)
-    asked: list[str] = []
-
-    def handler(request: Request, site: Site) -> Reply:
-        asked.append(request.do)
-        return task.secure.at_client(task.handler)(request, site)
-
-    run, fleet = Run(task.initial()), LocalFleet(handler, {c: task.population[c] for c in task.population})
-    assert [done.row["replied"] for done in RECIPE.flow(fleet, settings, task, run)] == [3, 3]
-    assert "classes" not in asked
-    with pytest.raises(ConfigError, match="cannot be asked for their class lists; name it: classes="):
-        RECIPE.prepare(config(federation / "global_test", sites=True, **more))
 
 
 def test_a_party_with_other_classes_or_another_body_is_refused_by_name(
@@ -149,7 +132,7 @@ def test_a_party_with_other_classes_or_another_body_is_refused_by_name(
     run = Run(task.initial())
     rows = [done.row for done in RECIPE.flow(LocalFleet(task.handler, parties), settings, task, run)]
     assert [row["replied"] for row in rows] == [2, 2]
-    assert "client_3 is refused: its classes are 'bird', 'dog'" in caplog.text
+    assert "client_3 refused: agreed.classes: classes" in caplog.text
     request = Request(
         "train", task.initial(), {"seed": 0, "round": 1, **{f"agreed.{k}": v for k, v in task.agreed.items()}}
     )

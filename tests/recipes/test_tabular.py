@@ -181,7 +181,7 @@ def test_one_site_with_other_columns_is_left_out_and_told_which(
     for k, name in enumerate(HOSPITALS[:2]):  # more than half of them differ, each in its own way
         file = folder / f"{name}.csv"
         file.write_text(file.read_text().replace(",dose,", f",dose{k},"))
-    with pytest.raises(ConfigError, match="2 of 3 clients have another schema"):
+    with pytest.raises(ConfigError, match="2 of 3 clients do not agree on schema"):
         go(resolve(Config, settings(folder)))
 
 

@@ -127,7 +127,7 @@ quickstart = "{hash}"
 [settings]
 {pinned}
 [asked]
-requests = ["train"]
+requests = ["train", "agree"]
 [reply]
 arrays = ["*"]
 metrics = ["*"]
@@ -161,7 +161,7 @@ def test_a_site_that_pins_it_answers_no_server_that_asks_in_the_clear(tmp_path: 
     config = resolve(find("quickstart").config, SETTINGS)
     with pytest.raises(TooFewReplies, match="nothing is told here of one client alone"):
         execute("quickstart", config, tmp_path / "run", fleet=sites(tmp_path, "none", 'secure = "secagg+"'))
-    assert not any(e["event"] == "sent" for i in range(4) for e in events(tmp_path, f"c{i}"))
+    assert {e["do"] for i in range(4) for e in events(tmp_path, f"c{i}") if e["event"] == "sent"} == {"agree"}
 
 
 def test_a_site_that_pins_its_own_settings_takes_part_in_no_other_sum(tmp_path: Path) -> None:

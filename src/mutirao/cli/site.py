@@ -71,21 +71,26 @@ next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
 @click.option("--task", default="", help="This site's own function from Flower's context to a Task, our_site:task_of.")
 @settings("A setting all have agreed on, which the policy pins.")
 def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
-    """Make a site: its key pair, a policy that lets nothing leave yet, the configuration of its SuperNode.
+    """Make a site: its key pair, its policy, the configuration of its SuperNode.
+
+    With --recipe the policy lets leave what that recipe needs, and says so line by line; without, nothing.
 
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
     """
+    from mutirao.deploy.filling import leaves_something
     from mutirao.deploy.founding import found_site
     from mutirao.deploy.keys import certificate_fingerprint, key_fingerprint
 
     node = found_site(folder, ca=ca.read() if ca else None, **facts)
     known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
+    allowed = leaves_something(node.policy_file.read_text(encoding="utf-8"))
+    now = f"what {', '.join(facts['recipes'])} needs: read it line by line" if allowed else "nothing"
     click.echo(f"""made: {node.folder}
 keep secret, in a backup:  node.key
 you send to the server:    {node.public_key}
                            {key_fingerprint(node.public_key)} (compare it by telephone)
 you receive from it:       {known}
-you decide what leaves:    {node.policy_file} (now: nothing)
+you decide what leaves:    {node.policy_file} (now: {now})
 next: mutirao site doctor {folder}, then: mutirao site up {folder}""")
 
 
@@ -199,24 +204,74 @@ def down(folder: Path) -> None:
 @PLACE
 @JSON
 def status(folder: Path, as_json: bool) -> None:
-    """Say whether it runs, since when, and whether it is connected; the exit code is 1 if not.
+    """Say whether it runs, since when, and whether it is connected at this moment; the exit code is 1 if not.
 
     Example: mutirao site status /srv/mutirao
     """
+    from mutirao.deploy.admin.overview import in_words, overview
+    from mutirao.deploy.contact import out_of_work
     from mutirao.deploy.layout import Server, load_place
-    from mutirao.deploy.processes import answers, is_connected, running
+    from mutirao.deploy.processes import running
 
     place, process = load_place(folder), running(folder)
-    works = process is not None and (answers(place) if isinstance(place, Server) else is_connected(process))
-    facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works}
+    why = out_of_work(place, process) if process is not None else "it does not run"
+    works = not why
+    facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works, "why": why}
     said = f"the {place.process} does not run; start it with: mutirao site up {folder}"
     if process is not None:
         facts |= {"pid": process.pid, "since": process.since(), "log": str(process.log)}
         words = ("does not answer", "answers") if isinstance(place, Server) else ("is not connected", "is connected")
         since = f"since {process.since()}, process {process.pid}, {process.log}"
-        said = f"the {place.process} runs and {words[works]} ({since})"
-    tell(facts, as_json, said)
+        said = f"the {place.process} runs and {words[works]}{why and f': {why}'} ({since})"
+    more = overview(place, works)
+    tell(facts | more, as_json, said, *in_words(more))
     sys.exit(0 if works else 1)
+
+
+@site.command()
+@PLACE
+@click.option("--off", is_flag=True, help="Answer again.")
+def pause(folder: Path, off: bool) -> None:
+    """Answer nothing for a while: from the next request on all are refused by the rule `paused`.
+
+    \b
+    Examples:
+      mutirao site pause /srv/mutirao
+      mutirao site pause /srv/mutirao --off
+    """
+    from mutirao.deploy.pausing import pause as turn
+
+    turned = "" if turn(folder, not off) else " already"
+    click.echo(f"{folder} answers again{turned}" if off else f"{folder} is paused{turned}: nothing is answered")
+
+
+@site.command()
+@PLACE
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port [default: any free one].")
+@click.option("--open/--no-open", "browse", default=None, help="Open the browser [default: on a terminal].")
+def admin(folder: Path, port: int, browse: bool | None) -> None:
+    """Look after a server or a site on a page of its own, from this machine alone; it ends with Ctrl-C.
+
+    A server's page shows its sites, runs and refused requests, and admits and dismisses; a site's shows what was asked
+    and what left, and has the pause switch.
+
+    Example: mutirao site admin /srv/mutirao
+    """
+    from contextlib import nullcontext
+
+    from mutirao.dash.serving import needing_packages, serve_page
+    from mutirao.deploy.layout import load_place
+
+    place = load_place(folder)
+    with needing_packages():
+        from mutirao.deploy.admin.app import make_app
+
+    def say(address: str) -> None:
+        click.echo(f"{folder} is shown at {address}")
+        if browse or (browse is None and sys.stdout.isatty()):
+            click.launch(address)
+
+    serve_page(lambda token, hosts: nullcontext(make_app(place, token, hosts)), "127.0.0.1", port, say)
 
 
 @site.command()
@@ -256,17 +311,18 @@ def run_command(
 
     Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
     """
-    from mutirao.config import resolve
-    from mutirao.deploy.submitting import follow, run_folder, submit
-    from mutirao.recipes.task import find
+    from mutirao.deploy.layout import server_in
+    from mutirao.deploy.precheck import check_run, from_here
+    from mutirao.deploy.submitting import Rounds, follow, run_folder, submit
 
     since = time.time()
-    resolve(find(recipe).config, {}, sets)  # a wrong setting is said here, not in a log far away
-    place = run_folder(folder, recipe, out)
+    server_in(folder)
+    place, sets = run_folder(folder, recipe, out), from_here(sets)
+    check_run(recipe, sets, place, resume)
     if keep:
-        from mutirao.deploy.keeping import see_through
+        from mutirao.deploy.keeping import keep_going
 
-        done = see_through(folder, recipe, sets, place, resume, timeout)
+        done = keep_going(folder, recipe, sets, place, timeout, meanwhile=Rounds(place, since, click.echo))
         click.echo(f"finished in {done['flower_runs']} Flower runs; look at {place / 'report.html'}")
         return
     number = submit(folder, recipe, sets, place, resume, timeout)
@@ -303,25 +359,35 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
 @settings("A setting all have agreed on, which the policy pins.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it [default: the screen].")
 def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> None:
-    """Write a commented policy that allows nothing yet but the recipes named, pinned to their settings.
+    """Write a policy that allows what the recipes named need, each line explained; without a recipe, nothing.
 
-    Example: mutirao site policy --recipe quickstart --out policy.toml
+    The recipes are pinned to their settings, as they are installed or as --set says.
+
+    \b
+    Examples:
+      mutirao site policy --recipe quickstart --out policy.toml
+      mutirao site policy --recipe cytology --set data=/srv/pictures --out policy.toml
     """
     from mutirao.core.files import write_whole
     from mutirao.deploy.content import check_recipe
-    from mutirao.deploy.policy import policy_template
+    from mutirao.deploy.filling import fitting_policy, leaves_something
     from mutirao.errors import ConfigError
 
     for recipe in recipes:
         check_recipe(recipe)
-    text = policy_template(recipes, sets)
+    text = fitting_policy(recipes, sets)
     if out is None:
         click.echo(text, nl=False)
         return
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another --out")
     write_whole(out, text)
-    click.echo(f"written: {out}; nothing leaves until you allow it there")
+    left = (
+        f"it lets leave what {', '.join(recipes)} needs"
+        if leaves_something(text)
+        else "nothing leaves until you allow it"
+    )
+    click.echo(f"written: {out}; {left}: read it line by line")
 
 
 @site.command("hash")

@@ -1,17 +1,24 @@
 """What all parties must have in common, by digest: told with every request, and compared by each with its own.
 
-A handler says it with `agreed()`, such as `{"frozen": digest}`: weights that do not travel, columns and categories, a
-class list. The server's own handler says what is asked for; a site with another one refuses, and both are told.
+A handler says it with `agreed()`, such as `{"frozen": digest}`: weights that do not travel, preprocessing, columns; a
+client's data say it in the same way, such as their class list. The server's own handler says what is asked for.
 
-What is not known beforehand is agreed on before the first round (`agree_on`): clients answer `profile`, the server
-joins the answers and sends what came of it with `agree`, and from then on it goes along with every request (`Agreed`).
-So a site keeps nothing, and one that comes late or has lost its state needs no second agreement.
+Before the first round every client that is another party is asked to `agree`: it looks at what it has, and answers with
+no more than that it is the same, or refuses (`core/sworn.py`). Whoever differs, or may not answer, takes no part, by
+name and with the reason. Whoever was away, or has come back as another node, is asked again before it is asked for
+anything else. The digests go with every request all the same, and a site looks at its own each time.
+
+What is not known beforehand is found before that (`agree_on`): clients answer `profile`, the server joins the answers,
+and what came of it goes with every request, beside its digest. So a site keeps nothing, and one that comes late or has
+lost its state needs no second agreement.
 """
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +26,23 @@ from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper
-from mutirao.errors import ConfigError, Refused
+from mutirao.core.record import Round
+from mutirao.core.versions import versions
+from mutirao.errors import ConfigError, Refused, TooFewClients
 
 log = logging.getLogger("mutirao")
 
 AGREED = "agreed."  # how the names of such settings begin in a request
 PROFILE, AGREE = "profile", "agree"
-AWAY = {"late", "gone"}  # failures of clients that may come back: they are told again with the next request
+COUNTS, VERSIONS = "counts", "versions"  # what a client may tell when it agrees: samples by class, packages
+AWAY = {"late", "gone"}  # failures of clients that may come back
+PAUSED = "paused"  # the rule by which a site refuses everything for a while
 SHOWN = 5  # of those who differ, in an error
+HINTS = {
+    "data": "; one set is dealt to all here: a site with data of its own needs cytology, images or tabular",
+    "body": "; are weights and their package the same?",
+    "classes": "; are the class folders, or labels, called the same?",
+}
 Join = Callable[[Mapping[ClientId, Reply]], bytes]  # what all agree on, from what each told; the order must not matter
 
 
@@ -39,13 +55,25 @@ def tell_agreed(agreed: Mapping[str, str]) -> dict[str, Scalar]:
     return {f"{AGREED}{name}": digest for name, digest in agreed.items()}
 
 
-def hold_agreed(config: Mapping[str, Scalar], own: Mapping[str, str]) -> None:
-    """Refused, with its name, if the request speaks of something that this site has not, or has another of."""
+def hold_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Collection[str] = ()) -> None:
+    """Refused, with its name, if the request speaks of something that this site has not, or has another of.
+
+    Of what `must` be agreed on it has to speak.
+    """
     for key, asked in config.items():
         name = key.removeprefix(AGREED)
         if name != key and own.get(name) != asked:
             here = f"here it is {own[name][:12]}" if name in own else "there is none here"
-            raise Refused(key, f"{name} {str(asked)[:12]} is agreed on, {here}")
+            raise Refused(key, f"{name} {str(asked)[:12]} is agreed on, {here}{HINTS.get(name, '')}")
+    for name in sorted(must):
+        if AGREED + name not in config:
+            raise Refused(AGREED + name, f"the request does not say which {name} is agreed on")
+
+
+def agreed_of(data: Any) -> dict[str, str]:
+    """What a client's data say of themselves, by digest: a class list, if they have one."""
+    said = getattr(data, "agreed", None)
+    return dict(said()) if callable(said) else {}
 
 
 def digest_of(content: bytes) -> str:
@@ -64,21 +92,167 @@ def in_extras(name: str, extras: Arrays) -> bytes:
     return found.tobytes() if found is not None and found.dtype == np.uint8 else b""
 
 
-class Agreed(Wrapper):
-    """A fleet whose every request carries what was agreed on, and its digest."""
+def table_in(name: str, extras: Arrays) -> dict[str, Any]:
+    """The table that a client tells as JSON; empty if there is none that can be read."""
+    try:
+        found = json.loads(in_extras(name, extras)[:100_000] or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    def __init__(self, fleet: Fleet, name: str, content: bytes) -> None:
+
+class Agreement(Wrapper):
+    """A fleet of those who agree: whoever is new to it is asked first, and every request carries what is agreed on.
+
+    `told` are digests by name, `extras` what goes along besides. With `asks` False nobody is asked: clients of this
+    very process have what the server has, and refuse by themselves what they have otherwise.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        told: Mapping[str, str],
+        extras: Arrays | None = None,
+        about: Mapping[str, Scalar] | None = None,
+        asks: bool = True,
+    ) -> None:
         super().__init__(fleet)
-        self.extras, self.told = as_extra(name, content), tell_agreed({name: digest_of(content)})
+        self.names, self.told, self.extras = sorted(told), tell_agreed(told), dict(extras or {})
+        self.about, self.asks = dict(about or {}), asks
+        self.asked: dict[ClientId, str] = {}  # who was asked since it came, and the key that it had
+        self.refused: dict[ClientId, Failure] = {}  # who takes no part until it comes anew
+        self.silent: set[ClientId] = set()  # who was away when asked, and is asked again after the round
+        self._unrecorded: dict[ClientId, Failure] = {}
+        self._versions: dict[ClientId, dict[str, str]] = {}  # told since the last round
+        self._here: list[ClientId] | None = None
+        self._keys: dict[ClientId, str] = {}
+        self._left: list[ClientId] = []
+
+    def clients(self) -> list[ClientId]:
+        """Who is there and agrees; the same list while nothing changed."""
+        here = self.fleet.clients()
+        if not self.asks:
+            return here
+        keys = self.fleet.keys()
+        if here is not self._here or keys != self._keys:
+            present = set(here)
+            self.asked = {c: k for c, k in self.asked.items() if c in present and keys.get(c, "") == k}
+            if new := [c for c in here if c not in self.asked]:
+                self._agree(new, keys)
+            left = [c for c in here if c not in self.refused and c not in self.silent]
+            self._left = self._left if left == self._left else left
+            self._here, self._keys = here, keys
+        return self._left
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Send each request with it; clients that share one request still do."""
-        made: dict[int, Request] = {}
+        """Send each request with what is agreed on; whoever refuses it for that takes no part from now on."""
+        open_to = {c: r for c, r in requests.items() if c not in self.refused}
+        answers = self._send(open_to)
+        if not self.asks:
+            return answers
+        for client, why in answers.failures.items():
+            if why.kind == "gone":
+                self._forget(client)
+            elif is_disagreement(why):
+                self._refuse(client, why)
+        if len(open_to) == len(requests):
+            return answers
+        known = {c: self.refused[c] for c in requests if c not in open_to}
+        return Answers(answers.replies, dict(sorted({**answers.failures, **known}.items())), answers.carried)
+
+    def record(self, done: Round) -> None:
+        """Add a line for each client that was refused since the last round; the silent ones are asked again."""
+        self.fleet.record(done)
+        lines = {row["client"] for row in done.clients}
+        blank = {"replied": 0, "n": 0, "weight": 0.0, "age": 0}
+        for client, why in sorted(self._unrecorded.items()):
+            if client not in lines:
+                row = {"round": done.row["round"], "client": client, "try": 0, **blank}
+                done.clients.append({**row, "failure": str(why), "rejected": ""})
+        self._unrecorded = {}
+        done.versions.update(sorted(self._versions.items()))
+        self._versions = {}
+        for client in self.silent:
+            self._forget(client)
+
+    def begin(self) -> list[ClientId]:
+        """Agree with all who are here; who takes no part. ConfigError if most differ, TooFewClients if none is left.
+
+        One cannot stop the others. One whose policy does not allow the question says nothing of who is right.
+        """
+        left = self.clients()
+        differ = {c: why for c, why in self.refused.items() if why.kind != "refused" or is_disagreement(why)}
+        shown = "; ".join(f"{c}: {why}" for c, why in sorted((differ or self.refused).items())[:SHOWN])
+        if 2 * len(differ) > len(left) + len(differ):
+            count = f"{len(differ)} of {len(left) + len(differ)} clients"
+            raise ConfigError(f"{count} do not agree on {', '.join(self.names)}: {shown}")
+        if self.refused and not left:
+            raise TooFewClients(f"none of {len(self.refused)} clients takes part: {shown}")
+        return sorted({*self.refused, *self.silent})
+
+    def _agree(self, new: list[ClientId], keys: Mapping[ClientId, str]) -> None:
+        """Ask those who are new; those who may not answer, or differ, are named and left out."""
+        self.refused = {c: why for c, why in self.refused.items() if c in self.asked}
+        self.silent &= self.asked.keys()
+        request = Request(AGREE, {}, self.about)
+        answers = sift(self._send(dict.fromkeys(new, request)), fault_of_extras)
+        self.asked |= {c: keys.get(c, "") for c in new}
+        for client, reply in answers.replies.items():
+            note_told(client, reply.extras)
+            if told := versions_in(reply.extras):
+                self._versions[client] = told
+        for client, why in answers.failures.items():
+            if is_away(why):
+                self.silent.add(client)
+                self._unrecorded |= {client: why} if why.kind == "refused" else {}
+                log.warning("%s was asked what it agrees on, and is away: %s", client, why)
+            else:
+                self._refuse(client, why)
+
+    def _refuse(self, client: ClientId, why: Failure) -> None:
+        self.refused[client] = self._unrecorded[client] = why
+        self._here = None
+        log.warning("%s takes no part: %s", client, why)
+
+    def _forget(self, client: ClientId) -> None:
+        self.asked.pop(client, None)
+        self._here = None
+
+    def _send(self, requests: Mapping[ClientId, Request]) -> Answers:
+        made: dict[int, Request] = {}  # clients that share one request still do
         for request in requests.values():
             if id(request) not in made:
                 config, extras = {**request.config, **self.told}, {**request.extras, **self.extras}
                 made[id(request)] = replace(request, config=config, extras=extras)
-        return self.fleet.ask({c: made[id(r)] for c, r in requests.items()})
+        return self.fleet.ask({c: made[id(r)] for c, r in requests.items()}) if requests else Answers({}, {})
+
+
+def is_disagreement(why: Failure) -> bool:
+    """Whether a client refuses because it has something else than what is agreed on."""
+    return why.kind == "refused" and why.reason.startswith(AGREED)
+
+
+def is_away(why: Failure) -> bool:
+    """Whether a client may answer later: it cannot be reached, or those who run it have paused it."""
+    return why.kind in AWAY or (why.kind == "refused" and why.reason.startswith(f"{PAUSED}:"))
+
+
+def versions_in(extras: Arrays) -> dict[str, str]:
+    """The versions of those packages that matter, as a client tells them."""
+    told = table_in(VERSIONS, extras)
+    return {name: str(told[name])[:40] for name in versions() if name in told}
+
+
+def note_told(client: ClientId, extras: Arrays) -> None:
+    """Say in the log what a client told when it agreed: counts, and other versions, for which nobody is refused."""
+    here, there = versions(), table_in(VERSIONS, extras)
+    other = [f"{k} {str(there[k])[:20]!r} ({v} here)" for k, v in here.items() if v and there.get(k, v) != v]
+    if other:
+        log.warning("%s has other versions, so that results may not repeat bit for bit: %s", client, ", ".join(other))
+    counts = {str(k)[:40]: v for k, v in table_in(COUNTS, extras).items() if isinstance(v, int)}
+    if counts:
+        shown = ", ".join(f"{name!r} {count}" for name, count in list(counts.items())[:20])
+        log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it
 
 
 def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], join: Join) -> bytes:
@@ -87,31 +261,6 @@ def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], join: Join) 
     for client, why in answers.failures.items():
         log.warning("%s told no profile: %s", client, why)
     if not answers.replies:
-        raise ConfigError(f"no client told its profile, so that there is no {name}{first_of(answers.failures)}")
+        first = next((f"; {client}: {why}" for client, why in sorted(answers.failures.items())), "")
+        raise ConfigError(f"no client told its profile, so that there is no {name}{first}")
     return join(answers.replies)
-
-
-def find_odd(fleet: Fleet, name: str, config: Mapping[str, Scalar], content: bytes) -> list[ClientId]:
-    """Send what is agreed on to every client: those who cannot keep to it, who are told why by their own code.
-
-    One of them cannot stop the others; if they are more than half of those asked, the run is refused.
-    """
-    asked = {c: Request(AGREE, {}, config) for c in fleet.clients()}
-    failures = sift(Agreed(fleet, name, content).ask(asked), fault_of_extras).failures
-    odd = {c: str(why) for c, why in failures.items() if why.kind not in AWAY}
-    leave_out(name, odd, len(asked))
-    return sorted(odd)
-
-
-def leave_out(name: str, odd: Mapping[ClientId, str], asked: int) -> None:
-    """Say of each client why it takes no part; ConfigError if those are more than half of the clients asked."""
-    if 2 * len(odd) > asked:
-        shown = "; ".join(f"{c}: {why}" for c, why in sorted(odd.items())[:SHOWN])
-        raise ConfigError(f"{len(odd)} of {asked} clients have another {name}, or cannot tell: {shown}")
-    for client, why in sorted(odd.items()):
-        log.warning("%s takes no part: %s", client, why)
-
-
-def first_of(failures: Mapping[ClientId, Failure]) -> str:
-    """The first of these failures, for an error."""
-    return next((f"; {client}: {why}" for client, why in sorted(failures.items())), "")

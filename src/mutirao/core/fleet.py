@@ -84,6 +84,10 @@ class Fleet:
     A fleet around another one is a `Wrapper`, which loses nothing of it.
     """
 
+    def is_remote(self) -> bool:
+        """Whether clients are other parties, with code and data of their own: then they have to agree first."""
+        return True
+
     def clients(self) -> list[ClientId]:
         """Who is there now; a new list whenever that changed."""
         raise NotImplementedError
@@ -127,6 +131,10 @@ class Wrapper(Fleet):
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+
+    def is_remote(self) -> bool:
+        """Whether the fleet's clients are other parties."""
+        return self.fleet.is_remote()
 
     def clients(self) -> list[ClientId]:
         """Who is there now."""

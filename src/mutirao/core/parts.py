@@ -74,6 +74,9 @@ class Handler(Protocol):
         """What all clients must have in common, by name and digest: see `mutirao.core.agreement`."""
         return {}
 
+    def agree(self, request: Request, site: Site) -> None:
+        """Refused if this site cannot keep to what came with a request to agree; digests are compared already."""
+
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """ConfigError if these clients cannot work on this model, before anything is done; it changes nothing."""
 

@@ -1,7 +1,7 @@
 """What is recorded of a round: a line of history, and a line for each client that was selected."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
@@ -13,6 +13,7 @@ class Round:
 
     row: Row
     clients: list[Row]
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)  # of packages, as clients told them
 
 
 def reasons(rows: Sequence[Row]) -> str:

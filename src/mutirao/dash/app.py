@@ -89,7 +89,7 @@ class Guard:
         if not given and not writes:  # a link or an event stream cannot carry a header; a write must
             given = (parse_qs(scope["query_string"].decode("latin-1")).get("token") or [""])[0]
         if not hmac.compare_digest(given.encode(), self.token.encode()):
-            return "the token is missing or wrong; open the address that mutirao dash printed"
+            return "the token is missing or wrong; open the address that was printed at the start"
         return ""
 
 
@@ -119,7 +119,7 @@ class Shared:
 @cache
 def read_asset(name: str) -> str:
     """A file of the live page, or one it shares with reports."""
-    return (HERE / name).read_text(encoding="utf-8") if name.startswith("dash") else asset(name)
+    return (HERE / name).read_text(encoding="utf-8") if (HERE / name).is_file() else asset(name)
 
 
 ASSETS = ("dash.js", "dash.css", "charts.js", "style.css")

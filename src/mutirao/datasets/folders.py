@@ -58,6 +58,20 @@ class Pictures:
         return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
 
 
+def join_pictures(parts: Mapping[str, Pictures]) -> Pictures:
+    """The pictures of several folders of the same classes as one set; who they are is for a refusal."""
+    classes, found = agree({name: part.classes for name, part in parts.items()}), list(parts.values())
+    return Pictures(
+        tuple(file for part in found for file in part.files),
+        np.concatenate([part.labels for part in found]),
+        classes,
+        tuple(name for part in found for name in part.hashes),
+        np.concatenate([part.slides for part in found]),
+        np.concatenate([part.laboratories for part in found]),
+        tuple(lost for part in found for lost in part.unreadable),
+    )
+
+
 def class_folders(root: Path) -> list[Path]:
     """The class folders in `root`, sorted by name, or one clear line why there are none."""
     try:

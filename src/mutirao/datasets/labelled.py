@@ -5,7 +5,9 @@ from 0 to 1, and at rest they need a quarter of the memory. What is no picture i
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import nearest
+from mutirao.core.arrays import digest
+from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets import cifar10, idx
 from mutirao.datasets.digits import read_digits
 from mutirao.datasets.folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
@@ -24,6 +28,7 @@ from mutirao.randomness import number, rng
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
 SIDE = 32  # pixels a side that pictures of different sizes are brought to
+LOOKED_AT = 256  # samples of a set by which it is known
 SHARE = 0.2  # held out where a set has no test part of its own
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 EMBEDDED = ("digits", "synthetic")
@@ -56,6 +61,21 @@ class Labelled:
     def shape(self) -> tuple[int, ...]:
         """That of one sample: a number of numbers, or channels, height and width."""
         return tuple(self.x_train.shape[1:])
+
+    @cached_property
+    def digest(self) -> str:
+        """What the set is known by: its classes, all labels, and some of its samples."""
+        return digest_of_set(self.names, self.x_train, self.y_train, self.y_test)
+
+
+def digest_of_set(names: Sequence[str], x: npt.NDArray[Any], *labels: npt.NDArray[Any]) -> str:
+    """sha256 over names, labels, the number of samples and their shape, and every so many-th sample.
+
+    A set that is not the same shows in these, and one of many gigabytes is known at once.
+    """
+    some = np.ascontiguousarray(x[:: max(1, len(x) // LOOKED_AT)])
+    whole = {f"labels {k}": np.asarray(part) for k, part in enumerate(labels)} | {"some": some}
+    return fingerprint([list(map(str, names)), list(x.shape), digest(whole)])
 
 
 def is_arrays(data: str) -> bool:

@@ -9,5 +9,6 @@ what `orders` describes.
 A folder is all there is of a server or a site: `layout` says what lies where, `founding` makes it with the `keys`,
 `processes` starts and ends what runs in it (`superlink` and `supernode` are Flower's, with a door and with patience),
 `admission` says which sites get in, `submitting` hands a recipe over, `keeping` sees it through to its end, `doctor`
-finds what is wrong, and `rehearse` does all of it on one machine.
+finds what is wrong, and `rehearse` does all of it on one machine. `admin` shows what goes on, on a page and for
+machines; `pausing` is a site's switch.
 """

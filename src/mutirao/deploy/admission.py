@@ -4,8 +4,9 @@ from pathlib import Path
 
 from mutirao.config import coerce, read
 from mutirao.deploy.calls import node_number, register, unregister
-from mutirao.deploy.keys import client_in, public_key_pem
+from mutirao.deploy.keys import client_in, key_fingerprint, public_key_pem
 from mutirao.deploy.layout import Server, server_in
+from mutirao.deploy.ledger import enter
 from mutirao.errors import ConfigError, MutiraoError
 
 SAMPLES = "samples.toml"  # of a line a client, such as: recife = 4000
@@ -20,6 +21,7 @@ def admit(folder: Path, public_key: Path) -> None:
         register(server, public_key_pem(public_key))
     except OSError as error:
         raise MutiraoError(f"{public_key} was not admitted: {error}") from error
+    enter(server.trail, "admitted", site=public_key.stem, client=client_in(public_key), key=key_fingerprint(public_key))
 
 
 def is_admitted(server: Server, public_key: Path) -> bool:
@@ -65,4 +67,5 @@ def dismiss(folder: Path, name: str) -> None:
             unregister(server, node)
         except OSError as error:
             raise MutiraoError(f"{name} was not dismissed: {error}") from error
+    enter(server.trail, "dismissed", site=name, client=client_in(key), key=key_fingerprint(key))
     key.replace(key.with_name(f"{name}.pub.dismissed"))

@@ -4,13 +4,16 @@ import base64
 import json
 import ssl
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mutirao.deploy.door import ABOUT, KEY_HEADER, SECRET_HEADER
-from mutirao.deploy.keys import secret_in
+from mutirao.deploy.keys import pem_fingerprint, secret_in
 from mutirao.deploy.layout import Server
 from mutirao.errors import MutiraoError
+
+MOST = 2**24  # bytes of an answer that are read: the entries of some ten thousand sites
 
 
 def about(
@@ -60,6 +63,32 @@ def unregister(server: Server, node: int) -> None:
     control(server, "unregister-node", UnregisterNodeRequest(node_id=node).SerializeToString())
 
 
+@dataclass(frozen=True)
+class Link:
+    """What the SuperLink knows of an admitted site: whether it is there, and since when it is or is not (UTC)."""
+
+    online: bool = False
+    since: str = ""
+
+
+def links(server: Server) -> dict[str, Link]:
+    """The admitted sites by the fingerprint of their keys: `flwr supernode list`. OSError or ValueError if it fails."""
+    from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        told = ListNodesResponse.FromString(control(server, "list-nodes", ListNodesRequest().SerializeToString()))
+    except DecodeError as error:
+        raise ValueError(f"the list of sites cannot be read: {error}") from error
+    found: dict[str, Link] = {}
+    for node in told.nodes_info:
+        online = node.status == "online"
+        if node.status != "unregistered":  # a key that was dismissed and admitted again has two entries
+            since = node.last_activated_at if online else node.last_deactivated_at
+            found[pem_fingerprint(node.public_key)] = Link(online, since)
+    return found
+
+
 def control(server: Server, call: str, content: bytes) -> bytes:
     """Call Flower's Control interface of the SuperLink on this machine, in Flower's own format."""
     headers = dict.fromkeys(("Content-Type", "Accept"), "application/protobuf")
@@ -79,4 +108,4 @@ def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: boo
     proxies = urllib.request.ProxyHandler({} if direct else None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), proxies)
     with opener.open(request, timeout=seconds) as reply:
-        return bytes(reply.read(65536))
+        return bytes(reply.read(MOST))

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mutirao.core.agreement import AGREE
+from mutirao.core.versions import versions
 from mutirao.deploy import keys
 from mutirao.deploy.admission import is_admitted
 from mutirao.deploy.calls import about
-from mutirao.deploy.door import versions
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
-from mutirao.deploy.policy import load_policy
+from mutirao.deploy.pausing import paused_since
+from mutirao.deploy.policy import Policy, load_policy
 from mutirao.deploy.processes import port_trouble, running
 from mutirao.errors import ConfigError, MutiraoError
 
@@ -245,6 +247,9 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
         yield Finding("policy", "warn", "lets nothing leave yet: every request is refused", edit)
     else:
         yield Finding("policy", "ok", f"allows {', '.join(policy.recipes)}")
+    if since := paused_since(policy):
+        remedy = f"when it shall answer again: mutirao site pause {node.folder} --off"
+        yield Finding("pause", "warn", f"paused since {since}: every request is refused", remedy)
     data = policy.settings.get("data")
     if data is None:
         yield Finding("data", "skip", "the policy names no data folder (settings.data)")
@@ -258,11 +263,27 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
     except OSError as error:
         wrong = f"cannot be read: {error.strerror}"
     yield look("data", wrong and f"{place} {wrong}", f"mount or correct it, or {edit}", f"{place} can be read")
+    if not wrong:
+        yield from agreed_on(node, policy)
+
+
+def agreed_on(node: Node, policy: Policy) -> Iterator[Finding]:
+    """What this site has of what all agree on, by digest: two sites, or the server and a site, compare these lines."""
+    from mutirao.deploy.comparing import held_for  # late: it makes the task, with torch and the data
+
+    if policy.recipes and AGREE not in policy.asked.requests:
+        remedy = f"add {AGREE!r} to requests in [asked] of {node.policy_file}"
+        yield Finding("agree", "warn", "the policy does not let this site agree: it takes no part in any run", remedy)
+    for held in held_for(policy, node.client or node.name):
+        if isinstance(held, tuple):
+            recipe, why = held
+            yield Finding("agree", "warn", f"{recipe}: {why}", "correct the data, or the settings in the policy")
+        else:
+            yield Finding("agree", "ok", held.words())
 
 
 def server_seen(node: Node) -> Iterator[Finding]:
     """What this site sees of the server: reachable, proven by its certificate, same versions and time, key known."""
-    host, port = split_address(node.superlink)
     if not node.ca.exists():
         yield Finding("server", "skip", "not asked without ca.crt")
         return
@@ -271,7 +292,7 @@ def server_seen(node: Node) -> Iterator[Finding]:
     try:
         facts = about(node.superlink, node.ca, public)
     except (OSError, ValueError) as error:
-        yield unreachable(error, node, host, port)
+        yield unreachable(error, node)
         return
     clock = (before + time.time()) / 2
     yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
@@ -292,8 +313,9 @@ CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
 }
 
 
-def unreachable(error: Exception, node: Node, host: str, port: int) -> Finding:
+def unreachable(error: Exception, node: Node) -> Finding:
     """What a failed connection means, and what to do."""
+    host, port = split_address(node.superlink)
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     text = f"{node.superlink} cannot be reached: {reason}"
     remedy = f"let this machine open connections to {host}, TCP port {port} (firewall, proxy: HTTPS_PROXY)"

@@ -10,12 +10,12 @@ It also answers `GET /mutirao`: which versions run here, what time it is, whethe
 import base64
 import binascii
 import hmac
-import importlib.metadata
 import json
-import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from mutirao.core.versions import versions
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -26,7 +26,6 @@ FOR_SITES = "/v1/fleet/"
 ABOUT = "/mutirao"
 KEY_HEADER = "x-mutirao-key"
 SECRET_HEADER = "x-mutirao-secret"
-PACKAGES = ("mutirao", "flwr", "torch", "numpy")  # those that must agree for results to repeat
 
 
 class Door:
@@ -75,14 +74,3 @@ async def answer(send: Send, status: int, content: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that matter, without importing them."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found

@@ -12,8 +12,8 @@ from mutirao.config import quote
 from mutirao.core.files import write_whole
 from mutirao.deploy import keys
 from mutirao.deploy.compose import compose_text
+from mutirao.deploy.filling import fitting_policy
 from mutirao.deploy.layout import FILE, PORT, Node, Server, save_place, server_in
-from mutirao.deploy.policy import policy_template
 from mutirao.errors import ConfigError
 
 DATA_LINE = '# data = "/srv/mutirao/data"'  # as the template of a policy has it
@@ -46,13 +46,14 @@ def found_site(
     client: str = "",
     sets: Sequence[tuple[str, Any]] = (),
 ) -> Node:
-    """A key pair, a policy that lets nothing leave yet, and the configuration; `ca` may be added later as `ca.crt`.
+    """A key pair, a policy, and the configuration; `ca` may be added later as `ca.crt`.
 
-    The policy pins the recipes to their settings: the defaults, or those in `sets`.
+    The policy lets leave what these recipes need, and without any nothing; it pins them to their settings: the
+    defaults, or those in `sets`.
     """
     node = Node(folder.resolve(), name, superlink, client, task=task)
     place = str(Path(data).expanduser().resolve()) if data else ""
-    policy = policy_template(recipes, [*sets, *([("data", place)] if data else [])])
+    policy = fitting_policy(recipes, [*sets, *([("data", place)] if data else [])])
     if data:
         policy = policy.replace(DATA_LINE, f"data = {quote(place)}", 1)
     with making(node.folder):
@@ -71,12 +72,22 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
 
     `client` is what the site may call itself in recipes, by default what the key's comment says.
     """
+    kept, client = check_key(folder, public_key, name, client)
+    if public_key.resolve() != kept.resolve():
+        write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
+    return kept
+
+
+def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> tuple[Path, str]:
+    """Where `take_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
     server = server_in(folder)
     keys.public_key_pem(public_key)
-    kept = server.key_of(name or public_key.stem)
+    kept, client = server.key_of(name or public_key.stem), client or keys.client_in(public_key)
+    if not client.isprintable():
+        raise ConfigError(f"{public_key} holds more than one line; a public key is one")
     if public_key.resolve() == kept.resolve():
-        return kept
-    fingerprint, client = keys.key_fingerprint(public_key), client or keys.client_in(public_key)
+        return kept, client
+    fingerprint = keys.key_fingerprint(public_key)
     if kept.exists() and keys.key_fingerprint(kept) != fingerprint:
         raise ConfigError(f"{kept} holds another key; a site that made a new one needs a new name, or remove the file")
     for other in sorted(set(server.sites.glob("*.pub")) - {kept}):
@@ -84,8 +95,7 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
             raise ConfigError(f"{other} holds this key already, under another name")
         if keys.client_in(other) == client:
             raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
-    write_whole(kept, f"{' '.join(public_key.read_text(encoding='utf-8').split()[:2])} {client}\n")
-    return kept
+    return kept, client
 
 
 def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS) -> Server:

@@ -12,26 +12,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mutirao.accounting import NOTHING, Releases, add_releases
+from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
 from mutirao.core.told import TOLD
-from mutirao.deploy.ledger import Ledger, alone, difference, without_noise
+from mutirao.deploy.ledger import Ledger, alone, difference, enter, without_noise
+from mutirao.deploy.pausing import hold_open
 from mutirao.deploy.pins import hold_model, hold_pins
 from mutirao.deploy.policy import Policy, assignments, is_allowed, repeatable_in
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.randomness import Secret
-from mutirao.runs.audit import Audit
 from mutirao.secure import Open, Secure
 from mutirao.secure.settings import KEYS, SHARES, UNMASK
 from mutirao.selection import PROBE_SAMPLES
 
 Facts = dict[str, Any]
 VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
-WITHOUT_DATA = {KEYS, SHARES, UNMASK}  # stages of a sum in which nothing leaves that depends on data
+WITHOUT_DATA = {KEYS, SHARES, UNMASK, AGREE}  # nothing leaves that depends on data: stages of a sum, an agreement
 UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
 
 
@@ -63,6 +64,7 @@ def approve(
     defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
     """
     with discreet(policy, asker.facts()):
+        hold_open(policy)
         replaces = settle is not None
         policy.approve(asker.recipe, run_config, replaces)
         own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
@@ -87,8 +89,7 @@ def discreet(policy: Policy, about: Facts) -> Iterator[None]:
 
 def write_event(policy: Policy, event: str, **facts: Any) -> None:
     """Write an event to the site's trail."""
-    with alone(policy.audit):
-        Audit(policy.audit).append(event, **facts)
+    enter(policy.audit, event, **facts)
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             came["extras"] = sorted(name[:80] for name in request.extras)
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
+            hold_open(self.policy)
             spent = site.state.get(RELEASES)
             leaving = self.secure.at_client(self.judge)(request, site)
             return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
@@ -153,7 +155,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
         asked, held = self.policy.asked, Held.of(site.data)
         if request.do not in asked.requests:
-            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here")
+            right = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
+            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{right}")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
@@ -176,6 +179,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         rules = self.policy.reply
         if not isinstance(reply, Reply):
             raise Refused("reply", "the handler gave no Reply")
+        if request.do == AGREE:
+            return self.bare(reply)
         self.count(request.do, reply, held, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
@@ -192,6 +197,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         if (size := bytes_of(out)) > rules.largest:
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
+
+    def bare(self, reply: Reply) -> Reply:
+        """Whoever agrees says no more than that, and what may leave of versions and counts."""
+        keeps_account = bool(self.policy.privacy.budget or self.policy.privacy.run_budget)
+        extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
+        return Reply({}, {} if keeps_account else extras, {}, 1)
 
     def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
         """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
@@ -227,6 +238,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
+        hold_open(self.policy)  # it may have been paused while this was made
         cover, spent = self.policy.privacy, None
         if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING

@@ -10,23 +10,14 @@ from typing import Any
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
 from mutirao.deploy.processes import answers, birth, members
-from mutirao.deploy.submitting import run_folder, submit
-from mutirao.errors import ConfigError, MutiraoError
+from mutirao.deploy.submitting import run_folder, submit, why_app_ended
+from mutirao.errors import MutiraoError
 from mutirao.runs.folder import Folder
 
 log = logging.getLogger("mutirao")
 
 BEGIN = 20.0  # seconds in which the process of a run that was taken must appear
 PAUSE = 0.5
-
-
-def see_through(
-    folder: Path, recipe: str, sets: Iterable[tuple[str, Scalar]], out: Path, resume: bool, timeout: float
-) -> dict[str, Any]:
-    """The same for a folder that must be new unless `resume` is said."""
-    if Folder(out).holds_run() and not resume:
-        raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
-    return keep_going(folder, recipe, sets, out, timeout)
 
 
 def keep_going(
@@ -46,6 +37,7 @@ def keep_going(
     server = server_in(folder)
     place = run_folder(server.folder, recipe, out)
     settings, started, taken, deadline = list(sets), 0, -BEGIN, time.monotonic() + seconds
+    number = ""  # Flower's, of the last run that was submitted
     rounds, stuck = int(dict(settings).get("rounds", 0)), list[tuple[int, str]]()
     while (done := finished_summary(place, rounds)) is None:
         if time.monotonic() > deadline:
@@ -54,18 +46,20 @@ def keep_going(
         if at_work(place, server.folder) or (time.monotonic() - taken < BEGIN and not (place / ".lock").exists()):
             time.sleep(PAUSE)
             continue
-        if (failed := own_fault(place)) and failed not in stuck[-1:]:
+        if (failed := own_fault(place) or early_fault(folder, place, number)) and failed not in stuck[-1:]:
             stuck.append(failed)
         elif failed and started:
-            raise MutiraoError(f"round {failed[0]} failed again and again: {failed[1]}")
+            when = f"round {failed[0]} failed again and again" if failed[0] else "the run failed before its first round"
+            raise MutiraoError(f"{when}: {failed[1]}")
         try:
             if answers(server):
-                submit(folder, recipe, settings, place, resume=True, timeout=timeout)
+                number = submit(folder, recipe, settings, place, resume=True, timeout=timeout)
                 started, taken = started + 1, time.monotonic()
                 wait_for_start(place, server.folder)
         except MutiraoError as error:
             log.warning("%s; trying again", error)
         time.sleep(PAUSE)
+    meanwhile(place)
     return done | {"flower_runs": started}
 
 
@@ -108,3 +102,11 @@ def own_fault(out: Path) -> tuple[int, str] | None:
     """The round and the reason, if the last thing that happened is that the run gave up."""
     last = Folder(out).audit.last if (out / "audit.jsonl").exists() else {}
     return (int(last["round"]), json.dumps(last.get("reason"))) if last.get("event") == "failed" else None
+
+
+def early_fault(folder: Path, out: Path, number: str) -> tuple[int, str] | None:
+    """The reason, as round 0's, if a run that was submitted ended before it left anything in its folder."""
+    if not number or Folder(out).holds_run():
+        return None
+    reason = why_app_ended(folder, number)
+    return (0, reason) if reason else None

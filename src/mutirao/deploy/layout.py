@@ -64,6 +64,8 @@ class Server(Place):
     commands = Beside("bin")  # Flower's own commands, with that secret
     ca_key = Beside("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
     sites = Beside("sites")  # the public keys of the sites that may connect
+    runs = Beside("runs")  # where runs are written, unless told otherwise
+    trail = Beside("audit.jsonl")  # who was admitted and dismissed, and which runs were submitted
 
     def key_of(self, site: str) -> Path:
         """Where the public key of a site lies: nowhere but among those of the sites."""

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mutirao.accounting import NOTHING, Releases, add_releases, epsilon, join_re
 from mutirao.core.files import write_whole
 from mutirao.deploy.policy import Cover
 from mutirao.errors import Damaged, Refused
+from mutirao.runs.audit import Audit
 
 
 class Ledger:
@@ -85,6 +87,12 @@ def alone(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.lock")):
         yield
+
+
+def enter(trail: Path, event: str, **facts: Any) -> None:
+    """Write an event to an audit trail to which other processes write, too."""
+    with alone(trail):
+        Audit(trail).append(event, **facts)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from mutirao.config import dump, flatten, lines, load_name, quote, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError, Refused
-from mutirao.recipes.task import Recipe, find
+from mutirao.recipes.task import Recipe, Task, find
 
 ARCHITECTURE = "architecture"
 # Settings that are the server's affair: nothing that a site does with its own data depends on them, or other rules of
@@ -44,12 +44,19 @@ def settings_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> dict[str, 
     return dict(flatten(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, sets)))))
 
 
+@functools.lru_cache(maxsize=2)
+def prepared(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, Task]:
+    """A recipe's configuration with these settings, and its task: reading the data is done once for all that asks."""
+    found = find(recipe)
+    config = resolve(found.config, {}, sets)
+    return config, found.prepare(config)
+
+
 def model_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> str:
     """The architecture of a recipe's model with these settings; ConfigError if it is not one for all clients."""
     if recipe in VARYING:
         raise ConfigError(f"the models of {recipe!r} differ from client to client: they have no one architecture")
-    found = find(recipe)
-    first = found.prepare(resolve(found.config, {}, sets)).initial()
+    first = prepared(recipe, tuple(sets))[1].initial()
     if not first:
         raise ConfigError("the model is made when clients have agreed on what they hold; a schema pins it")
     return architecture_of(first)

@@ -21,6 +21,7 @@ NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run co
 SUSPICIOUS = (":", "/", "\\", "~")  # text that may name code or files
 REPEATABLE = "repeatable"  # the setting of a part that draws its noise from the run's seed, which the server knows
 PREDICTABLE = "noise from the run's seed can be taken off again by whoever knows the seed; only the site may allow it"
+PAUSED = "paused"  # a file beside the policy: the site's pause switch
 SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of privacy, and of no data
 
 
@@ -75,6 +76,7 @@ class Policy:
     privacy: Cover = field(default_factory=Cover)
     audit: Path = Path("audit.jsonl")
     ledger: Path = Path("ledger.json")
+    paused: Path = Path(PAUSED)  # while this file is there, nothing is answered
 
     def __post_init__(self) -> None:
         cover, reply = self.privacy, self.reply
@@ -94,7 +96,8 @@ class Policy:
         for key, value in assignments(run_config):
             if replaces and key in self.settings:
                 continue
-            if isinstance(value, str) and any(m in value for m in SUSPICIOUS) and value not in self.asked.names:
+            agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)  # the site's own words
+            if isinstance(value, str) and is_suspicious(value) and not agreed:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
@@ -134,6 +137,11 @@ def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
     return [*plain, *more]
 
 
+def is_suspicious(value: str) -> bool:
+    """Whether a text may name code or files."""
+    return any(mark in value for mark in SUSPICIOUS)
+
+
 def is_allowed(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name is one of those, or fits one with `*` in it."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -154,7 +162,7 @@ def load_policy(path: Path) -> Policy:
     parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
     parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
     try:
-        return Policy(recipes, settings, pinned, **parts)
+        return Policy(recipes, settings, pinned, **parts, paused=path.parent / PAUSED)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -251,8 +259,9 @@ TEMPLATE = """\
 @PINS@
 
 [asked]
-# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few);
-# for tables profile (columns, counts, means, common categories) and agree (whether they are as agreed on).
+# Kinds of requests: agree (whether this site has what all must have in common; without it, it takes no part), train (an
+# update of the model), evaluate (metrics on local data), probe (the same, on a few); for tables profile (columns,
+# counts, means, common categories).
 requests = []
 # With fewer samples than this used, or fewer than this left out of those that are here, nothing leaves.
 min_samples = 50

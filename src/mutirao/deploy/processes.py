@@ -6,6 +6,7 @@ environment, so that nothing is left over when it ends.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from mutirao.core.files import write_whole
 from mutirao.deploy import insider
 from mutirao.deploy.calls import about, again
 from mutirao.deploy.clientapp import own_command, write_command
-from mutirao.deploy.keys import keep_secret, secret_in
+from mutirao.deploy.keys import certificate_in, keep_secret, secret_in
 from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.supernode import NOT_YET
@@ -33,6 +34,7 @@ from mutirao.errors import ConfigError, MutiraoError
 RECORD = "process.json"
 KEPT_LOGS = 9
 COMMANDS = Path(sys.executable).parent
+FOUND, LOST = ("SuperNode ID:", "Connection successful after"), "Connection attempt failed"  # as Flower logs it
 LOCAL = "localhost,127.0.0.1,::1"
 
 
@@ -100,6 +102,7 @@ def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: fl
     server = server_in(folder)
     open_inside(server)
     refuse_second(server.folder)
+    refuse_expired(server)
     if trouble := port_trouble(server):
         raise MutiraoError(f"{trouble}; end the other program, or change the port in {server.folder / FILE}")
     process = launch(server, superlink_command(server), environment(server) | dict(env or {}))
@@ -121,16 +124,31 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
 
 
 def become(folder: Path) -> None:
-    """Become the SuperLink or SuperNode: for containers and service managers, which watch and log by themselves."""
+    """Become the SuperLink or SuperNode: for containers and service managers, which watch it by themselves."""
     place = load_place(folder)
     refuse_second(folder)
     if isinstance(place, Server):
+        refuse_expired(place)
         open_inside(place)
     command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
-    record(place, os.getpid(), place.logs / f"{place.process}.log")
+    log = place.logs / f"{place.process}.log"
+    record(place, os.getpid(), log)
     os.chdir(place.folder)
-    sys.stdout.flush()
+    keep_words(log)
     os.execve(command[0], command, environment(place))
+
+
+def keep_words(log: Path) -> None:
+    """Let what this process says from now on go to a log as well, from which `status` knows whether it is connected."""
+    rotate(log)
+    sys.stdout.flush()
+    end, begin = os.pipe()
+    # Forked off, so that it is nobody's child: it ends by itself when the last one that speaks has ended.
+    subprocess.run(["setsid", "--fork", "tee", "--ignore-interrupts", str(log)], stdin=end, check=True)
+    os.close(end)
+    for said in (1, 2):
+        os.dup2(begin, said)
+    os.close(begin)
 
 
 def running(folder: Path) -> Process | None:
@@ -164,13 +182,21 @@ def stop(folder: Path) -> bool:
 
 
 def is_connected(process: Process) -> bool:
-    """Whether a SuperNode has been let in by its SuperLink."""
-    return "SuperNode ID:" in process.text()
+    """Whether a SuperNode has been let in by its SuperLink, and its log says of no loss since."""
+    text = process.text()
+    return max(map(text.rfind, FOUND)) > text.rfind(LOST)
 
 
 def waits(process: Process) -> str:
-    """Why a SuperNode is not let in yet, as it says itself; empty if it says nothing of that kind."""
-    return next((line.strip() for line in process.text().splitlines() if NOT_YET in line), "")
+    """Why a SuperNode is not let in now, as it last said itself; empty if it says nothing of that kind."""
+    return next((line.strip() for line in reversed(process.text().splitlines()) if NOT_YET in line), "")
+
+
+def certificate_trouble(server: Server) -> str:
+    """Why no site would speak to a server with this certificate, and what helps; empty if it is in its time."""
+    ends, now = certificate_in(server.certificate).not_valid_after_utc, datetime.datetime.now(datetime.UTC)
+    remedy = f"renew it with: mutirao site renew {server.folder}"
+    return f"{server.certificate} ended {ends:%Y-%m-%d %H:%M} UTC; {remedy}" if now >= ends else ""
 
 
 def port_trouble(server: Server) -> str:
@@ -280,6 +306,12 @@ def refuse_second(folder: Path) -> None:
     if (there := running(folder)) is not None:
         raise ConfigError(f"the {there.what} of {folder} runs already (process {there.pid})")
     sweep(folder)  # what a killed one left behind
+
+
+def refuse_expired(server: Server) -> None:
+    """A server to which no site would speak is not started."""
+    if trouble := certificate_trouble(server):
+        raise MutiraoError(trouble)
 
 
 def record(place: Server | Node, pid: int, log: Path) -> Process:

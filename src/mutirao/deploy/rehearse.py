@@ -17,9 +17,12 @@ from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
 from mutirao.deploy.calls import about
 from mutirao.deploy.compose import compose_text
+from mutirao.deploy.filling import change, put
 from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.keys import write_authority
 from mutirao.deploy.layout import Node, Server, free_port
+from mutirao.deploy.policy import is_suspicious
+from mutirao.deploy.precheck import from_here
 from mutirao.deploy.processes import (
     Process,
     is_connected,
@@ -81,7 +84,7 @@ def rehearse(
     if (folder / "server").exists():
         raise ConfigError(f"{folder} holds a rehearsal already; choose another folder")
     made, running = Rehearsal(say), list[Process]()
-    settings = [("rounds", rounds), ("clients", sites), ("per_round", sites), *sets]
+    settings = [("rounds", rounds), ("clients", sites), ("per_round", sites), *from_here(sets)]
     out = (folder / "run").resolve()
     try:
         with made.step(f"a server and {sites} sites: authority, certificate, keys, policies; the SuperLink is up"):
@@ -142,28 +145,19 @@ def found_sites(
     nodes = []
     for name in names:
         node = found_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe], sets=sets)
-        write_whole(node.policy_file, permit_training(node.policy_file.read_text(encoding="utf-8")))
+        write_whole(node.policy_file, permit_training(node.policy_file.read_text(encoding="utf-8"), sets))
         nodes.append(node)
     write_whole(folder / "compose.yaml", compose_text([server, *nodes]))
     return nodes
 
 
-def permit_training(policy: str) -> str:
-    """A template of a policy, filled so that training works; for a rehearsal, where there is nothing to protect."""
-    allowed = {
-        "requests = []": 'requests = ["train", "evaluate", "probe", "profile", "agree"]',
-        "arrays = []": 'arrays = ["*"]',
-        "extras = []": 'extras = ["*"]',
-        "metrics = []": 'metrics = ["*"]',
-        "min_samples = 50": "min_samples = 1",
-        "decimals = 3": "decimals = 17",
-        "samples_step = 10": "samples_step = 1",
-    }
-    for before, after in allowed.items():
-        if f"\n{before}\n" not in policy:
-            raise MutiraoError(f"the template of a policy has no line {before!r}")
-        policy = policy.replace(f"\n{before}\n", f"\n{after}\n")
-    return policy
+def permit_training(policy: str, sets: Sequence[tuple[str, Scalar]] = ()) -> str:
+    """A policy for a rehearsal, where nothing is to be protected: few samples will do, figures are exact.
+
+    Paths among the settings are those of this machine, which is every site's.
+    """
+    paths = [str(value) for _, value in sets if isinstance(value, str) and is_suspicious(value)]
+    return change(put(policy, "names", paths, {}, "of this machine"), min_samples=1, decimals=17, samples_step=1)
 
 
 def try_strangers(made: Rehearsal, server: Server, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Hand a recipe to the running SuperLink: as the small Flower app that any recipe is."""
 
 import json
+import re
 import shlex
 import tempfile
 import time
@@ -12,6 +13,7 @@ from mutirao.config import lines, write_value
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
+from mutirao.deploy.ledger import enter
 from mutirao.deploy.processes import answers, flwr
 from mutirao.errors import MutiraoError
 from mutirao.runs.tables import Table
@@ -86,6 +88,7 @@ def submit(
     try:
         content = json.loads(done.stdout[done.stdout.index("{") :])
         if done.returncode == 0 and content.get("run-id"):
+            enter(server.trail, "submitted", run=str(content["run-id"]), recipe=recipe, out=where, resume=resume)
             return str(content["run-id"])
     except ValueError:
         pass
@@ -98,18 +101,30 @@ def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
     return (out or folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
 
 
+class Rounds:
+    """The rounds of a run in a folder, a line each, as `watch` has not been told them yet."""
+
+    def __init__(self, out: Path, since: float, watch: Callable[[str], None]) -> None:
+        self.table, self.since, self.watch, self.told = Table(out / "history.csv"), since, watch, 0
+
+    def __call__(self, *_: Any) -> None:
+        """Tell those that were made since the last call."""
+        rows = self.table.read() if newer(self.table.path, self.since) else []
+        for row in rows[self.told :]:
+            shown = {k: v for k, v in row.items() if v and (k in SHOWN or "accuracy" in k)}
+            self.watch(" ".join(f"{k}={short(v)}" for k, v in shown.items()))
+        self.told = max(self.told, len(rows))
+
+
 def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watch: Callable[[str], None]) -> None:
     """Wait for the end of a run that was submitted; MutiraoError says why it failed. `watch` gets a line a round.
 
     The run folder tells all that matters; Flower is asked now and then, for a run that ends before it has one.
     """
-    table, told, deadline, ask = Table(out / "history.csv"), 0, time.monotonic() + seconds, time.monotonic() + ASK
+    tell, deadline, ask = Rounds(out, since, watch), time.monotonic() + seconds, time.monotonic() + ASK
     while True:
         ended = newer(out / "summary.json", since)
-        rows = table.read() if newer(table.path, since) else []
-        for row in rows[told:]:
-            watch(" ".join(f"{k}={short(v)}" for k, v in row.items() if k in SHOWN or k.startswith("accuracy")))
-        told = max(told, len(rows))
+        tell()
         if ended:
             return
         if reason := why_failed(out / "audit.jsonl", since):
@@ -119,11 +134,29 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
             if status.startswith("finished") and not newer(out / "summary.json", since):
                 if status == "finished:completed":
                     return  # there was nothing left to do
-                raise MutiraoError(f"the run ended as {status}; see {server_in(folder).logs / 'superlink.log'}")
+                log = server_in(folder).logs / "superlink.log"
+                reason = why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run)
+                raise MutiraoError(f"the run failed: {reason}" if reason else f"the run ended as {status}; see {log}")
             ask = time.monotonic() + ASK
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
         time.sleep(0.3)
+
+
+def why_app_ended(folder: Path, run: str) -> str:
+    """Why the server's process of a run ended, as its own log tells, which Flower keeps; empty if that says nothing."""
+    return last_error(flwr(server_in(folder), "log", run, "here", "--show").stdout)
+
+
+def last_error(text: str) -> str:
+    """The last line of the last traceback in a log, without the name of an error of ours.
+
+    >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no rows\\nERROR :  Exit Code: 201")
+    'ValueError: no rows'
+    """
+    found = re.findall(r"^([A-Za-z_][\w.]*): (.+)$", text.rpartition("Traceback (most recent")[2], re.MULTILINE)
+    name, said = found[-1] if found and "Traceback (most recent" in text else ("", "")
+    return said[:500] if name.startswith("mutirao.") else f"{name}: {said}"[:500] if name else ""
 
 
 def status_of(folder: Path, run: str) -> str:

@@ -1,7 +1,8 @@
 """The SuperNode as a site runs it: one that is not let in yet waits and tries again, instead of ending.
 
 Flower's own ends at once when the server does not know its key yet, and also when it is started again soon after it
-was killed: for about a minute the server takes the dead one for alive, and lets in no second one with that key.
+was killed: for about a minute the server takes the dead one for alive, and lets in no second one with that key. It
+also ends for good when it meets a certificate that is not in order, such as one that has expired.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ log = logging.getLogger("mutirao")
 NOT_YET = "not let in yet"
 SKEWED = "the clocks differ too much, or the key is damaged"
 UNKNOWN = "the server does not know this site's key, or takes the process before this one for alive"
+UNPROVEN = "the server's certificate is not in order"
+EXPIRED = "it has expired: the server renews it with: mutirao site renew"
+RETRIES = "make_simple_http_retry_invoker"  # Flower's name for what makes the one that tries again
 PAUSE = 3.0
 
 
@@ -43,6 +47,31 @@ def patient(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callab
     return until_let_in
 
 
+def patient_with_certificates(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Flower's maker of what tries again, whose makes try again also when the server's certificate is not in order.
+
+    Nothing is sent to such a server, so that to wait costs nothing; one that renews its certificate has its sites back.
+    """
+
+    def made() -> Any:
+        again = make()
+        gives_up, told = again.should_giveup, set[str]()
+
+        def is_over(error: Exception) -> bool:
+            why = str(error)
+            if "certificate verify failed" not in why.lower():
+                return bool(gives_up is not None and gives_up(error))
+            if why not in told:
+                log.warning("%s: %s; %s", NOT_YET, UNPROVEN, EXPIRED if "expired" in why else why)
+                told.add(why)
+            return False
+
+        again.should_giveup = is_over
+        return again
+
+    return made
+
+
 def main() -> None:
     """`flower-supernode`, patient; takes the same options."""
     from flwr.supernode.cli import flower_supernode
@@ -51,13 +80,16 @@ def main() -> None:
     client = getattr(importlib.import_module("flwr.supernode.fleet_http_client"), "FleetHttpClient", None)
     if client is not None and hasattr(client, "ActivateNode"):  # without it a site only ends sooner
         client.ActivateNode = patient(client.ActivateNode)
+    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
+    if (make := getattr(connection, RETRIES, None)) is not None:
+        setattr(connection, RETRIES, patient_with_certificates(make))
     flower_supernode()  # whoever ends it on purpose ends the process
     start_anew()
 
 
 def start_anew(pause: float = 4 * PAUSE) -> None:
-    """Begin again as the same process. Flower gives up when the server's certificate has expired, and then hangs: the
-    connection is gone, but a thread of its own keeps the process alive.
+    """Begin again as the same process. Flower gives up when the server answers what it does not expect, and then hangs:
+    the connection is gone, but a thread of its own keeps the process alive.
     """
     log.warning("Flower gave the connection up; starting anew in %g s", pause)
     for child in children():

@@ -19,6 +19,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
 from mutirao.deploy.guard import Held
+from mutirao.deploy.layout import MARK
 from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import Order, stamp
 from mutirao.errors import MutiraoError, Refused
@@ -28,6 +29,7 @@ from mutirao.secure.kinds import from_table
 log = logging.getLogger("mutirao")
 
 START = 60.0  # seconds a new worker has to open its socket
+LONGEST_LOG = 2**20  # bytes, after which a log makes room for another
 IDLE = 1800.0  # seconds without a request after which a worker ends
 
 
@@ -45,6 +47,7 @@ class Warm:
             told = self.ask(order, wanted, {"ask": "open"})[0]
             held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
             secure = from_table(told["secure"])
+            agreed = {str(name): str(digest) for name, digest in told["agreed"].items()}
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
             return cold()
@@ -68,7 +71,7 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: held}, dict, secure=secure)
+        return Task(handler, {order.name: held}, dict, secure=secure, agreed=agreed)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
@@ -105,7 +108,7 @@ class Warm:
             if link := greet(folder, wanted):
                 return link
             time.sleep(0.02)
-        raise WorkerDied(f"a new one did not start, {folder / 'worker.log'} says why")
+        raise WorkerDied(f"a new one did not start, {log_of('worker', folder)} says why")
 
 
 def greet(folder: Path, wanted: str) -> socket.socket | None:
@@ -137,10 +140,20 @@ def error_from(told: Mapping[str, Any]) -> Exception:
     return kind(str(told["text"]))
 
 
+def log_of(module: str, folder: Path) -> Path:
+    """Where a resident process says what its site must know: among the site's logs, if `mutirao site` made it."""
+    place = Path(os.environ[MARK]) / "logs" if os.environ.get(MARK) else folder
+    place.mkdir(parents=True, exist_ok=True)
+    log = place / f"{module.rpartition('.')[2]}.log"
+    if log.exists() and log.stat().st_size > LONGEST_LOG:
+        log.replace(log.with_suffix(".1.log"))
+    return log
+
+
 def start_resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """Start a process that outlives this one; what it says is in the folder."""
+    """Start a process that outlives this one; what it says is in its log."""
     command = [sys.executable, "-m", module, str(folder), *words]
-    with (folder / f"{module.rpartition('.')[2]}.log").open("ab") as out:
+    with log_of(module, folder).open("ab") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 

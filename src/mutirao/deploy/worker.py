@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import load_name
+from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Reply, Request, Site, failure_of
 from mutirao.deploy.caller import birth, same_user
 from mutirao.deploy.frames import Groups, ProtocolError, receive, send
@@ -28,6 +29,7 @@ from mutirao.deploy.guard import Held
 from mutirao.deploy.orders import Order
 from mutirao.deploy.warm import listen_at
 from mutirao.errors import Refused
+from mutirao.recipes.agreeing import sworn
 from mutirao.secure.kinds import to_table
 
 log = logging.getLogger("mutirao")
@@ -137,7 +139,8 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         task = task_of(order.key())
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
-            return {**asdict(Held.of(data)), "secure": to_table(task.secure)}, {}
+            agreed = {**task.basis(), **task.agreed, **agreed_of(data)}
+            return {**asdict(Held.of(data)), "secure": to_table(task.secure), "agreed": agreed}, {}
         config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))
@@ -174,7 +177,7 @@ def task_of(key: str) -> Any:
     order = Order(**json.loads(key))
     run, node_config, run_config = int(order.run or 0), dict(order.node_config), dict(order.run_config)
     context = Context(run, order.node, node_config, RecordDict(), run_config)
-    return load_name(order.task)(context) if order.task else recipe_task(context, order.instead)
+    return sworn(load_name(order.task)(context) if order.task else recipe_task(context, order.instead))
 
 
 def remove_leftovers(top: Path) -> None:

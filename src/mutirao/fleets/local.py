@@ -36,6 +36,10 @@ class LocalFleet(Fleet):
         self.states: dict[ClientId, Arrays] = {}  # only of clients that keep one
         self._clients = sorted(population)
 
+    def is_remote(self) -> bool:
+        """No: they have the code and the settings of this process."""
+        return False
+
     def clients(self) -> list[ClientId]:
         return self._clients
 

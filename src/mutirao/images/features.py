@@ -22,9 +22,10 @@ from PIL import Image
 from torch import Tensor
 
 from mutirao.core.files import write_whole
+from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets.pictures import UnreadableError, cache_home, picture
-from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
-from mutirao.images.names import NETWORK_NAMES, Depth
+from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
+from mutirao.images.names import BODY_NAMES, NETWORK_NAMES, Depth
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -84,6 +85,13 @@ class Extractor:
     def side(self) -> int:
         """Pixels a side that pictures are brought to."""
         return self.size if self.body in NETWORK_NAMES else self.network.size
+
+    def preprocessing(self) -> str:
+        """What is done with a picture before anything is trained, by digest: its size, its views, its scale."""
+        scale: Any = "from 0 to 1" if self.body in NETWORK_NAMES else "the body's own"  # which its digest holds
+        if self.body in BODY_NAMES:
+            scale = [IMAGENET_MEAN, IMAGENET_STD]
+        return fingerprint({"size": self.side, "views": self.views, "depth": self.depth, "scale": scale})
 
     @cached_property
     def folder(self) -> Path:

@@ -1,17 +1,12 @@
-"""Hospitals as clients: each trains on its own pictures, validates on some it kept back, and tells its class list."""
+"""Hospitals as clients: each trains on its own pictures, and validates on some it kept back."""
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from mutirao.core.agreement import as_extra
 from mutirao.core.bounds import SIZE_CAP
-from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
@@ -19,39 +14,27 @@ from mutirao.datasets.folders import Pictures, agree
 from mutirao.datasets.layouts import set_apart
 from mutirao.images.features import Extractor
 from mutirao.randomness import number
-from mutirao.training.plain import Outcomes, Requests, Sites, answer_in_turn
-from mutirao.training.samples import CLASSES, ClientData, Population, Samples
+from mutirao.training.plain import answer_in_turn
+from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
 
-log = logging.getLogger("mutirao")
-
-BODY = "body"
+BODY, PREPROCESSING = "body", "preprocessing"
 
 
 @dataclass(frozen=True)
 class Party(Trainer):
-    """A Trainer that tells its classes when asked, and refuses work on other classes or another frozen body.
+    """A Trainer that refuses work on another frozen body, or on pictures that were prepared otherwise.
 
-    `body` is the frozen part's digest, empty if there is none.
+    Both are digests; that of the body is empty if none is frozen.
     """
 
     body: str = ""
+    preprocessing: str = ""
 
     def agreed(self) -> dict[str, str]:
-        """What a Trainer says, and the frozen body that made the features."""
-        return super().agreed() | ({BODY: self.body} if self.body else {})
-
-    def __call__(self, request: Request, site: Site) -> Reply:
-        """Answer as a Trainer does, and a question for the class list."""
-        if request.do == CLASSES:
-            return Reply({}, as_extra(CLASSES, json.dumps(site.data.classes).encode()), n=len(site.data))
-        return super().__call__(request, site)
-
-    def many(self, requests: Requests, sites: Sites) -> Outcomes:
-        """The same of many, by the engine; a question for classes is answered in turn."""
-        if any(request.do == CLASSES for request in requests.values()):
-            return answer_in_turn(self, requests, sites)
-        return super().many(requests, sites)
+        """What a Trainer says, the frozen body that made the features, and what was done with pictures before."""
+        own = {BODY: self.body, PREPROCESSING: self.preprocessing}
+        return super().agreed() | {name: digest for name, digest in own.items() if digest}
 
 
 @dataclass(frozen=True)
@@ -107,6 +90,13 @@ class Wards(Population):
     def __contains__(self, name: object) -> bool:
         return name in self.pictures or self.anybody
 
+    def counts(self, name: ClientId) -> dict[str, int]:
+        """How many pictures of each class a hospital has; no features are made for that."""
+        return self._pictures(name).counts()
+
+    def _pictures(self, name: ClientId) -> Pictures:
+        return self.pictures.get(name, next(iter(self.pictures.values())))()
+
     def __getitem__(self, name: ClientId) -> ClientData:
         if name not in self:
             raise KeyError(name)
@@ -115,8 +105,8 @@ class Wards(Population):
         return self._made[name]
 
     def _read(self, name: ClientId) -> ClientData:
-        held = self.pictures.get(name, next(iter(self.pictures.values())))()
-        if self.classes:
+        held = self._pictures(name)
+        if self.classes and not self.anybody:  # what a site has by itself is compared when all agree
             agree({"the class list agreed on": self.classes, name: held.classes})
         seed = number(self.seed, 0, "validation", name)
         rows = np.arange(len(held)), np.empty(0, np.intp)
@@ -141,38 +131,6 @@ def pool_hospitals(wards: Wards) -> dict[ClientId, ClientData]:
         for some in ([p.train for p in parts], [p.test for p in parts])
     )
     return {"pooled": ClientData(train, kept, parts[0].classes)}
-
-
-def find_odd(fleet: Fleet, classes: Sequence[str], config: Mapping[str, Any]) -> list[ClientId]:
-    """Ask every hospital for its class list before the first round: those whose list is not the agreed one, named.
-
-    One of them cannot stop the others; if more than half of them differ the run is refused.
-    """
-    requests = {c: Request(CLASSES, {}, config) for c in fleet.clients()}
-    answers = sift(fleet.ask(requests), fault_of_extras)
-    for client, failure in answers.failures.items():
-        log.warning("%s did not tell its class list: %s", client, failure)
-    told = {c: read_classes(r) for c, r in answers.replies.items()}
-    odd = {c: names for c, names in told.items() if names != list(classes)}
-    if 2 * len(odd) > len(told):
-        agree({"the agreed list": classes, **odd})
-    for client, names in odd.items():
-        log.warning("%s is refused: its classes are %s, agreed are %s", client, shown(names), shown(classes))
-    return sorted(odd)
-
-
-def read_classes(reply: Reply) -> list[str]:
-    """The class list in a reply; empty if it cannot be read."""
-    try:
-        names = json.loads(bytes(np.asarray(reply.extras[CLASSES], np.uint8)))
-        return [str(name) for name in names]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return []
-
-
-def shown(names: Sequence[str]) -> str:
-    """A few of these names, fit for a log."""
-    return ", ".join(repr(name[:40]) for name in names[:20]) or "none that can be read"
 
 
 def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:

@@ -54,6 +54,10 @@ class Plan:
         """What a Trainer is told besides the settings that all recipes share."""
         return {"transform": self.transform, "keep_optimizer": config.keep_optimizer}
 
+    def agreed(self) -> dict[str, str]:
+        """What parties must have in common of it, by digest."""
+        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
+
     def frozen(self) -> str:
         """What the part of a body that does not travel is known by; empty if there is none."""
         if self.extract.body in NETWORK_NAMES:

@@ -14,6 +14,7 @@ TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the
 BODY_WORDS = f"{', '.join(BODY_NAMES)}, {TIMM}NAME or {FILE}PATH"
 # How far the frozen part of a body goes.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+ELSEWHERE = "none"  # what `data` is where a party has no pictures of its own: a server whose sites hold them all
 
 
 def check_body(name: str, *more: str) -> None:

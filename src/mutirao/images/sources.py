@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import build
-from mutirao.datasets.folders import Pictures, agree, class_folders, read_pictures, refuse_shared
-from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both, read_listed
+from mutirao.datasets.folders import Pictures, agree, class_folders, join_pictures, read_pictures, refuse_shared
+from mutirao.datasets.layouts import GLOBAL_TEST, TEST, TRAINING, clients_in, read_both, read_listed
 from mutirao.errors import ConfigError
 from mutirao.images.splits import deal_pictures
 from mutirao.randomness import number, rng
@@ -26,6 +26,7 @@ class Sources:
     test: Callable[[], Pictures]
     classes: tuple[str, ...]
     has_test: bool = True
+    own: bool = False  # whether it is all one party's, whatever that is called
 
 
 def find_pictures(root: Path, config: Any, group: str, classes: tuple[str, ...] = ()) -> Sources:
@@ -64,18 +65,32 @@ def read_prepared(root: Path, clients: int, group: str) -> Sources:
 
 
 def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ...]) -> Sources:
-    """One party's own pictures: a site trains on them, the server judges by them if it has any."""
+    """One party's own pictures: a site trains on them, the server judges by them if it has any.
+
+    All in a folder of classes, in Training/ and Test/ together, or in a table is that party's: nothing is dealt, and
+    no more held out than it keeps back to validate on. Only client_*/ and global_test/ say whose pictures are.
+    """
     if root is None:
         if len(classes) < 2:
             raise ConfigError("classes: name them, separated by commas; the server has no pictures to see them from")
         none = held_elsewhere("the server", clients)
-        return Sources(none, next(iter(none.values())), classes, has_test=False)
+        return Sources(none, next(iter(none.values())), classes, has_test=False, own=True)
+    if (root / GLOBAL_TEST).is_dir() or clients_in(root):
+        return read_prepared(root, clients, group)
+    everything = read_whole(root, group, classes)
+    return Sources(
+        {f"client_{k}": lambda: everything for k in range(1, clients + 1)},
+        *(lambda: everything, everything.classes),
+        own=True,
+    )
 
-    @cache
-    def own() -> Pictures:
-        return read_listed(root, group, classes) if root.is_file() else read_pictures(root, group, classes)
 
-    return Sources({f"client_{k}": own for k in range(1, clients + 1)}, own, own().classes)
+def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> Pictures:
+    """All pictures of one party, of any layout but that of clients' own folders."""
+    if root.is_file():
+        return read_listed(root, group, classes)
+    parts = [root / name for name in (TRAINING, TEST) if (root / name).is_dir()]
+    return join_pictures({str(part): read_pictures(part, group) for part in parts or [root]})
 
 
 def held_elsewhere(where: Path | str, clients: int) -> dict[str, Callable[[], Pictures]]:

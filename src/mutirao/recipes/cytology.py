@@ -1,6 +1,5 @@
 """Cervical-cancer screening: hospitals keep their slides, and train the head of a pretrained network together."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,19 +11,17 @@ import numpy.typing as npt
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
-from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.core.rounds import Round, Run
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
-from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
 from mutirao.images.names import BODY_WORDS, Trainable, check_body
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import find_sources
-
-log = logging.getLogger("mutirao")
+from mutirao.slides.sources import find_sources, scale_in
 
 # The names the paper gives to columns of the history.
 PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
@@ -41,7 +38,9 @@ class Config(Common):
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
     keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
-    data: str = setting("synthetic", "'synthetic', or a folder: of classes, Training/ and Test/, or client_*/")
+    data: str = setting(
+        "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
+    )
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", f"the pretrained network: {BODY_WORDS}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
@@ -51,9 +50,10 @@ class Config(Common):
     test: float = setting(0.2, "share held out as the global test set, by slide", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a hospital keeps back to validate on, by slide", low=0, high=0.5)
     normal: str = setting("normal*", "classes that are not abnormal: patterns, separated by commas")
-    classes: str = setting("", "the class list agreed on, separated by commas (default: asked for before round 1)")
+    classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
     cache: bool = setting(True, "keep features of the frozen body between runs")
+    sites: bool = setting(False, "data is this party's own and not dealt; so it is at a site that names its own data")
     slides: int = setting(3, "synthetic: slides a laboratory, the last one for the test", low=2)
     side: int = setting(4096, "synthetic: pixels of a slide's side", low=1024)
 
@@ -63,18 +63,21 @@ def task(config: Config) -> Task:
     from mutirao.images.heads import probabilities
     from mutirao.images.hospitals import Hospital, Wards, pool_hospitals
     from mutirao.images.models import Plan
+    from mutirao.training.samples import agree_on_classes
 
     check_body(config.body)
     plan = Plan.of(config)
-    extract = plan.extract
-    found: Sources = find_sources(config)
+    extract, scale = plan.extract, scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
-    wards = Wards(found.hospitals, extract, config.validation, config.seed, config.samples, agreed)
-    if config.only and config.only not in wards:
+    found: Sources = find_sources(config, agreed)
+    wards = Wards(
+        *(found.hospitals, extract, config.validation, config.seed, config.samples, agreed), anybody=found.own
+    )
+    if config.only and config.only not in found.hospitals:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.training(config))
+    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.training(config), **plan.agreed())
     seen: dict[str, npt.NDArray[Any]] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
@@ -86,7 +89,9 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+        about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
+        draw = rng(config.seed, 0, "auc")
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, **about)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)
@@ -101,30 +106,27 @@ def task(config: Config) -> Task:
         population=population,
         initial=partial(hospital.initial, config.seed),
         evaluate=evaluate if found.has_test else None,
-        judge="balanced_accuracy",
+        judge="balanced_accuracy" if found.has_test else "distributed_accuracy",  # the hospitals', if they judge at all
+        agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
         if found.has_test
         else Exhibits(),
         classes=len(classes),
-        knows=tuple(classes),
     )
 
 
-def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """Agree on the classes, then rounds; after each one the hospitals judge the new model on what they kept back."""
-    from mutirao.images.hospitals import evaluate_at_hospitals, find_odd
+def is_private(config: Config) -> bool:
+    """Whether nothing leaves a hospital but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
 
-    # Then nothing leaves a hospital but noised updates, or what goes into a sum.
-    private = config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
-    if private:
-        log.warning("hospitals cannot be asked for their class lists; name it: classes=a,b")
-    else:
-        gather(run.roster, fleet, len(task.population), Patience(wait=config.wait))
-        if odd := find_odd(fleet, task.knows, {"seed": config.seed, "round": run.round}):
-            task = replace(task, population=PopulationWithout(task.population, odd))
-            fleet = FleetWithout(fleet, odd)
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Rounds; after each one the hospitals judge the new model on what they kept back."""
+    from mutirao.images.hospitals import evaluate_at_hospitals
+
+    private = is_private(config)
     for done in federate(fleet, config, task, run):
-        if not private:
+        if config.validation and not private:
             done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
@@ -132,4 +134,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Hospitals judge each round's model on what they kept back."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

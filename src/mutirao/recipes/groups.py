@@ -23,6 +23,7 @@ from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task, build_screen, simulate
@@ -108,6 +109,7 @@ def task(config: Config) -> Task:
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         classes=classes,
+        basis=lambda: {"data": data.digest},
         knows=knows,
         exhibits=Exhibits(
             pictures={
@@ -225,4 +227,15 @@ def look_ahead(run: Run, plan: Plan) -> Outlook:
     return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """A warm-up tells who is alike, and which classes a client has if heads are cut to them; then clients judge.
+
+    One that comes when its group has settled is handed that group's model to take.
+    """
+    warm = Exchange(("warm", "take"), extras=("signature", *(("holdings",) if config.head == "reduced" else ())))
+    if config.privacy.name not in ("none", "central"):
+        return warm
+    return warm | Exchange(("evaluate",), metrics=("accuracy_known",))
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

@@ -8,14 +8,14 @@ from pathlib import Path
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.fleet import Fleet
-from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import is_arrays
 from mutirao.errors import ConfigError
-from mutirao.fleets.without import FleetWithout, PopulationWithout
 from mutirao.images.diagnosis import Confusion
-from mutirao.images.names import BODY_WORDS, NETWORK_NAMES, check_body
+from mutirao.images.names import BODY_WORDS, ELSEWHERE, NETWORK_NAMES, check_body
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task, federate
@@ -34,7 +34,10 @@ class Config(Common):
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
     keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
-    data: str = setting("synthetic", "a folder by class, a CSV of file,label[,client][,group], or a set by name")
+    data: str = setting(
+        "synthetic",
+        "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
+    )
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
     body: str = setting("small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained body: {BODY_WORDS}")
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
@@ -47,7 +50,7 @@ class Config(Common):
     test: float = setting(0.2, "share held out as the common test set, if there is none", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a client keeps back to judge by", low=0, high=0.5)
     clients_every: int = setting(5, "rounds between judgements by every client, worst and all (0: never)", low=0)
-    classes: str = setting("", "the class list agreed on, separated by commas (default: asked for before round 1)")
+    classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     cache: bool = setting(True, "keep features of a frozen body between runs")
     sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server judges by it")
 
@@ -57,12 +60,11 @@ def task(config: Config) -> Task:
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     check_body(config.body, *NETWORK_NAMES)
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
+    elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
-    if config.sites and is_private(config) and not names:
-        raise ConfigError("classes: sites cannot be asked for their class lists; name it: classes=a,b")
-    if config.sites:
-        found = read_own(None if arrays else place, config.clients, config.group, names)
+    if config.sites or elsewhere:
+        found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
         found = find_pictures(place, config, config.group, names)
     classes = names or found.classes
@@ -78,14 +80,10 @@ def task(config: Config) -> Task:
     wards = Wards(
         *(found.hospitals, plan.extract, config.validation, config.seed, config.samples, names),
         grouped=bool(config.group),
-        anybody=config.sites,
+        anybody=found.own,
     )
-    party = Party.of(
-        *(config, lambda: plan.model(len(classes))),
-        **plan.training(config),
-        figures=judge_classes,
-        body=plan.frozen(),
-    )
+    told = plan.training(config) | plan.agreed()
+    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, **told)
 
     @cache
     def test() -> Samples:
@@ -104,7 +102,6 @@ def task(config: Config) -> Task:
         agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if found.has_test else {}),
         classes=len(classes),
-        knows=classes,
     )
 
 
@@ -128,16 +125,8 @@ def is_private(config: Config) -> bool:
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """Agree on the classes, then rounds; where the server has no test set, clients judge by what they kept back."""
-    from mutirao.images.hospitals import find_odd
-
+    """Rounds; where the server has no test set, clients judge by what they kept back."""
     private = is_private(config)
-    if task.knows and not private:
-        churns = config.available.name != "always"
-        gather(run.roster, fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
-        if odd := find_odd(fleet, task.knows, {"seed": config.seed, "round": run.round}):
-            task = replace(task, population=PopulationWithout(task.population, odd))
-            fleet = FleetWithout(fleet, odd)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
         if task.evaluate is None and due and config.validation and not private:
@@ -145,4 +134,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Sites judge by what they kept back, where the server has no pictures."""
+    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

@@ -52,6 +52,7 @@ class Dealt:
             initial=lambda: trainer.initial(config.seed),
             evaluate=lambda arrays: trainer.evaluate(arrays, self.test),
             metrics=("accuracy", "loss"),
+            basis=lambda: {"data": data.digest},
             exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
             classes=len(data.names),
         )

@@ -1,6 +1,7 @@
 """Federated learning to rank: search sites keep their queries and documents, and share a model that orders them."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
+from mutirao.datasets.labelled import digest_of_set
 from mutirao.metrics import mrr, ndcg
 from mutirao.partition import describe
 from mutirao.randomness import number, rng
@@ -83,6 +85,7 @@ def task(config: Config) -> Task:
         initial=lambda: trainer.initial(config.seed),
         evaluate=evaluate,
         judge="ndcg@5",
+        basis=cache(lambda: {"features": digest_of_set([config.transform], x, grades, mean, std)}),
         metrics=tuple(f"{name}@{k}" for name in ("ndcg", "mrr") for k in CUTS),
         exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts)),
         classes=highest + 1 if config.loss == "grades" else None,

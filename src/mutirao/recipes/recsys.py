@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.randomness import rng
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
@@ -117,18 +120,28 @@ def task(config: Config) -> Task:
         population={"pooled": clients} if config.centralised else Users(clients),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=judge,
+        basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="rmse" if config.loss == "squared" else "ndcg@10",
         metrics=("rmse", "mae") if config.loss == "squared" else (f"hr@{CUT}", f"ndcg@{CUT}"),
         classes=len(method.levels) if config.loss == "squared" else 2,
     )
 
 
+def is_sliced(config: Config) -> bool:
+    """Whether each user gets no more of the model than the rows of its items."""
+    return config.download == "touched" and not config.centralised
+
+
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
-    sliced = config.download == "touched" and not config.centralised
-    if sliced and config.privacy.name == "local":
+    if (sliced := is_sliced(config)) and config.privacy.name == "local":
         raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
     yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
 
 
-recipe = Recipe(Config, task, flow, private=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Users ask for the rows of their items alone, by which it is known which those are."""
+    return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
+
+
+recipe = Recipe(Config, task, flow, private=True, asks=asks)

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import AGREED, Agreed, agree_on, as_extra, find_odd, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, Agreement, agree_on, as_extra, digest_of, in_extras
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Fleet
-from mutirao.core.roster import Roster
-from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.without import FleetWithout, PopulationWithout
+from mutirao.recipes.agreeing import wait_for_all, without
+from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.tabular.profile import join_profiles
@@ -125,28 +125,22 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     private = config.privacy.name != "none" or config.secure.name != "none"  # then nothing is told but updates
     check_private(config, content)
     about = {"seed": config.seed, "round": run.round}
-    odd: list[str] = []
-    if not private:
-        churns = config.available.name != "always"
-        gather(Roster(), fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
-        if not content:
-            content = agree_on(
-                fleet, SCHEMA, about, lambda told: join_profiles(client.target, client.task, told).content()
-            )
-            run.memory |= as_extra(MEMORY, content)
-        odd = find_odd(fleet, SCHEMA, about, content)
+    asks = not private or fleet.is_remote()  # private clients in this process answer nothing but rounds
+    if asks:
+        wait_for_all(fleet, config, task)
+    if not content:
+        content = agree_on(fleet, SCHEMA, about, lambda told: join_profiles(client.target, client.task, told).content())
+        run.memory |= as_extra(MEMORY, content)
+    fleet = agreement = Agreement(fleet, {SCHEMA: digest_of(content)}, as_extra(SCHEMA, content), about, asks)
+    task = without(task, agreement)
     schema = read_schema(content)
     trainer = client.trainers(schema)
     run.arrays = run.arrays or trainer.initial(config.seed)
     log.info("agreed on %d columns, %d inputs of the model, %s", len(schema.features), schema.inputs, schema.task)
     task = replace(task, classes=len(schema.classes) or None)
-    if odd:
-        fleet = FleetWithout(fleet, odd)
-        task = replace(task, population=PopulationWithout(task.population, odd))
     if known.population is not None and config.test:
         test = join_tests({c: known.population[c] for c in task.population}, schema)
         task = replace(task, evaluate=lambda arrays: trainer.evaluate(arrays, test))
-    fleet = Agreed(fleet, SCHEMA, content)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
         if task.evaluate is None and due and config.test and not private:
@@ -154,4 +148,12 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True)
+def asks(config: Config, task: Task) -> Exchange:
+    """Clients tell a profile unless a schema is given, keep to what came of it, and judge by rows they kept back."""
+    if config.privacy.name != "none" or config.secure.name != "none":
+        return Exchange(comes=(SCHEMA,))
+    profile = () if task.knows.client.own else (PROFILE,)
+    return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
+
+
+recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)

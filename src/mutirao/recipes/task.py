@@ -20,6 +20,7 @@ from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
+from mutirao.recipes.exchange import Exchange, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
@@ -54,6 +55,7 @@ class Task:
     classes: int | None = None  # how many the model tells apart, if it does
     secure: Secure = Open()  # what clients do so that the server sees sums alone
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
+    basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
@@ -143,6 +145,11 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         yield done
 
 
+def asks_nothing_more(config: Any, task: Task) -> Exchange:
+    """Of recipes with the ordinary flow."""
+    return Exchange()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A configuration class, the task it describes and the flow that solves it."""
@@ -153,6 +160,15 @@ class Recipe:
     private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
     secure: bool = False  # the same of `config.secure`
     name: str = ""  # what a recipe is called that is no attribute of a module
+    asks: Callable[[Any, Task], Exchange] = asks_nothing_more  # what a flow of its own asks, besides the ordinary one's
+
+    def exchange(self, config: Any, task: Task) -> Exchange:
+        """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
+        select = build("select", config.select, count=config.per_round, classes=task.classes)
+        aggregate = build("aggregate", config.aggregate, classes=task.classes)
+        own = self.asks(config, task)
+        parts = Cohort(select, aggregate, filters=build_screen(config)).parts
+        return usual_exchange(task, parts, bool(config.clients_every) or "evaluate" in own.requests) | own
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""

@@ -22,6 +22,7 @@ from mutirao.metrics import direction_of
 from mutirao.naming import dotted_in
 from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import asked, promise, settle
+from mutirao.recipes.agreeing import play
 from mutirao.recipes.task import Recipe, Task, find, name_of
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
@@ -88,7 +89,7 @@ def execute(
         stopped: BudgetSpent | None = None
         best = best_row(run.history, task.judge, better)
         try:
-            for round in recipe.flow(present(fleet, config), config, task, run):
+            for round in play(recipe, present(fleet, config), config, task, run):
                 now = best_row([r for r in (best, round.row) if r], task.judge, better)
                 run.sites = fleet.snapshot()
                 folder.commit(run, round, best=now is round.row, heads=fleet.heads())

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.core.agreement import AGREE
 from mutirao.core.checks import fault, fault_of_extras
 from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
@@ -24,8 +25,9 @@ from mutirao.secure.settings import KEYS, MASKED, SHARES, SUMMED, UNMASK, Settin
 
 STATE = FLEETING + "secagg"
 MINE = "secagg."  # under which the settings and extras of a stage travel
-# What else may be asked, and what of the answer leaves: groups are formed by signatures, and a model is handed over.
-ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": ()}
+# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, and
+# whoever agrees says no more than that.
+ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), AGREE: ()}
 Memory = dict[str, Any]
 
 

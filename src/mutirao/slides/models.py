@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mutirao.config import one_line
 from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays, save_arrays, write_whole
+from mutirao.datasets.tiled import Scale
 from mutirao.errors import ConfigError, Damaged
 from mutirao.images.bodies import BODIES, SIZE, Body, body
 from mutirao.images.diagnosis import abnormal_classes
@@ -65,7 +66,7 @@ class Model:
         return found
 
 
-def assemble(config: Any, classes: Sequence[str], arrays: Arrays) -> Model:
+def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
     """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
     frozen = body(config.body, config.weights)
     part = trained_part(frozen, config.trainable, len(classes))
@@ -80,9 +81,9 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays) -> Model:
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
         "side": frozen.size,
-        # What one picture showed in training; pictures in a folder do not say how large their pixels are.
-        "tile": 512 if config.data == "synthetic" else None,
-        "mpp": 0.5 if config.data == "synthetic" else None,
+        # What one picture showed in training, if that is known.
+        "tile": scale.size if scale else None,
+        "mpp": scale.mpp if scale else None,
     }
     return Model(whole(frozen, part, config.trainable), facts)
 

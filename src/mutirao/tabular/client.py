@@ -127,10 +127,10 @@ class TableClient:
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the trainer does."""
+        """What the trainer does: of numbers there is no accuracy."""
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        return Trainer.provides
+        return Trainer.provides - ({"metrics:accuracy"} if self.task == "regression" else set())
 
     def agreed(self) -> Mapping[str, str]:
         """The schema this party was given, by its digest."""
@@ -174,6 +174,10 @@ class TableClient:
         extras = {k: v for k, v in request.extras.items() if k != SCHEMA}
         return schema, replace(request, config=config, extras=extras), Site(site.id, data, site.state)
 
+    def agree(self, request: Request, site: Site) -> None:
+        """Refused if the table has other columns than the schema, or numbers beyond all measure on its scale."""
+        self.prepare(request, site)
+
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
         held: Held = site.data
@@ -184,7 +188,7 @@ class TableClient:
             return Reply({}, as_extra(PROFILE, told), n=len(held.train))
         schema, asked, samples = self.prepare(request, site)
         if request.do == AGREE:
-            return Reply({}, n=len(held.train))
+            return Reply({}, n=1)
         return self.handler(schema)(asked, samples)
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mutirao.config import OPTIMIZERS, Common
-from mutirao.core.agreement import hold_agreed
+from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
@@ -39,7 +39,7 @@ from mutirao.training.figures import (
 )
 from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
-from mutirao.training.samples import Samples, agreed_classes
+from mutirao.training.samples import Samples
 from mutirao.training.travel import Travel, find_travel
 
 Requests = Mapping[ClientId, Request]
@@ -281,7 +281,7 @@ class PlainTrainer:
     def hold_told(self, config: Mapping[str, Scalar], data: Any = None) -> None:
         """Refused, by name, if a request tells what is unknown here, or builds on another frozen part or class list."""
         read_told(config)
-        hold_agreed(config, {**self.agreed(), **agreed_classes(data)})
+        hold_agreed(config, {**self.agreed(), **agreed_of(data)})
 
     def needs_two(self) -> bool:
         """Whether the module cannot be trained on a single sample."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mutirao.accounting import import_opacus
-from mutirao.core.agreement import hold_agreed
+from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.told import read_told
@@ -19,7 +19,7 @@ from mutirao.training.descent import arrays_of, one_thread, seeded
 from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, answer_in_turn
-from mutirao.training.samples import Samples, agreed_classes
+from mutirao.training.samples import Samples
 
 TOLD = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
 
@@ -58,7 +58,7 @@ class PrivateTrainer:
         """The privately trained arrays, and what has been spent."""
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
-        hold_agreed(request.config, {**self.agreed(), **agreed_classes(site.data)})
+        hold_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
         n = len(Samples.of(site.data))
         read_told(request.config, TOLD)
         pace = self.trainer.pace(request.config)

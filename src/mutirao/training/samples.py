@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from mutirao.training.inputs import Inputs, as_inputs, as_labels, change, kind_o
 from mutirao.training.lazy import Lazy
 
 Index = npt.NDArray[np.intp]
-CLASSES = "classes"  # what class lists go by in an agreement, and in a question for them
+CLASSES = "classes"  # what class lists go by in an agreement
 
 
 class Samples:
@@ -126,15 +127,28 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.train)
 
+    def agreed(self) -> dict[str, str]:
+        """Its own names for its classes, by digest, if it has any: all must have the same, in the same order."""
+        return agree_on_classes(self.classes) if self.classes else {}
 
-def agreed_classes(data: Any) -> dict[str, str]:
-    """A client's own names for its classes, by digest, if it has any: all must have the same, in the same order."""
-    return agree_on_classes(data.classes) if isinstance(data, ClientData) and data.classes else {}
+    def counts(self) -> dict[str, int]:
+        """How many samples it has of each class, if its classes have names: to train on and kept back together."""
+        if not self.classes:
+            return {}
+        labels = torch.cat([samples.batch(slice(0, len(samples)))[1] for samples in (self.train, self.test)])
+        found = np.bincount(labels.numpy(), minlength=len(self.classes)).tolist()
+        return dict(zip(self.classes, found, strict=False))
 
 
 def agree_on_classes(names: Sequence[str]) -> dict[str, str]:
     """A class list as what all clients must have in common."""
-    return {CLASSES: fingerprint(list(names))}
+    return {CLASSES: classes_digest(tuple(names))}
+
+
+@lru_cache(maxsize=64)
+def classes_digest(names: tuple[str, ...]) -> str:
+    """What a class list is known by; a simulation asks for it with every request to every client."""
+    return fingerprint(list(names))
 
 
 def own_test_of(data: Any) -> Samples:

@@ -10,7 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
+from mutirao.core.sworn import own_digests
 from mutirao.deploy.caller import OFF
 from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
 from mutirao.deploy.guard import Asker, approve, discreet, guarded
@@ -20,8 +22,17 @@ from mutirao.deploy.policy import Policy, assignments, load_policy
 from mutirao.deploy.states import States
 from mutirao.deploy.warm import Warm
 from mutirao.errors import ConfigError, Refused
-from mutirao.fleets.flower.messages import REFUSED, head_in, pack, reply_content, request_in, unpack
+from mutirao.fleets.flower.messages import (
+    AGREED_RECORD,
+    REFUSED,
+    head_in,
+    pack,
+    reply_content,
+    request_in,
+    unpack,
+)
 from mutirao.fleets.local import LocalFleet
+from mutirao.recipes.agreeing import sworn
 from mutirao.recipes.task import Task
 from mutirao.runs.audit import Audit
 from mutirao.secure import Open
@@ -77,7 +88,8 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     number, began, do = request.config.get("round"), 0, summed_in(request)
     handler = task.secure.at_client(task.handler)
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
-    alone = LocalFleet(lambda request, site: handler(request, site), {name: data_of(task, name)})
+    data = data_of(task, name)
+    alone = LocalFleet(lambda request, site: handler(request, site), {name: data})
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
         state |= states.take_fleeting()
@@ -88,6 +100,8 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     if name in answers.failures:
         return answers.failures[name]
     content = reply_content(answers.replies[name])
+    if found := own_digests({**task.basis(), **task.agreed, **agreed_of(data)}, request):
+        content[AGREED_RECORD] = ConfigRecord({**found})
     if name in alone.states:
         if states is not None and isinstance(number, int):
             states.keep(number if do == "train" else began, alone.states[name])
@@ -141,7 +155,7 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
     by_recipe = task_of is recipe_task
 
     def cold() -> Task:
-        return recipe_task(context, instead) if by_recipe else task_of(context)
+        return sworn(recipe_task(context, instead) if by_recipe else task_of(context))
 
     switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
     if warm is None or switch in OFF:

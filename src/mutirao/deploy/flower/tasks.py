@@ -1,9 +1,10 @@
 """The task that a Flower run asks for, and the client of it that a node is."""
 
 import functools
-import shlex
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -15,14 +16,34 @@ from mutirao.errors import ConfigError
 from mutirao.recipes.task import Task, find
 
 TaskOf = Callable[[Context], Task]
+OWN = "sites"  # the setting of recipes by which data are one party's own
 
 
 def recipe_task(context: Context, instead: Mapping[str, Scalar] | None = None) -> Task:
     """The task of the recipe that the run configuration names; a node may say where its own data lie, and more."""
-    asked: dict[str, Any] = dict(context.run_config)
-    if "data" in context.node_config:  # last of all, so that no setting of the run points a node elsewhere
-        asked["set"] = " ".join([str(asked.get("set", "")), shlex.quote(f"data={context.node_config['data']}")])
-    return task_from(settings_in(asked, instead))
+    return task_from(settings_at_site(context.run_config, context.node_config, instead))
+
+
+def settings_at_site(
+    run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None
+) -> str:
+    """The full configuration of a run as a site works by it: its own data are its own, and never dealt again."""
+    asked: dict[str, Any] = dict(run_config)
+    own: dict[str, Scalar] = dict(instead or {})
+    if "data" in node_config:  # last of all, so that no setting of the run points a node elsewhere
+        own = {"data": node_config["data"], **own}
+    recipe = find(str(asked.get("recipe", "quickstart")))
+    if is_place(own.get("data")) and OWN in {f.name for f in fields(recipe.config)}:
+        own[OWN] = True
+    return settings_in(asked, own)
+
+
+def is_place(data: Scalar | None) -> bool:
+    """Whether a site's `data` is a file or a folder of its own, and no set that all have by name."""
+    try:
+        return isinstance(data, str) and data != "" and Path(data).expanduser().exists()
+    except (OSError, ValueError):  # a name too long, or with a zero in it
+        return False
 
 
 @functools.lru_cache(maxsize=2)

@@ -16,7 +16,17 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
 from mutirao.core.roster import Roster
-from mutirao.fleets.flower.messages import CLOCKS, head_in, name_in, pack, reply_in, request_message, tag, to_line
+from mutirao.fleets.flower.messages import (
+    CLOCKS,
+    fault_of_agreed,
+    head_in,
+    name_in,
+    pack,
+    reply_in,
+    request_message,
+    tag,
+    to_line,
+)
 
 log = logging.getLogger("mutirao")
 
@@ -123,13 +133,15 @@ class FlowerFleet(Fleet):
         sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
         for message_id, answer in self._listen(sent, self.timeout):
             client = sent[message_id]
-            yield client, answer if isinstance(answer, Failure) else self._read(client, answer)
+            yield client, answer if isinstance(answer, Failure) else self._read(client, answer, requests[client])
 
-    def _read(self, client: ClientId, answer: Message) -> Reply | Failure:
-        """The reply in an answer, if it comes with the head of its site's trail where there is one."""
+    def _read(self, client: ClientId, answer: Message, request: Request) -> Reply | Failure:
+        """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""
         reply = reply_in(answer, self._nodes[client])
         if isinstance(reply, Failure):
             return reply
+        if (wrong := fault_of_agreed(answer, request)) is not None:
+            return wrong
         if head := head_in(answer, "audit"):
             earlier = str(self._heads.get(client, {}).get("reply", ""))
             self._heads[client] = head | {"reply": f"{earlier} {reply_fingerprint(reply)}".strip()}

@@ -16,6 +16,7 @@ from flwr.app import Array as Parcel
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
+from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
 
@@ -27,6 +28,7 @@ GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Erro
 # What is no training: whatever else is done counts as that.
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
 NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
+AGREED_RECORD = "agreed"  # the record of an answer in which a site says by digest what it worked with
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
@@ -145,6 +147,18 @@ def head_in(message: Message, record: str) -> dict[str, Scalar]:
     if not isinstance(seq, int) or not all(re.fullmatch("[0-9a-f]{64}", str(v)) for v in hashes.values()):
         return {}
     return {"seq": seq, **{k: str(v) for k, v in hashes.items()}}
+
+
+def fault_of_agreed(message: Message, request: Request) -> Failure | None:
+    """What is wrong with the digests that an answer must bring of all that its request says is agreed on."""
+    found = message.content.get(AGREED_RECORD)
+    told = dict(found) if isinstance(found, ConfigRecord) else {}
+    for key, wanted in request.config.items():
+        name = key.removeprefix(AGREED)
+        if name != key and told.get(name) != wanted:
+            fault = "another digest" if name in told else "no digest"
+            return Failure("refused", f"{key}: its answer comes with {fault} of the {name} that it worked with")
+    return None
 
 
 def failure_in(message: Message, node: int) -> Failure | None:

@@ -1,0 +1,43 @@
+"""What passes between a run and its clients, by name: what they are asked, and what leaves them besides the model.
+
+It follows from the parts of a run, from what the task's clients provide, and from what the recipe says of a flow of its
+own (`Recipe.asks`). A site's policy is written from it, so that it allows that and nothing else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mutirao.core.agreement import AGREE
+from mutirao.core.parts import names_of
+
+ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm"})  # metrics that clients tell if a part needs them
+BESIDE = {"squared_errors": ("batch_sizes",)}  # extras that come with others
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Kinds of requests, extras that come with them, and extras and metrics of the replies; all sorted."""
+
+    requests: tuple[str, ...] = ()
+    comes: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def __or__(self, other: "Exchange") -> "Exchange":
+        """Both."""
+        return Exchange(*(tuple(sorted({*getattr(self, f.name), *getattr(other, f.name)})) for f in fields(self)))
+
+
+def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
+    """What the ordinary flow asks of a task's clients with these parts; `judged`: they judge the model, too."""
+    needs = frozenset[str]().union(*(part.needs for part in parts))
+    can = names_of(task.provides, "metrics")
+    by_judges = (*task.metrics, *({"loss", "accuracy"} & can)) if judged else ()
+    probed = names_of(needs, "probe")
+    told = can - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
+    extras = names_of(needs, "extras")
+    asked = ["train", AGREE, *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
+    beside = [more for name in extras for more in BESIDE.get(name, ())]
+    metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
+    return Exchange(tuple(asked), (), (*extras, *beside), tuple(metrics)) | Exchange()
