@@ -133,15 +133,18 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     page.wait(20)
 
 
+def find_chromium() -> str:
+    """Where Chromium is installed; "" if it is not."""
+    names = (os.environ.get("MUTIRAO_BROWSER", ""), "chromium", "chromium-browser", "google-chrome")
+    return next((p for n in names if n and (p := shutil.which(n))), "")
+
+
 @pytest.fixture(scope="module")  # while it is open it holds this thread's event loop
 def browser() -> Iterator[Any]:
     """Chromium, driven as a person would; where it must not be missing, MUTIRAO_BROWSER says so."""
     from playwright.sync_api import sync_playwright
 
-    wanted = os.environ.get("MUTIRAO_BROWSER", "")
-    path = next(
-        (p for n in (wanted, "chromium", "chromium-browser", "google-chrome") if n and (p := shutil.which(n))), ""
-    )
+    wanted, path = os.environ.get("MUTIRAO_BROWSER", ""), find_chromium()
     if not path and not wanted:
         pytest.skip("no Chromium is installed, and MUTIRAO_BROWSER does not ask for one")
     assert path, f"MUTIRAO_BROWSER={wanted}, but there is no such browser"

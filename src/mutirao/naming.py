@@ -12,6 +12,7 @@ from typing import Any
 from mutirao.errors import ConfigError
 
 PLAIN = {"data", "exclude"}  # settings that hold paths and names of clients: never code
+BODY, TIMM, FILE = "body", "timm:", "file:"  # a body by timm's own name is no code; a file is, but for ONNX
 WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
 WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
 
@@ -26,21 +27,38 @@ def is_dotted(text: str) -> bool:
     return bool(colon) and all(word.isidentifier() for word in (*module.split("."), *name.split(".")))
 
 
+def is_program(text: str) -> bool:
+    """Whether the text names a file that is run, as a network in TorchScript is; one in ONNX is arithmetic alone.
+
+    >>> is_program("file:/srv/uni.pt"), is_program("file:/srv/uni.onnx"), is_program("/srv/uni.pt")
+    (True, False, False)
+    """
+    return text.startswith(FILE) and not text.lower().endswith(".onnx")
+
+
 def dotted_in(content: Any) -> list[str]:
-    """The dotted names anywhere in a table or list, each once; a mixture of scores may hold several.
+    """The names of code anywhere in a table or list, each once; a mixture of scores may hold several.
 
     >>> dotted_in({"select": {"name": "mix", "scores": "age + 0.5 mine:score"}, "recipe": "wine:recipe"})
     ['mine:score', 'wine:recipe']
+    >>> dotted_in({"body": "timm:resnet50"}), dotted_in({"body": "file:/srv/uni.pt"})
+    ([], ['file:/srv/uni.pt'])
     """
     if isinstance(content, str):
-        found = [word for word in content.split() if is_dotted(word)]
+        found = [content] if is_program(content) else [word for word in content.split() if is_dotted(word)]
     elif isinstance(content, Mapping):
-        found = [name for key, value in content.items() if key not in PLAIN for name in dotted_in(value)]
+        kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BODY and is_of_timm(v))}
+        found = [name for value in kept.values() for name in dotted_in(value)]
     elif isinstance(content, list | tuple):
         found = [name for value in content for name in dotted_in(value)]
     else:
         found = []
     return list(dict.fromkeys(found))
+
+
+def is_of_timm(value: Any) -> bool:
+    """Whether all that a setting holds are names of timm's networks."""
+    return all(str(v).startswith(TIMM) for v in (value if isinstance(value, list | tuple) else [value]))
 
 
 def check_module(kind: str, path: str) -> None:

@@ -1,6 +1,7 @@
 """The policy that is written for a recipe: under it the recipe runs, and without any of its lines it does not."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,20 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from loopgrid import LoopGrid, identity
 from mutirao.cli import main
-from mutirao.config import resolve
+from mutirao.config import resolve, write_value
 from mutirao.core.fleet import Request, Site
 from mutirao.deploy.filling import fitting_policy
+from mutirao.deploy.flower import FlowerFleet, client_app
+from mutirao.deploy.founding import found_site
 from mutirao.deploy.guard import Asker, guarded
 from mutirao.deploy.policy import Policy, load_policy
 from mutirao.errors import Refused
-from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import NAMES, find
 from mutirao.report import execute
+
+__all__ = ["identity"]  # a fixture that holds for all tests here, too
 
 FEW: dict[str, Any] = {"rounds": 2, "clients": 3, "per_round": 3, "evaluate_every": 1}
 SMALL: dict[str, dict[str, Any]] = {
@@ -29,7 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "groups": {"clients": 10, "per_round": 10, "epochs": 1},
     "recsys": {"clients": 8, "per_round": 8},
     "cytology": {"data": "cells", "weights": "random", "views": 1, "slide": r"^(\w+)_", "validation": 0.4},
-    "tabular": {"data": "patients.csv", "target": "ill", "sites": True, "epochs": 1},
+    "tabular": {"data": "patients.csv", "target": "ill", "task": "classification", "sites": True, "epochs": 1},
     "images": {"data": "cells", "side": 8, "views": 1, "clients_every": 1, "validation": 0.4},
     "cifar10": {"samples": 40, "epochs": 1},
 }
@@ -50,31 +55,34 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_under(name: str, sets: dict[str, Any], policy: Policy, out: Path) -> list[dict[str, Any]]:
-    """A run of a recipe whose every client is guarded by this policy; what their trail says of it."""
-    config = resolve(find(name).config, sets)
-    task = find(name).prepare(config)
-    guard = guarded(task.handler, policy, Asker(recipe=name), task.secure)
-    fleet = LocalFleet(lambda request, site: guard(request, site), task.population)
-    execute(name, config, out, fleet=fleet, pictures=False)
-    return [json.loads(line) for line in policy.audit.read_text().splitlines()]
-
-
 def settings_for(name: str, held: Path) -> dict[str, Any]:
     sets = FEW | SMALL[name]
     return sets | ({"data": str(held / sets["data"])} if "data" in sets else {})
 
 
-def written(place: Path, name: str, sets: dict[str, Any]) -> Policy:
-    place.mkdir(exist_ok=True)
-    (place / "policy.toml").write_text(fitting_policy([name], list(sets.items())))
-    return load_policy(place / "policy.toml")
+def written(held: Path, name: str, sets: dict[str, Any]) -> Policy:
+    """The policy of a site that was made for this recipe."""
+    agreed = [(key, value) for key, value in sets.items() if key != "data"]
+    node = found_site(held / "site", "recife", "localhost:9092", None, sets.get("data", ""), [name], sets=agreed)
+    return load_policy(node.policy_file)
+
+
+def run_under(name: str, sets: dict[str, Any], policy: Policy, out: Path) -> list[dict[str, Any]]:
+    """A run of a recipe over Flower's messages, each client with this policy; what their trail says of it."""
+    at_server = {key: value for key, value in sets.items() if key != "data" or "sites" not in sets}
+    config = resolve(find(name).config, at_server)
+    words = shlex.join(f"{k}={v if isinstance(v, str) else write_value(v)}" for k, v in at_server.items())
+    grid = LoopGrid(client_app(), recipe=name, set=words)
+    for client in find(name).prepare(config).population:
+        grid.join(name=client, policy=str(policy.audit.parent / "policy.toml"))
+    execute(name, config, out, fleet=FlowerFleet(grid, timeout=120, greet=60), pictures=False)
+    return [json.loads(line) for line in policy.audit.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str, held: Path) -> None:
     sets = settings_for(name, held)
-    policy = written(held / "site", name, sets)
+    policy = written(held, name, sets)
     trail = run_under(name, sets, policy, held / "run")
     assert [e for e in trail if e["event"] in ("refused", "raised")] == []
     sent = [e for e in trail if e["event"] == "sent"]
@@ -87,7 +95,7 @@ def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str
 
 def test_without_any_of_its_lines_a_site_refuses(held: Path) -> None:
     sets = settings_for("cytology", held)
-    policy = written(held / "site", "cytology", sets)
+    policy = written(held, "cytology", sets)
     task = find("cytology").prepare(resolve(find("cytology").config, sets))
     site = Site("client_1", task.population["client_1"])
 

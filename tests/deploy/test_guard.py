@@ -506,3 +506,22 @@ def test_whatever_a_handler_gives_only_what_is_allowed_leaves(
     numbers = sum(a.size for a in [*reply.arrays.values(), *reply.extras.values()]) + len(reply.metrics)
     assert 8 * numbers < rules.largest
     assert events(strict)[-1]["event"] == "sent"
+
+
+def test_whoever_agrees_says_no_more_than_its_policy_lets_it(policy: Policy) -> None:
+    def agrees(request: Request, site: Site) -> Reply:
+        extras = {"versions": np.zeros(9, np.uint8), "counts": np.zeros(5, np.uint8)}
+        return Reply(MODEL, extras, {"loss": 0.5}, 57)
+
+    asked = replace(policy.asked, requests=("agree",))
+    for reply, cover, leaves in (
+        (Leaving(), Cover(), []),  # `remove` is false, and it is no reason to refuse
+        (Leaving(extras=("counts",)), Cover(), ["counts"]),
+        (Leaving(extras=("*",)), Cover(), ["counts", "versions"]),
+        (Leaving(extras=("*",)), Cover(budget=1.0), []),  # what is not noised would be on no account
+    ):
+        out = ask(replace(policy, asked=asked, reply=reply, privacy=cover), "agree", agrees)
+        assert (out.arrays, sorted(out.extras), out.metrics, out.n) == ({}, leaves, {}, 1)
+    with pytest.raises(Refused, match="takes no part: add 'agree' to requests") as refused:
+        ask(policy, "agree", agrees)
+    assert refused.value.rule == "asked.requests"

@@ -199,6 +199,14 @@ def test_every_recipe_is_pinned_to_itself(tmp_path: Path, recipe: str) -> None:
     assert ("architecture" in policy.pinned[recipe]) == (recipe not in unknown)
 
 
+def test_a_text_that_the_site_itself_has_pinned_may_come_back_from_the_server(tmp_path: Path) -> None:
+    agreed = [("slide", r"^(\w+)_"), ("data", "/nowhere")]
+    policy = load_policy(written(tmp_path, policy_template(["cytology"], agreed)))
+    policy.approve("cytology", {"slide": r"^(\w+)_"})
+    with pytest.raises(Refused, match=r"asked\.names"):
+        policy.approve("cytology", {"slide": r"^(\w)_"})
+
+
 def own_task(context: Any) -> None:
     """A site's own function from Flower's context to a task."""
 

@@ -19,9 +19,10 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy import caller
 from mutirao.deploy.guard import Asker, guarded
+from mutirao.deploy.layout import MARK
 from mutirao.deploy.orders import Order
 from mutirao.deploy.policy import Asked, Leaving, Policy
-from mutirao.deploy.warm import Warm
+from mutirao.deploy.warm import LONGEST_LOG, Warm, log_of
 from mutirao.errors import Refused
 from mutirao.runs.audit import check_chain
 
@@ -194,3 +195,13 @@ if __name__ == "__main__":  # the client that is killed
     first = ask(Warm(int(sys.argv[1])))[0]
     (place / "asking").write_text(f"asking {int(first.metrics['pid'])}")
     ask(Warm(int(sys.argv[1])), "sleep")
+
+
+def test_what_a_worker_warns_of_is_among_the_sites_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert log_of("mutirao.deploy.worker", tmp_path) == tmp_path / "worker.log"
+    monkeypatch.setenv(MARK, str(tmp_path / "site"))
+    log = log_of("mutirao.deploy.worker", tmp_path)
+    assert log == tmp_path / "site" / "logs" / "worker.log"
+    log.write_bytes(bytes(LONGEST_LOG + 1))
+    assert not log_of("mutirao.deploy.worker", tmp_path).exists()
+    assert (log.parent / "worker.1.log").stat().st_size > LONGEST_LOG

@@ -29,11 +29,11 @@ __all__ = ["identity"]  # a fixture that holds for all tests here, too
 ROOT = Path(__file__).parents[2]
 
 
-def torch_task() -> Task:
+def torch_task(**how: Any) -> Task:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10))
 
-    trainer = Trainer(model)  # a round this small is trained plainly in process, too
+    trainer = Trainer(model, **how)  # a round this small is trained plainly in process, too
     return Task(trainer, {k: Samples(*v) for k, v in digits().items()}, lambda: trainer.initial(3))
 
 
@@ -41,7 +41,11 @@ def rows(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in history]
 
 
-@pytest.mark.parametrize("task", [softmax_task(), torch_task()], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "task",
+    [softmax_task(), torch_task(), torch_task(optimizer="adam", lr=0.01, keep_optimizer=True)],
+    ids=["numpy", "torch", "an optimiser that goes on"],
+)
 def test_history_and_model_are_those_of_the_local_fleet_bit_for_bit(task: Task) -> None:
     local = LocalFleet(task.handler, task.population)
     grid, fleet = connected(task)

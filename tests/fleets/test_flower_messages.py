@@ -1,6 +1,7 @@
 """What travels survives bit for bit, and whatever else comes over Flower's wire is its sender's typed failure."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,25 @@ def test_a_name_that_could_do_harm_is_refused(name: str, caplog: pytest.LogCaptu
     (record,) = caplog.records
     assert record.getMessage().isprintable()
     assert "name" in record.getMessage()
+
+
+def without_digest(message: Message, reply: Message) -> list[Message]:
+    del reply.content["agreed"]
+    return [reply]
+
+
+def another_digest(message: Message, reply: Message) -> list[Message]:
+    reply.content["agreed"] = ConfigRecord({"body": "b2"})
+    return [reply]
+
+
+@pytest.mark.parametrize(("meddle", "fault"), [(without_digest, "no digest"), (another_digest, "another digest")])
+def test_a_reply_counts_only_with_the_digest_of_what_was_agreed_on(meddle: Meddle, fault: str) -> None:
+    task = replace(softmax_task(), basis=lambda: {"body": "b1"})
+    grid, fleet = connected(task, ["ana", "bia"])
+    grid.meddlers[grid.node_of("bia")] = meddle
+    fleet.clients()
+    answers = fleet.ask({c: Request("train", task.initial(), {"agreed.body": "b1"}) for c in ("ana", "bia")})
+    assert list(answers.replies) == ["ana"]
+    assert answers.failures["bia"].kind == "refused"
+    assert answers.failures["bia"].reason.startswith(f"agreed.body: its answer comes with {fault} of the body")

@@ -146,12 +146,34 @@ def test_training_moves_no_statistics_and_only_the_trained_part_travels(
         assert torch.allclose(whole(pictures()), torch.full((2, 3), 1 / 3))  # a fresh head knows nothing
 
 
+def test_weights_of_another_network_are_refused_by_what_does_not_fit(tmp_path: Path) -> None:
+    state = plain_resnet18().state_dict()
+    deeper = {k.replace("layer1.1.", "layer1.2."): v for k, v in state.items() if k.startswith("layer1.1.")}
+    wider = {k: torch.cat([v, v]) if k == "layer4.1.conv2.weight" else v for k, v in state.items()}
+    for name, content, why in [
+        ("resnet34.pth", state | deeper, "does not fit resnet18: it has 'layer1.2.conv1.weight' besides, and 9 more"),
+        ("wider.pth", wider, r"has 'layer4.1.conv2.weight' of shape \(1024, 512, 3, 3\), not \(512, 512, 3, 3\)"),
+        ("few.pth", {k: v for k, v in state.items() if k != "bn1.bias"}, "it has no 'trunk.bn1.bias'; is it another"),
+    ]:
+        torch.save(content, tmp_path / name)
+        with pytest.raises(ConfigError, match=why):
+            body("resnet18", str(tmp_path / name))
+
+
+@lite0
+@pytest.mark.parametrize("extra", ["_blocks.16._bn2.weight", "_blocks.3._se_reduce.weight", "head.weight"])
+def test_lite0_refuses_what_it_has_no_place_for(tmp_path: Path, extra: str) -> None:
+    torch.save(installed_weights("efficientnet_lite0") | {extra: torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(ConfigError, match=f"does not fit efficientnet_lite0: it has '{extra}' besides"):
+        body("efficientnet_lite0", str(tmp_path / "other.pth"))
+
+
 def test_weights_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "few.pth")
     torch.save({"conv1.weight": torch.zeros(3), "evil": Path("x")}, tmp_path / "evil.pth")
     (tmp_path / "text.pth").write_text("no weights")
     for file, why in [
-        ("few.pth", "has shape"),
+        ("few.pth", "of shape"),
         ("evil.pth", "safely"),
         ("text.pth", "safely"),
         ("none.pth", "cannot read"),

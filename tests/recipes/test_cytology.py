@@ -1,12 +1,14 @@
 """The cytology recipe: columns, comparisons, refusals, privacy; and from its run to a screened slide."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 
@@ -15,6 +17,7 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Run
+from mutirao.datasets.tiled import Scale, write_scale
 from mutirao.deploy.flower.tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
@@ -23,6 +26,9 @@ from mutirao.recipes.task import Task, find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
 from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+from mutirao.slides.models import load_model
+from mutirao.slides.screening import cut_for
+from mutirao.slides.tiling import Cut
 
 QUICK = {"rounds": 2, "views": 2, "weights": "random", "slide": r"^(\d+)-"}
 
@@ -243,10 +249,22 @@ def test_one_folder_of_classes_is_split_by_slide(federation: Path, tmp_path: Pat
     assert task.classes == 2
 
 
+def test_an_optimiser_that_is_kept_survives_a_run_that_is_resumed(federation: Path, tmp_path: Path) -> None:
+    from mutirao.core.arrays import digest
+    from mutirao.runs.folder import load_run
+
+    whole, kept = config(federation, rounds=4), config(federation, rounds=4, keep_optimizer=True)
+    for name, chosen in (("afresh", whole), ("kept", kept), ("half", replace(kept, rounds=2))):
+        execute("cytology", chosen, tmp_path / name)
+    execute("cytology", kept, tmp_path / "half", resume=True)
+    found = {name: digest(load_run(tmp_path / name).arrays) for name in ("afresh", "kept", "half")}
+    assert found["half"] == found["kept"] != found["afresh"]
+
+
 def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     out = home / "synthetic"
     execute("cytology", config("synthetic", side=1024, slides=2, rounds=3, views=1), out)
-    for name in ("model.safetensors", "model.onnx"):
+    for name in ("model.safetensors", "model.pt", "model.onnx"):
         made = CliRunner().invoke(main, ["slides", "export", str(out), "--out", str(home / name)])
         assert made.exit_code == 0, made.output
     slide = home / "other.tiff"
@@ -268,12 +286,18 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from mutirao.slides.models import load_model
     from mutirao.slides.reading import open_slide
 
     model, opened = load_model(home / "model.safetensors"), open_slide(slide)
     tile = opened.region(0, 0, 224, 224)
     opened.close()
+    assert np.array_equal(load_model(home / "model.pt")(tile), model(tile))
+    held = torch.load(home / "model.pt", weights_only=True)  # tensors and plain facts, for anybody's torch
+    assert held["facts"]["classes"] == list(model.classes)
+    (home / "text.pt").write_text("no model")
+    refused = CliRunner().invoke(main, [*words[:4], str(home / "text.pt")])
+    assert refused.exit_code == 6
+    assert "no model that can be read safely" in refused.output
     written = onnx.load(home / "model.onnx")
     found = ReferenceEvaluator(written).run(None, {"pictures": tile.transpose(2, 0, 1)[None]})[0]
     assert np.allclose(found[0], model(tile), atol=1e-4)
@@ -283,6 +307,44 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     refused = CliRunner().invoke(main, [*words[:4], str(broken)])
     assert refused.exit_code == 6
     assert "corrupt or truncated" in refused.output
+
+
+def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled_unsaid(
+    federation: Path, tmp_path: Path
+) -> None:
+    data, out = tmp_path / "set", tmp_path / "run"
+    shutil.copytree(federation, data)
+    write_scale(data / "client_1", Scale(64, 1.0))
+    write_scale(data / "global_test", Scale(64, 1.0))
+    execute("cytology", config(data, rounds=1), out)
+    shutil.rmtree(data)  # the run knows it, not the pictures
+    path = tmp_path / "model.safetensors"
+    assert CliRunner().invoke(main, ["slides", "export", str(out), "--out", str(path)]).exit_code == 0
+    slide = tmp_path / "slide.tiff"
+    write_slide(slide, Smear(512, 512, 0.5, per_mm2=400), LABORATORIES[0], seed=5)
+    words = ["slides", "screen", str(slide), "--model", str(path), "--out", str(tmp_path / "page")]
+    facts = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+    assert (facts["size"], facts["mpp"], facts["tiles"]) == (64, 1.0, 16)
+    known = load_model(path)
+    assert cut_for(known, 64, 1.0) == cut_for(known, None, None) == Cut(size=64, mpp=1.0)
+    refused = CliRunner().invoke(main, [*words[:4], str(out), "--size", "128"])
+    assert refused.exit_code == 2
+    assert "the model learnt from tiles of 64 pixels at 1 micrometres a pixel, not 128 at 1" in refused.output
+    loud = CliRunner().invoke(main, [*words, "--size", "128", "--anyway"])
+    assert loud.exit_code == 0
+    assert "WARNING: the model learnt from tiles of 64 pixels" in loud.output
+    assert (
+        "the model learnt from 64 at 1: its scores mean little here" in (tmp_path / "page" / "index.html").read_text()
+    )
+
+
+def test_tiles_of_different_scales_are_refused_before_the_first_round(federation: Path, tmp_path: Path) -> None:
+    data = tmp_path / "set"
+    shutil.copytree(federation, data)
+    write_scale(data / "client_1", Scale(64, 1.0))
+    write_scale(data / "client_2", Scale(64, 0.5))
+    with pytest.raises(ConfigError, match="the tiles are of different scales"):
+        find("cytology").task(config(data))
 
 
 def test_a_hospital_that_a_screen_drops_does_not_end_the_run(federation: Path) -> None:

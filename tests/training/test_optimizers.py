@@ -171,3 +171,65 @@ def test_randomness_from_a_seed_is_that_of_torch_manual_seed_and_leaves_no_trace
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         assert torch.equal(torch.rand(5), ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adamw", {"weight_decay": 0.01}), ("rmsprop", {})]
+)
+def test_an_optimiser_that_is_kept_goes_on_as_torchs_does_over_rounds(name: str, more: dict[str, float]) -> None:
+    trainer = Trainer(net, optimizer=name, lr=0.01, steps=2, batch_size=50, keep_optimizer=True, **more)  # type: ignore[arg-type]
+    start = trainer.initial(seed=1)
+    site, arrays = Site("ana", Samples(X, Y)), start
+    theirs = net()
+    theirs.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in start.items()})
+    optimiser = TORCH[name](theirs.parameters(), lr=0.01, **more)
+    for round in (1, 2, 3):
+        arrays = trainer(Request("train", arrays, {"seed": 0, "round": round}), site).arrays
+        for _ in range(2):  # batches of all samples: their order changes only how sums round
+            slope(theirs, slice(None))
+            optimiser.step()
+    wanted = {k: v.numpy() for k, v in theirs.state_dict().items()}
+    assert all(np.allclose(arrays[k], wanted[k], atol=1e-4) for k in wanted)
+    fresh = Trainer(net, optimizer=name, lr=0.01, steps=2, batch_size=50, **more)  # type: ignore[arg-type]
+    other, begun = start, Site("ana", Samples(X, Y))
+    for round in (1, 2, 3):
+        other = fresh(Request("train", other, {"seed": 0, "round": round}), begun).arrays
+    assert not begun.state
+    assert not all(np.allclose(other[k], wanted[k], atol=1e-4) for k in wanted)
+
+
+def test_an_optimisers_state_of_another_model_is_not_taken() -> None:
+    trainer = Trainer(net, optimizer="adam", lr=0.01, keep_optimizer=True)
+    site = Site("ana", Samples(X, Y), {"optimizer.count": np.array(3), "optimizer.0.0": np.zeros((2, 2), np.float32)})
+    with pytest.raises(ValueError, match="is of another model"):
+        trainer(Request("train", trainer.initial(0), {"seed": 0, "round": 1}), site)
+
+
+def test_where_an_optimiser_cannot_be_kept_it_is_refused_by_name() -> None:
+    for how, why in [
+        ({"engine": "fused"}, "engine=fused begins with a fresh optimiser"),
+        ({"engine": "stacked"}, "engine=stacked begins with a fresh optimiser"),
+        ({"optimizer": torch.optim.Adam}, "keep_optimizer is for optimisers by name"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            Trainer(net, keep_optimizer=True, **how)  # type: ignore[arg-type]
+    from mutirao.privacy import DPSGD
+
+    with pytest.raises(ConfigError, match="leave keep_optimizer out"):
+        Trainer(net, keep_optimizer=True).private_training(DPSGD(epsilon=1.0))
+
+
+def test_many_clients_keep_their_own_optimisers_whatever_way_they_are_trained() -> None:
+    from mutirao.fleets.local import LocalFleet
+
+    found = []
+    for engine in ("auto", "threads", "plain"):
+        trainer = Trainer(net, optimizer="adam", lr=0.01, keep_optimizer=True, engine=engine)
+        fleet = LocalFleet(trainer, {c: Samples(X[i:], Y[i:]) for i, c in enumerate("abc")})
+        arrays = trainer.initial(0)
+        for round in (1, 2):
+            answers = fleet.ask({c: Request("train", arrays, {"seed": 0, "round": round}) for c in "abc"})
+            assert not answers.failures
+            arrays = answers.replies["b"].arrays
+        found.append((digest(arrays), digest(fleet.snapshot())))
+    assert len(set(found)) == 1

@@ -13,10 +13,10 @@ import click
 from mutirao.cli.catalogue import catalogue
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
+from mutirao.cli.labels import slides
 from mutirao.cli.new import new
-from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
 from mutirao.cli.site import site
-from mutirao.cli.slides import slides
 from mutirao.errors import ConfigError, MutiraoError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -290,14 +290,7 @@ def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
     """
     from mutirao.dash.serving import serve
 
-    def say(address: str) -> None:
-        click.echo(f"{folder} is shown at {address}")
-        if host not in ("127.0.0.1", "localhost", "::1"):
-            click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)
-        if browse or (browse is None and sys.stdout.isatty()):
-            click.launch(address)
-
-    serve(folder, host, port, say)
+    serve(folder, host, port, lambda address: tell_page(f"{folder} is shown", address, host, browse))
 
 
 @main.command()

@@ -62,6 +62,15 @@ def look_here(*named: Any) -> None:
         sys.path.append(here)
 
 
+def tell_page(said: str, address: str, host: str, browse: bool | None) -> None:
+    """Say where a page is shown, warn where others can reach it, and open it on a terminal or if asked to."""
+    click.echo(f"{said} at {address}")
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)
+    if browse or (browse is None and sys.stdout.isatty()):
+        click.launch(address)
+
+
 def tell(content: Any, as_json: bool, *lines: str) -> None:
     """Print the content for machines, or these lines for people."""
     if text := json.dumps(content, indent=2) if as_json else "\n".join(lines):

@@ -184,6 +184,7 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
 @click.option("--out", type=FOLDER, help="Folder [default: screening/NAME].")
 @click.option("--size", type=int, help="Pixels of a tile [default: as the model was trained].")
 @click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: as the model was trained].")
+@click.option("--anyway", is_flag=True, help="Take tiles of another size or scale than the model learnt from.")
 @scaling
 @choosing
 @JSON
@@ -193,6 +194,7 @@ def screen(
     out: Path | None,
     size: int | None,
     mpp_out: float | None,
+    anyway: bool,
     mpp_of: MppOf,
     choice: "Choice",
     as_json: bool,
@@ -207,7 +209,10 @@ def screen(
     from mutirao.slides.screening import screen as look
 
     model, path = network_at(model_path.expanduser()), slide.expanduser()
-    found = look(path, model, cut_for(model, size, mpp_out), choice, mpp_of(path))
+    cut = cut_for(model, size, mpp_out, anyway)
+    if any(learnt := (model.facts.get("tile"), model.facts.get("mpp"))) and learnt != (cut.size, cut.mpp):
+        click.echo(f"WARNING: the model learnt from tiles of {learnt[0]} pixels at {learnt[1]}, these differ", err=True)
+    found = look(path, model, cut, choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)
     score = "no tile was scored" if facts["score"] is None else f"score {facts['score']:.3f}"
@@ -217,10 +222,12 @@ def screen(
 
 @slides.command()
 @click.argument("run", type=FOLDER)
-@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors or .onnx.")
+@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors, .pt or .onnx.")
 @click.option("--round", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
 def export(run: Path, out: Path, which: str) -> None:
     """Write the model of a cytology run, body and head, as one file.
+
+    .safetensors and .pt (torch.load with weights_only=True) can be used by `slides screen` again, .onnx by anybody.
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """

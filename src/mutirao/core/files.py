@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.errors import Damaged
+from mutirao.errors import ConfigError, Damaged
 
 
 def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
@@ -45,6 +45,18 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def lock(handle: int, path: Path) -> None:
+    """Hold what is at `path`, by an open file, until the process ends; the system frees it even after a kill."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(f"{path} is in use by another process") from error
 
 
 def plain(value: Any) -> Any:

@@ -91,6 +91,30 @@ DATA_SETS = {
         layout="a CSV or Parquet file with a header, of any delimiter and encoding, or a folder with a file a client",
         check="mutirao.tabular.reading:check_table",
     ),
+    "sipakmed": DataSet(
+        about="4,049 single cells of Pap smears in 5 classes, cut out of 966 images",
+        source="University of Ioannina, SIPaKMeD (Plissiti et al., 2018)",
+        layout="a folder with im_Dyskeratotic/im_Dyskeratotic/CROPPED/*.bmp and so on for each class",
+        check="mutirao.datasets.cervical:check_sipakmed",
+    ),
+    "mendeley_lbc": DataSet(
+        about="963 images of liquid-based cytology in 4 classes of the Bethesda system, of 460 patients",
+        source="Mendeley Data, zddtpgzv63 (Hussain et al., 2019)",
+        layout="a folder with one folder for each of the four classes, named in full",
+        check="mutirao.datasets.cervical:check_lbc",
+    ),
+    "cric": DataSet(
+        about="11,534 cells of conventional smears in 6 classes of the Bethesda system, as points in 400 images",
+        source="CRIC Searchable Image Database, Cervix Cell Classification (Rezende et al., 2021)",
+        layout="a folder with classifications.json or .csv, and the images beside it or in a folder there",
+        check="mutirao.datasets.cervical:check_cric",
+    ),
+    "hicervix": DataSet(
+        about="40,229 cells in 29 classes on three levels, with a test set of its own",
+        source="HiCervix (Cai et al., 2024), on request",
+        layout="a folder with train.csv, val.csv and test.csv (image_name, class_name), and train/, val/ and test/",
+        check="mutirao.datasets.cervical:check_hicervix",
+    ),
     "cells": DataSet(
         about="pictures of cells in folders by class, such as Herlev's 917 in 7 classes, or tiles of slides",
         source="Herlev University Hospital and DTU, or whoever publishes one folder a class",

@@ -2,6 +2,7 @@
 
 One folder a class; `Training/` and `Test/` of that kind; `client_1/`, `client_2/`, ... and `global_test/`; or a table
 (CSV) with columns `file` and `label`, and perhaps `client` (whose it is; `global_test`: the test set's) and `group`.
+Sets of cervical cells lie as their publishers ship them.
 """
 
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.core.text import read_table
+from mutirao.datasets.cervical import find_published, read_published
 from mutirao.datasets.folders import Pictures, Rows, agree, look_at, origins, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
 
@@ -70,6 +72,14 @@ def read_both(
             else set_apart(everything, share, seed, expected=bool(group))
         )
         train, test = everything.take(rows[0]), everything.take(rows[1])
+    elif published := find_published(data):
+        everything, own = read_published(published, data)
+        if group.endswith(".csv"):  # a table says more than file names do
+            everything = replace(everything, slides=origins(data, everything.files, group)[0])
+        train, test = everything, own or everything
+        if own is None:
+            rows = set_apart(everything, share, seed, expected=bool(group))
+            train, test = everything.take(rows[0]), everything.take(rows[1])
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
         train, test = read_pictures(data / TRAINING, group), read_pictures(data / TEST, group)
         agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})

@@ -1,6 +1,7 @@
 """A picture file as it is read everywhere: whole, in colours, and not absurdly large."""
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 100_000_000  # a picture of a cell or a tile has far fewer: more is an attack or a whole slide
+
+
+def cache_home() -> Path:
+    """Where what can be made again is kept: `$MUTIRAO_CACHE`, or the user's cache folder."""
+    home = os.environ.get("MUTIRAO_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "mutirao"
 
 
 class UnreadableError(ValueError):

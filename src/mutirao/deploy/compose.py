@@ -7,7 +7,7 @@ from mutirao.deploy.layout import Node, Server
 
 IMAGE = "mutirao"
 INSIDE = "/srv/mutirao"  # where a container has its folder
-DATA = "/data"  # and the site's data, which it can only read
+DATA = "/data"  # and its data, which it can only read
 HEAD = "# One service and one volume for each. The folder of a service is made once, in its volume:\n"
 
 
@@ -30,9 +30,11 @@ def hint(place: Server | Node) -> str:
 
 def service(place: Server | Node) -> str:
     """One service. It may not gain rights, writes to its own volume alone, and comes back after a reboot."""
+    outside = f"DATA_{re.sub(r'[^A-Za-z0-9]', '_', place.name).upper()}"  # where its data lie
     lines = [
         f"  {place.name}:",
         f"    image: {IMAGE}",
+        "    pull_policy: never",  # it is built here: whoever has that name in a registry is somebody else
         f'    command: ["site", "up", "{INSIDE}", "--foreground"]',
         "    init: true",  # what ends is buried, so that nobody takes it for alive
         "    restart: unless-stopped",
@@ -40,12 +42,15 @@ def service(place: Server | Node) -> str:
         '    tmpfs: ["/tmp"]',
         '    cap_drop: ["ALL"]',
         '    security_opt: ["no-new-privileges:true"]',
+        "    healthcheck:",  # as in the image, which loses its own in formats other than Docker's
+        f'      test: ["CMD", "mutirao", "site", "status", "{INSIDE}"]',
+        "      interval: 30s",
+        "      timeout: 15s",
+        "      start_period: 60s",
         "    volumes:",
         f"      - {place.name}:{INSIDE}",
+        f"      - ${{{outside}:-./data}}:{DATA}:ro",
     ]
     if isinstance(place, Server):
         lines += ["    ports:", f'      - "{place.port}:{place.port}"']
-    else:
-        outside = f"DATA_{re.sub(r'[^A-Za-z0-9]', '_', place.name).upper()}"  # where the site's data lie
-        lines.append(f"      - ${{{outside}:-./data}}:{DATA}:ro")
     return "\n".join(lines) + "\n"

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 from mutirao.config import one_line
+from mutirao.datasets.tiled import Scale
 from mutirao.deploy.models import arrays_of_run, config_of_run
 from mutirao.errors import ConfigError, Damaged
 from mutirao.slides.models import Model, assemble, load_model
+from mutirao.slides.sources import scale_in
 
 
 def network_of_run(folder: Path, which: str = "best") -> Model:
@@ -15,10 +17,14 @@ def network_of_run(folder: Path, which: str = "best") -> Model:
     if not verdict.exists():
         raise ConfigError(f"{verdict} is missing: the run is not finished, or had no global test set")
     try:
-        classes = list(json.loads(verdict.read_text(encoding="utf-8"))["classes"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        told = json.loads(verdict.read_text(encoding="utf-8"))
+        classes = list(told["classes"])
+        scale = Scale(int(told["tile"]), float(told["mpp"])) if told.get("tile") else None
+        if scale is None and config.data == "synthetic":  # a run made before runs noted it
+            scale = scale_in(config)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error
-    return assemble(config, classes, arrays_of_run(folder, which)[0])
+    return assemble(config, classes, arrays_of_run(folder, which)[0], scale)
 
 
 def network_at(path: Path) -> Model:

@@ -96,7 +96,8 @@ class Policy:
         for key, value in assignments(run_config):
             if replaces and key in self.settings:
                 continue
-            if isinstance(value, str) and is_suspicious(value) and value not in self.asked.names:
+            agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)  # the site's own words
+            if isinstance(value, str) and is_suspicious(value) and not agreed:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
@@ -258,8 +259,9 @@ TEMPLATE = """\
 @PINS@
 
 [asked]
-# Kinds of requests: train (an update of the model), evaluate (metrics on local data), probe (the same, on a few);
-# for tables profile (columns, counts, means, common categories) and agree (whether they are as agreed on).
+# Kinds of requests: agree (whether this site has what all must have in common; without it, it takes no part), train (an
+# update of the model), evaluate (metrics on local data), probe (the same, on a few); for tables profile (columns,
+# counts, means, common categories).
 requests = []
 # With fewer samples than this used, or fewer than this left out of those that are here, nothing leaves.
 min_samples = 50

@@ -124,17 +124,31 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
 
 
 def become(folder: Path) -> None:
-    """Become the SuperLink or SuperNode: for containers and service managers, which watch and log by themselves."""
+    """Become the SuperLink or SuperNode: for containers and service managers, which watch it by themselves."""
     place = load_place(folder)
     refuse_second(folder)
     if isinstance(place, Server):
         refuse_expired(place)
         open_inside(place)
     command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
-    record(place, os.getpid(), place.logs / f"{place.process}.log")
+    log = place.logs / f"{place.process}.log"
+    record(place, os.getpid(), log)
     os.chdir(place.folder)
-    sys.stdout.flush()
+    keep_words(log)
     os.execve(command[0], command, environment(place))
+
+
+def keep_words(log: Path) -> None:
+    """Let what this process says from now on go to a log as well, from which `status` knows whether it is connected."""
+    rotate(log)
+    sys.stdout.flush()
+    end, begin = os.pipe()
+    # Forked off, so that it is nobody's child: it ends by itself when the last one that speaks has ended.
+    subprocess.run(["setsid", "--fork", "tee", "--ignore-interrupts", str(log)], stdin=end, check=True)
+    os.close(end)
+    for said in (1, 2):
+        os.dup2(begin, said)
+    os.close(begin)
 
 
 def running(folder: Path) -> Process | None:

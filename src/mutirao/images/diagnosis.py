@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,9 +113,11 @@ def write_verdict(
     classes: Sequence[str],
     abnormal: npt.NDArray[np.bool_],
     rng: np.random.Generator,
+    **more: Any,
 ) -> None:
-    """Write all figures of the last model on the test set; the AUC with an interval over slides."""
+    """Write all figures of the last model on the test set, and `more`; the AUC with an interval over slides."""
     found = {
+        **more,
         "pictures": len(labels),
         "slides": len(set(slides.tolist()) - {""}),
         "classes": list(classes),

@@ -7,7 +7,7 @@ pictures. What a view looks like is drawn from the picture's hash: two runs, or 
 import contextlib
 import hashlib
 import io
-import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from torch import Tensor
 
 from mutirao.core.files import write_whole
 from mutirao.core.fingerprints import fingerprint
-from mutirao.datasets.pictures import UnreadableError, picture
-from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
-from mutirao.images.names import BODY_NAMES, Depth
+from mutirao.datasets.pictures import UnreadableError, cache_home, picture
+from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
+from mutirao.images.names import NETWORK_NAMES, Depth
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -35,19 +36,29 @@ Pixels = npt.NDArray[np.uint8]
 def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pixels:
     """The picture at `size` x `size`, then `count` - 1 times flipped or not and turned by up to 10 degrees."""
     plain = image.resize((size, size), Image.Resampling.BILINEAR)
-    draw, views = rng(0, 0, "views", name), [plain]
-    edge = np.asarray(plain)[[0, -1]].reshape(-1, 3).mean(0)
-    for _ in range(count - 1):
-        flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else plain
-        fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
-        views.append(flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill))
+    draw = rng(0, 0, "views", name)
+    views = [plain, *(turn(plain, draw) for _ in range(count - 1))]
     return np.stack([np.asarray(v) for v in views]).transpose(0, 3, 1, 2)
 
 
+def turn(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
+    """A picture flipped or not, and turned by up to 10 degrees."""
+    edge = np.asarray(plain)[[0, -1]].reshape(-1, 3).mean(0)
+    flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else plain
+    fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
+    return flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill)
+
+
+def draw_views(x: Tensor, draw: np.random.Generator) -> Tensor:
+    """A batch of pictures (bytes, samples x 1 x 3 x side x side), each flipped and turned anew whenever it is used."""
+    pixels = x[:, 0].permute(0, 2, 3, 1).cpu().numpy()
+    turned = np.stack([np.asarray(turn(Image.fromarray(np.ascontiguousarray(one)), draw)) for one in pixels])
+    return torch.from_numpy(turned).permute(0, 3, 1, 2)[:, None].to(x.device)
+
+
 def cache_folder() -> Path:
-    """Where features are kept: `$MUTIRAO_CACHE`, or the user's cache folder."""
-    home = os.environ.get("MUTIRAO_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "mutirao" / "features"
+    """Where features are kept."""
+    return cache_home() / "features"
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Extractor:
     views: int = 4
     depth: Depth = "features"
     cached: bool = True
-    size: int = SIZE  # pixels a side
+    size: int = SIZE  # pixels a side, for a network from scratch; a body knows its own
 
     @cached_property
     def network(self) -> Body:
@@ -71,14 +82,19 @@ class Extractor:
         return body(self.body, self.weights)
 
     def preprocessing(self) -> str:
-        """What is done with a picture before anything is trained, by digest: its size, its views, its scale."""
-        scale = [IMAGENET_MEAN, IMAGENET_STD] if self.body in BODY_NAMES else "from 0 to 1"
-        return fingerprint({"size": self.size, "views": self.views, "depth": self.depth, "scale": scale})
+        """What is done with a picture before anything is trained, by digest; how a body normalises is part of it."""
+        return fingerprint({"size": self.side, "views": self.views, "depth": self.depth})
+
+    @property
+    def side(self) -> int:
+        """Pixels a side that pictures are brought to."""
+        return self.size if self.body in NETWORK_NAMES else self.network.size
 
     @cached_property
     def folder(self) -> Path:
         """Where the features of this body and these views lie."""
-        return cache_folder() / f"{self.body}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
+        name = re.sub(r"[^\w.-]+", "_", self.body)[-60:]  # of a file, a path
+        return cache_folder() / f"{name}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None
@@ -86,8 +102,7 @@ class Extractor:
         """One row a file, in their order: an array files x views x what the depth gives."""
         if not files:
             raise ValueError("there are no pictures to look at")
-        if self.depth != "pixels":
-            _ = self.folder  # made here, once, not in every thread
+        _ = self.side if self.depth == "pixels" else self.folder  # made here, once, not in every thread
         rows = []
         with one_thread(), ThreadPoolExecutor(cores(), "mutirao-features") as pool:
             for i, row in enumerate(pool.map(self.of_file, files), 1):
@@ -109,11 +124,11 @@ class Extractor:
         """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
         name = hashlib.sha256(content).hexdigest()
         if self.depth == "pixels":
-            return views_of(picture(content), name, self.views, self.size)
+            return views_of(picture(content), name, self.views, self.side)
         kept = self.folder / name[:2] / f"{name}.npy"
         if self.cached and (found := self._load(kept)) is not None:
             return found
-        made = self.of_pixels(views_of(picture(content), name, self.views))
+        made = self.of_pixels(views_of(picture(content), name, self.views, self.side))
         if self.cached:
             stream = io.BytesIO()
             np.save(stream, made)

@@ -6,11 +6,12 @@ from typing import Any
 from torch import nn
 
 from mutirao.errors import ConfigError
-from mutirao.images.bodies import weights_fingerprint
-from mutirao.images.features import Extractor
+from mutirao.images.features import Extractor, draw_views
+from mutirao.images.frame import statistics_fingerprint, weights_fingerprint
 from mutirao.images.heads import OneView, trained_part
-from mutirao.images.names import BODY_NAMES, DEPTHS, NETWORK_NAMES, Trainable
+from mutirao.images.names import BODY_NAMES, BODY_WORDS, DEPTHS, NETWORK_NAMES, Trainable, check_body, check_trainable
 from mutirao.images.networks import NETWORKS
+from mutirao.training.plain import Transform
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,12 @@ class Plan:
 
     extract: Extractor
     trainable: Trainable
+    transform: Transform | None = None  # of pictures whenever they are trained on
 
     @classmethod
     def of(cls, config: Any) -> "Plan":
         """The plan that the settings of a recipe describe, from `body` to `cache`, if they fit each other."""
+        check_body(config.body, *NETWORK_NAMES)
         scratch = config.body in NETWORK_NAMES
         trainable: Any = ("all" if scratch else "head") if config.trainable == "auto" else config.trainable
         if scratch and trainable != "all":
@@ -31,9 +34,14 @@ class Plan:
                 f"use all, or body={BODY_NAMES[0]}"
             )
         if scratch and config.weights:
-            raise ConfigError(f"weights: body={config.body} begins from scratch; they are for {', '.join(BODY_NAMES)}")
+            raise ConfigError(f"weights: body={config.body} begins from scratch; they are for {BODY_WORDS}")
+        check_trainable(config.body, trainable)
         extract = Extractor(config.body, config.weights, config.views, DEPTHS[trainable], config.cache)
-        return cls(replace(extract, size=config.side) if scratch else extract, trainable)
+        if scratch:
+            return cls(replace(extract, size=config.side), trainable)
+        # A body that is trained sees its pictures anew each time; DP-SGD bounds a sample as it is, in views that stay.
+        drawn = trainable == "all" and config.views > 1 and config.privacy.name != "dpsgd"
+        return cls(replace(extract, views=1), trainable, draw_views) if drawn else cls(extract, trainable)
 
     def model(self, classes: int) -> nn.Module:
         """What is trained, and travels; of a picture's views it sees one at a time."""
@@ -46,9 +54,15 @@ class Plan:
         """What parties must have in common of it, by digest."""
         return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
 
+    def training(self, config: Any) -> dict[str, Any]:
+        """What a Trainer is told besides the settings that all recipes share."""
+        return {"transform": self.transform, "keep_optimizer": config.keep_optimizer}
+
     def frozen(self) -> str:
-        """What the part of a body that does not travel is known by; empty if all travels."""
-        if self.trainable == "all":
+        """What the part of a body that does not travel is known by; empty if there is none."""
+        if self.extract.body in NETWORK_NAMES:
             return ""
         body = self.extract.network
+        if self.trainable == "all":
+            return statistics_fingerprint(body)
         return weights_fingerprint(body if self.trainable == "head" else body.trunk)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mutirao import partition
 from mutirao.datasets.folders import Pictures, Rows
 from mutirao.datasets.layouts import GLOBAL_TEST, read_both
+from mutirao.datasets.tiled import copy_scale
 from mutirao.errors import ConfigError
 
 
@@ -109,6 +110,7 @@ def prepare_hospitals(
             (building / name / folder).mkdir(parents=True)
         for file, label in zip(held_here.files, held_here.labels, strict=True):
             shutil.copyfile(file, building / name / held_here.classes[label] / file.name)
+    copy_scale(source, *(building / name for name in shares))
     if out.exists():
         out.rmdir()
     building.replace(out)

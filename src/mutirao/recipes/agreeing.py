@@ -52,8 +52,6 @@ def without(task: Task, agreement: Agreement) -> Task:
     """The task of those who agree: it is not waited for others, nor are they counted on."""
     names, left, population = agreement.begin(), len(agreement.clients()), task.population
     known = [name for name in names if name in list(population)]
-    others = [
-        name for name in population if name not in known
-    ]  # a site may have a name that nobody knew before it came
+    others = [name for name in population if name not in known]  # a site's name may be new to the server
     fewer = min(len(names), max(0, len(population) - left), len(population) - 1)
     return replace(task, population=PopulationWithout(population, [*known, *others][:fewer])) if fewer else task

@@ -15,13 +15,13 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
-from mutirao.images.names import BODY_NAMES, DEPTHS, Trainable
+from mutirao.images.names import BODY_WORDS, Trainable, check_body
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
-from mutirao.slides.sources import find_sources
+from mutirao.slides.sources import find_sources, scale_in
 
 # The names the paper gives to columns of the history.
 PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
@@ -40,8 +40,9 @@ class Config(Common):
     data: str = setting(
         "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
     )
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
-    body: str = setting("efficientnet_lite0", "the pretrained network", choices=BODY_NAMES)
+    body: str = setting("efficientnet_lite0", f"the pretrained network: {BODY_WORDS}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
     trainable: Trainable = setting("head", "what is trained, and travels: head, last_block or all")
     views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
@@ -59,13 +60,15 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
-    from mutirao.images.features import Extractor
     from mutirao.images.heads import probabilities
     from mutirao.images.hospitals import Hospital, Wards, pool_hospitals
     from mutirao.images.models import Plan
     from mutirao.training.samples import agree_on_classes
 
-    extract = Extractor(config.body, config.weights, config.views, DEPTHS[config.trainable], config.cache)
+    check_body(config.body)
+    plan = Plan.of(config)
+    extract = plan.extract
+    scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     found: Sources = find_sources(config, agreed)
     wards = Wards(
@@ -75,8 +78,7 @@ def task(config: Config) -> Task:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    plan = Plan(extract, config.trainable)
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.agreed())
+    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.agreed(), **plan.training(config))
     seen: dict[str, npt.NDArray[Any]] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
@@ -88,7 +90,9 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, rng(config.seed, 0, "auc"))
+        about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
+        draw = rng(config.seed, 0, "auc")
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, **about)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)

@@ -12,7 +12,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import is_arrays
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion
-from mutirao.images.names import BODY_NAMES, ELSEWHERE, NETWORK_NAMES
+from mutirao.images.names import BODY_WORDS, ELSEWHERE, NETWORK_NAMES, check_body
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
 from mutirao.recipes.exchange import Exchange
@@ -37,8 +37,9 @@ class Config(Common):
         "synthetic",
         "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
     )
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
-    body: str = setting("small", "the network, or a pretrained body", choices=(*NETWORK_NAMES, *BODY_NAMES))
+    body: str = setting("small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained body: {BODY_WORDS}")
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
     trainable: str = setting(
         "auto", "what of a body is trained, and travels", choices=("auto", "head", "last_block", "all")
@@ -57,6 +58,7 @@ class Config(Common):
 def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
+    check_body(config.body, *NETWORK_NAMES)
     arrays, place = is_arrays(config.data), Path(config.data).expanduser()
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
@@ -80,7 +82,13 @@ def task(config: Config) -> Task:
         grouped=bool(config.group),
         anybody=found.own,
     )
-    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, **plan.agreed())
+    party = Party.of(
+        config,
+        lambda: plan.model(len(classes)),
+        **plan.training(config),
+        **plan.agreed(),
+        figures=judge_classes,
+    )
 
     @cache
     def test() -> Samples:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.arrays import Arrays, digest
-from mutirao.core.files import load_arrays, naming, plain, save_arrays, write_whole
+from mutirao.core.files import load_arrays, lock, naming, plain, save_arrays, write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
@@ -319,18 +319,6 @@ def remove_empty(folders: Sequence[Path]) -> None:
     with contextlib.suppress(OSError):  # somebody else put something there meanwhile
         for folder in folders:
             folder.rmdir()
-
-
-def lock(handle: int, path: Path) -> None:
-    """Hold the folder until the process ends; the system frees it even after a kill."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(f"{path} is in use by another process") from error
 
 
 def versions() -> dict[str, str]:

@@ -215,9 +215,10 @@ def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
 
 
 def write_truth(cells: Cells, path: Path) -> None:
-    """Where every cell lies, how large it is and whether it is abnormal."""
+    """Where every cell lies, how large it is and whether it is abnormal: a table of points that `slides cut` takes."""
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["x", "y", "radius", "nucleus", "abnormal"])
+        writer.writerow(["x", "y", "radius", "nucleus", "abnormal", "class"])
         for row in zip(cells.x, cells.y, cells.radius, cells.nucleus, cells.abnormal.astype(int), strict=True):
-            writer.writerow([f"{v:.1f}" for v in row[:4]] + [int(row[4])])
+            label = "abnormal" if row[4] else "normal"
+            writer.writerow([*(f"{v:.1f}" for v in row[:4]), int(row[4]), label])

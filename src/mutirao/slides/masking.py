@@ -1,17 +1,20 @@
 """Where there are cells and where only glass, seen from afar.
 
 A cervical smear is not tissue: single cells lie far apart on clear glass. Otsu's threshold alone fails on it, since
-hardly any pixel belongs to a cell; so it is held within a few deviations of what the glass itself shows.
+hardly any pixel belongs to a cell; so it is held within a few deviations of what the glass itself shows. What was never
+scanned is filled with pure white by most scanners, and is no glass: it would make the glass itself look stained.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import ndimage
 
 from mutirao.slides.reading import Pixels, Slide
 
 Mask = npt.NDArray[np.bool_]
+STRAIGHT = 24  # pixels of an overview: an edge that runs straight for longer is none of a cell's
 
 
 def otsu(values: npt.ArrayLike) -> int:
@@ -45,6 +48,18 @@ def threshold(stained: npt.NDArray[np.uint8]) -> float:
     return float(np.clip(t, glass + 5 * deviation, glass + 12 * deviation))
 
 
+def unscanned(picture: Pixels) -> Mask:
+    """Where a scanner filled in white: areas of pure white whose edges are mostly straight, upright or level.
+
+    Glass that is overexposed is pure white, too, but around cells, whose edges are round: that is no filling.
+    """
+    white = ndimage.binary_opening(picture.min(2) >= 254, np.ones((5, 5), bool))  # solid: no lonely bright pixels
+    upright, level = white[:, 1:] != white[:, :-1], white[1:] != white[:-1]
+    straight = ndimage.binary_opening(upright, np.ones((STRAIGHT, 1), bool)).sum()
+    straight += ndimage.binary_opening(level, np.ones((1, STRAIGHT), bool)).sum()
+    return white if 2 * straight > upright.sum() + level.sum() else np.zeros_like(white)
+
+
 @dataclass(frozen=True)
 class Masked:
     """The slide from afar, where it has cells, and how many of its finest pixels one pixel here covers."""
@@ -65,7 +80,8 @@ def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:
     """Find the cells on an overview of about `mpp` micrometres a pixel; lonely pixels are dust and count as glass."""
     picture = slide.overview(mpp)
     stained = stain(picture)
-    found = stained > threshold(stained)
+    filled = unscanned(picture)
+    found = (stained > threshold(stained[~filled])) & ~filled if not filled.all() else np.zeros_like(filled)
     padded = np.pad(found, 1)
     height, width = found.shape
     neighbours = np.zeros(found.shape, np.uint8)

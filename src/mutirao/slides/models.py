@@ -1,4 +1,4 @@
-"""A trained model as one file that needs nothing else: safetensors for us, ONNX for everybody.
+"""A trained model as one file that needs nothing else: safetensors or .pt for us and torch, ONNX for everybody.
 
 The file holds body and head, and says what pictures it takes and what its classes are.
 """
@@ -17,16 +17,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from mutirao.config import one_line
 from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays, save_arrays, write_whole
+from mutirao.datasets.tiled import Scale
 from mutirao.errors import ConfigError, Damaged
-from mutirao.images.bodies import BODIES, SIZE, body
+from mutirao.images.bodies import BODIES, SIZE, Body, body
 from mutirao.images.diagnosis import abnormal_classes
 from mutirao.images.heads import Whole, trained_part
-from mutirao.images.names import Trainable
+from mutirao.images.names import FILE, TIMM, Trainable
+from mutirao.images.others import timm_body
 from mutirao.slides.reading import Pixels
 from mutirao.training.descent import one_thread
 
+ENDINGS = (".safetensors", ".pt", ".onnx")
 KIND = "mutirao cytology model"
 NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."
 
@@ -48,16 +52,21 @@ class Model:
         """Which classes are abnormal."""
         return np.array([c in self.facts["abnormal"] for c in self.classes])
 
+    @property
+    def side(self) -> int:
+        """Pixels a side that tiles are brought to; models of old do not say it."""
+        return int(self.facts.get("side", SIZE))
+
     def __call__(self, tile: Pixels) -> npt.NDArray[np.float64]:
         """The class probabilities of one tile."""
-        small = Image.fromarray(tile).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        small = Image.fromarray(tile).resize((self.side, self.side), Image.Resampling.BILINEAR)
         x = torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
         with one_thread(), torch.inference_mode():
             found: npt.NDArray[np.float64] = self.network(x)[0].double().numpy()
         return found
 
 
-def assemble(config: Any, classes: Sequence[str], arrays: Arrays) -> Model:
+def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
     """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
     frozen = body(config.body, config.weights)
     part = trained_part(frozen, config.trainable, len(classes))
@@ -70,10 +79,11 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays) -> Model:
         "trainable": config.trainable,
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
-        "input": f"bytes, RGB, N x 3 x {SIZE} x {SIZE}",
-        # What one picture showed in training; pictures in a folder do not say how large their pixels are.
-        "tile": 512 if config.data == "synthetic" else None,
-        "mpp": 0.5 if config.data == "synthetic" else None,
+        "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
+        "side": frozen.size,
+        # What one picture showed in training, if that is known.
+        "tile": scale.size if scale else None,
+        "mpp": scale.mpp if scale else None,
     }
     return Model(whole(frozen, part, config.trainable), facts)
 
@@ -89,23 +99,30 @@ def state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def save_model(model: Model, path: Path) -> None:
-    """Write the model as safetensors or, if the name says so, as ONNX."""
+    """Write the model as safetensors or, if the name says so, as ONNX, or for torch (.pt): tensors and plain facts."""
+    if str(model.facts["body"]).startswith(FILE):
+        raise ConfigError(f"{path}: the body is a file of its own, and stays one; `slides screen` takes the run folder")
     if path.suffix == ".safetensors":
         save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
+    elif path.suffix == ".pt":
+        out = io.BytesIO()
+        tensors = {k: v.detach().contiguous().clone() for k, v in state(model.network).items()}
+        torch.save({"state_dict": tensors, "facts": json.loads(json.dumps(dict(model.facts)))}, out)
+        write_whole(path, out.getvalue())
     elif path.suffix == ".onnx":
         write_whole(path, onnx_of(model))
     else:
-        raise ConfigError(f"{path}: a model's name ends in .safetensors or .onnx")
+        raise ConfigError(f"{path}: a model's name ends in {', '.join(ENDINGS)}")
 
 
 def load_model(path: Path) -> Model:
     """A model from a file written by `save_model`."""
-    if path.suffix != ".safetensors":
-        raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors)")
-    arrays, facts = load_arrays(path)
-    if facts.get("kind") != KIND or facts.get("body") not in BODIES or not facts.get("classes"):
+    if path.suffix not in (".safetensors", ".pt"):
+        raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors or .pt)")
+    arrays, facts = load_arrays(path) if path.suffix == ".safetensors" else load_torch(path)
+    if facts.get("kind") != KIND or not is_known(facts.get("body")) or not facts.get("classes"):
         raise Damaged(f"{path} is no model of the cytology recipe")
-    frozen = BODIES[facts["body"]][0]()
+    frozen = blank_body(facts["body"])
     part = trained_part(frozen, facts["trainable"], len(facts["classes"]))
     network = whole(frozen, part, facts["trainable"])
     own = state(network)
@@ -117,8 +134,31 @@ def load_model(path: Path) -> Model:
     return Model(network, facts)
 
 
+def load_torch(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and facts of a model for torch; nothing in it is run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        arrays = {str(k): v.numpy() for k, v in found["state_dict"].items()}
+        facts = {str(k): v for k, v in found["facts"].items()}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a broken or strange file may end in almost any kind
+        raise Damaged(f"{path} holds no model that can be read safely: {one_line(error)[:150]}") from error
+    return arrays, facts
+
+
+def is_known(name: Any) -> bool:
+    """Whether a body of that name can be made without a file of its own."""
+    return isinstance(name, str) and (name in BODIES or name.startswith(TIMM))
+
+
+def blank_body(name: str) -> Body:
+    """The body of that name, whatever weights it has: a model brings its own."""
+    return timm_body(name, pretrained=False) if name.startswith(TIMM) else BODIES[name][0]()
+
+
 def onnx_of(model: Model) -> bytes:
-    """The network in ONNX: `pictures` (bytes, N x 3 x 224 x 224) to `probabilities`."""
+    """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`."""
     try:
         import onnx
     except ImportError as error:
@@ -128,7 +168,7 @@ def onnx_of(model: Model) -> bytes:
         warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
         torch.onnx.export(
             model.network,
-            (torch.zeros((1, 3, SIZE, SIZE), dtype=torch.uint8),),
+            (torch.zeros((1, 3, model.side, model.side), dtype=torch.uint8),),
             out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
             input_names=["pictures"],
             output_names=["probabilities"],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from mutirao.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
 ENDINGS = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide", ".czi", ".dcm")
+# OME's units of length; micrometres are what it means if it says none.
+MICROMETRES = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25_400.0}
+OME_CHARACTERS = 64_000_000
 BLOCK = 2048  # pixels a side read at once, so that no slide is ever in memory whole
 
 
@@ -83,7 +87,7 @@ class TiffSource:
                 raise ValueError("only tiled TIFF in 8-bit colour can be read")
         self.sizes = [(int(p.imagewidth), int(p.imagelength)) for p in self.pages]
         self.lock = threading.Lock()
-        self.mpp = self._mpp()
+        self.mpp = ome_mpp(self.file.ome_metadata or "") or self._mpp()
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         """A region, put together from the tiles it touches."""
@@ -124,6 +128,26 @@ class TiffSource:
         unit = {2: 25_400.0, 3: 10_000.0}.get(int(tags["ResolutionUnit"].value) if "ResolutionUnit" in tags else 0)
         pairs = [tags[k].value for k in ("XResolution", "YResolution") if k in tags]
         return sound_mpp([unit * d / n for n, d in pairs if n]) if unit else None
+
+
+def ome_mpp(text: str) -> float | None:
+    """Micrometres a pixel by OME-XML, as OME-TIFF carries it: PhysicalSizeX and Y of the first image, in their unit.
+
+    A document with a DOCTYPE is not read: it could make a parser fetch or multiply things.
+    """
+    if not text or "<!DOCTYPE" in text or "<!ENTITY" in text or len(text) > OME_CHARACTERS:
+        return None
+    try:
+        pixels = ElementTree.fromstring(text).find("{*}Image/{*}Pixels")
+        told = {} if pixels is None else pixels.attrib
+        sizes = [
+            float(told[f"PhysicalSize{way}"]) * MICROMETRES[told.get(f"PhysicalSize{way}Unit", "µm").replace("μ", "µ")]
+            for way in "XY"
+            if f"PhysicalSize{way}" in told
+        ]
+    except (ElementTree.ParseError, ValueError, KeyError, RecursionError):
+        return None  # no document, no number, or a unit that is no length, such as "pixel"
+    return sound_mpp(sizes)
 
 
 def sound_mpp(values: list[float]) -> float | None:

@@ -53,11 +53,21 @@ class Screened:
     scale: float
     sheet: tuple[Pixels, ...]
     all_tiles: int
+    cut: Cut
 
 
-def cut_for(model: Model, size: int | None, mpp: float | None) -> Cut:
-    """Tiles as the model knows them from training; a model that does not know must be told."""
-    size, mpp = size or model.facts.get("tile"), mpp or model.facts.get("mpp")
+def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
+    """Tiles as the model knows them from training; one that does not know must be told, one that does is not overruled.
+
+    A model that learnt from tiles of another scale answers all the same, and wrongly: that needs `anyway`.
+    """
+    known = model.facts.get("tile"), model.facts.get("mpp")
+    size, mpp = size or known[0], mpp or known[1]
+    if all(known) and (size, mpp) != known and not anyway:
+        raise ConfigError(
+            f"the model learnt from tiles of {known[0]} pixels at {known[1]:g} micrometres a pixel, not {size} at "
+            f"{mpp:g}; leave out --size and --mpp-out, or add --anyway to screen with tiles it does not know"
+        )
     if not size or not mpp:
         raise ConfigError(
             "the model does not know how large the pixels of its training pictures were; give --size and --mpp-out "
@@ -103,7 +113,7 @@ def screen(
     finally:
         slide.close()
     score = float(np.mean([s.score for s in ranked[:TOP]])) if ranked else float("nan")
-    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles))
+    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles), cut)
 
 
 def colour(score: float) -> tuple[int, int, int]:
@@ -157,6 +167,9 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
         "above_half": sum(s.score > 0.5 for s in found.tiles),
         "notice": NOTICE,
         "model": {k: model.facts[k] for k in ("body", "classes", "abnormal")},
+        "size": found.cut.size,
+        "mpp": found.cut.mpp,
+        "learnt": {"size": model.facts.get("tile"), "mpp": model.facts.get("mpp")},
     }
     write_whole(out / "screening.json", json.dumps(facts, indent=2) + "\n")
     write_whole(out / "index.html", page(found, facts, pictures))
@@ -172,6 +185,10 @@ def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> 
         f"<tr><td>{i}</td><td>{s.score:.3f}</td><td>{html.escape(s.label)}</td><td>{s.tile.x}, {s.tile.y}</td></tr>"
         for i, s in enumerate(found.tiles[:SHOWN], 1)
     )
+    tiles = f"Tiles of {facts['size']} pixels at {facts['mpp']:g} micrometres a pixel"
+    learnt = facts["learnt"]
+    if learnt["size"] and learnt != {"size": facts["size"], "mpp": facts["mpp"]}:
+        tiles += f", but the model learnt from {learnt['size']} at {learnt['mpp']:g}: its scores mean little here"
     scale = "".join(f'<i style="background:rgb{colour(v / 10)}"></i>' for v in range(11))
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -186,7 +203,7 @@ td, th {{ padding: .15rem .9rem; border-bottom: 1px solid #ddd; text-align: left
 </style>
 <h1>Screening of {html.escape(found.name)}</h1>
 <p class="notice">{html.escape(NOTICE)}
-Scores are not calibrated for this laboratory; a low score rules nothing out.</p>
+Scores are not calibrated for this laboratory; a low score rules nothing out. {html.escape(tiles)}.</p>
 <div class="facts"><div>slide score<b>{score}</b>mean of the {TOP} most suspicious tiles</div>
 <div>tiles scored<b>{len(found.tiles):,}</b>of {found.all_tiles:,}; the rest is glass or unusable</div>
 <div>above 0.5<b>{facts["above_half"]:,}</b>tiles</div><div>all scores<br>{bars}</div></div>

@@ -73,15 +73,21 @@ class Tile:
         return {k: found[k] if found[k] is not None else "" for k in COLUMNS}
 
 
-def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
-    """All tiles of a slide, row by row; those on glass are marked `background`. Those at the edge may reach over it."""
+def side_for(slide: Slide, cut: Cut) -> int:
+    """The side of a tile in the slide's finest pixels; SlideError if the slide is too coarse for it."""
     scale = cut.mpp / slide.mpp
     if scale < 0.99:
         raise SlideError(
             f"{slide.path} has {slide.mpp:.3g} micrometres a pixel, coarser than the {cut.mpp:.3g} asked for; "
             f"ask for --mpp-out {slide.mpp:.3g} or more"
         )
-    side, step = round(cut.size * scale), max(1, round((cut.size - cut.overlap) * scale))
+    return round(cut.size * scale)
+
+
+def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
+    """All tiles of a slide, row by row; those on glass are marked `background`. Those at the edge may reach over it."""
+    side, scale = side_for(slide, cut), cut.mpp / slide.mpp
+    step = max(1, round((cut.size - cut.overlap) * scale))
     level = slide.level_for(side / cut.size)
     width, height = slide.size
     tiles = []

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.threads import one_thread as one_thread
 from mutirao.training.devices import seeded_at
 
+MEMORY = "optimizer."  # before the names of what a site's state holds of it
 CPU = torch.device("cpu")
 Optimizer = str | Callable[..., Any]  # a name, a class of torch.optim, or a function that makes one of the weights
 WITH_MOMENTUM = ("sgd", "rmsprop")
@@ -66,6 +68,25 @@ class Descent:
     def kept(self, i: int, p: Tensor, count: int) -> list[Tensor]:
         """What is remembered of a weight: so many tensors, at first 0."""
         return self.moments.setdefault(i, [torch.zeros_like(p) for _ in range(count)])
+
+    def memory(self) -> Arrays:
+        """What an optimiser knows by now: how many steps it made, and its moments, weight by weight."""
+        kept = {
+            f"{MEMORY}{i}.{j}": m.cpu().numpy().copy() for i, held in self.moments.items() for j, m in enumerate(held)
+        }
+        return {f"{MEMORY}count": np.array(self.count, np.int64)} | kept
+
+    def recall(self, state: Arrays) -> None:
+        """Go on where another was, by what is kept of its `memory`; nothing kept is a fresh start."""
+        kept = {k.removeprefix(MEMORY): v for k, v in state.items() if k.startswith(MEMORY)}
+        if not kept:
+            return
+        self.count = int(kept.pop("count", 0))
+        for name in sorted(kept, key=lambda name: [int(part) for part in name.split(".")]):
+            i = int(name.partition(".")[0])
+            if i >= len(self.weights) or kept[name].shape != tuple(self.weights[i].shape):
+                raise ValueError("the optimiser's state that is kept here is of another model")
+            self.moments.setdefault(i, []).append(torch.from_numpy(kept[name].copy()).to(self.weights[i]))
 
     def follow_sgd(self) -> None:
         """v = m v + g, w = w - lr v; without momentum v = g."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.config import Common
+from mutirao.config import OPTIMIZERS, Common
 from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
@@ -72,6 +72,7 @@ class PlainTrainer:
     precision: str = "float32"
     figures: Callable[[Array, Array], Mapping[str, float]] | None = None  # of outputs and labels, when it judges
     transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
+    keep_optimizer: bool = False  # whether a client's optimiser goes on in the next round where it was, or begins anew
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
@@ -99,6 +100,12 @@ class PlainTrainer:
             raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use threads or plain")
         if self.transform is not None and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
+        if self.keep_optimizer and self.engine in ("fused", "stacked"):
+            raise ValueError(
+                f"engine={self.engine} begins with a fresh optimiser; keep_optimizer needs threads or plain"
+            )
+        if self.keep_optimizer and callable(self.optimizer):
+            raise ValueError(f"keep_optimizer is for optimisers by name: {', '.join(OPTIMIZERS)}")
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
@@ -155,6 +162,8 @@ class PlainTrainer:
         model = self.travel.prepare(self.fill(request.arrays))
         weights = [p for p in model.parameters() if p.requires_grad]
         descent = self.descent(weights, pace)
+        if self.keep_optimizer:
+            descent.recall(site.state)
         place = self.place()
         total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
         errors, sizes = list[Tensor](), list[int]()
@@ -178,6 +187,8 @@ class PlainTrainer:
                         errors.append(errors_of(found, y))
         metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
+        if self.keep_optimizer:
+            site.state.update(descent.memory())
         noted = extras_of(torch.cat(errors).cpu().numpy(), sizes) if errors else {}
         return Reply(arrays_of(model, self.travel.shared), noted, metrics, len(samples))
 

@@ -45,6 +45,8 @@ class PrivateTrainer:
             raise ConfigError(
                 "privacy=dpsgd bounds what each sample does, and a transform may mix samples; leave it out"
             )
+        if trainer.keep_optimizer:
+            raise ConfigError("privacy=dpsgd begins each round with a fresh optimiser; leave keep_optimizer out")
         validator = import_opacus("validators").ModuleValidator
         with seeded(0):
             faults = validator.validate(trainer.travel.prepare(trainer.model()), strict=False)

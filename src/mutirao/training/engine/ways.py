@@ -90,8 +90,8 @@ def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
         return trainer.engine
     if is_heavy(trainer.blank(), trainer.batch_size):
         return "threads"
-    if callable(trainer.optimizer) or trainer.transform is not None:
-        return "plain"  # as recorded steps and the kernel take the samples as they are
+    if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer:
+        return "plain"  # as recorded steps and the kernel take the samples as they are, and begin afresh
     if trainer.place().type != "cpu":
         return "stacked"  # many small models at once are what keeps a GPU busy
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
