@@ -24,13 +24,8 @@ from torch import Tensor
 from mutirao.core.files import write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets.pictures import UnreadableError, cache_home, picture
-<<<<<<< HEAD
-from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
-from mutirao.images.names import NETWORK_NAMES, Depth
-=======
 from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
 from mutirao.images.names import BODY_NAMES, NETWORK_NAMES, Depth
->>>>>>> bodies
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -86,19 +81,10 @@ class Extractor:
         """The body, made when it is first needed."""
         return body(self.body, self.weights)
 
-<<<<<<< HEAD
-    def preprocessing(self) -> str:
-        """What is done with a picture before anything is trained, by digest; how a body normalises is part of it."""
-        return fingerprint({"size": self.side, "views": self.views, "depth": self.depth})
-
-=======
->>>>>>> bodies
     @property
     def side(self) -> int:
         """Pixels a side that pictures are brought to."""
         return self.size if self.body in NETWORK_NAMES else self.network.size
-<<<<<<< HEAD
-=======
 
     def preprocessing(self) -> str:
         """What is done with a picture before anything is trained, by digest: its size, its views, its scale."""
@@ -106,7 +92,6 @@ class Extractor:
         if self.body in BODY_NAMES:
             scale = [IMAGENET_MEAN, IMAGENET_STD]
         return fingerprint({"size": self.side, "views": self.views, "depth": self.depth, "scale": scale})
->>>>>>> bodies
 
     @cached_property
     def folder(self) -> Path:

@@ -50,15 +50,6 @@ class Plan:
             return nn.Sequential(OneView(), *NETWORKS[body]((3, side, side), classes).children())
         return trained_part(self.extract.network, self.trainable, classes)
 
-<<<<<<< HEAD
-    def agreed(self) -> dict[str, str]:
-        """What parties must have in common of it, by digest."""
-        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
-
-    def training(self, config: Any) -> dict[str, Any]:
-        """What a Trainer is told besides the settings that all recipes share."""
-        return {"transform": self.transform, "keep_optimizer": config.keep_optimizer}
-=======
     def training(self, config: Any) -> dict[str, Any]:
         """What a Trainer is told besides the settings that all recipes share."""
         return {"transform": self.transform, "keep_optimizer": config.keep_optimizer}
@@ -66,7 +57,6 @@ class Plan:
     def agreed(self) -> dict[str, str]:
         """What parties must have in common of it, by digest."""
         return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
->>>>>>> bodies
 
     def frozen(self) -> str:
         """What the part of a body that does not travel is known by; empty if there is none."""

@@ -37,17 +37,10 @@ class Config(Common):
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
-<<<<<<< HEAD
-    data: str = setting(
-        "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
-    )
-    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
-=======
     keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     data: str = setting(
         "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
     )
->>>>>>> bodies
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", f"the pretrained network: {BODY_WORDS}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
@@ -74,12 +67,7 @@ def task(config: Config) -> Task:
 
     check_body(config.body)
     plan = Plan.of(config)
-<<<<<<< HEAD
-    extract = plan.extract
-    scale = scale_in(config)
-=======
     extract, scale = plan.extract, scale_in(config)
->>>>>>> bodies
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     found: Sources = find_sources(config, agreed)
     wards = Wards(
@@ -89,11 +77,7 @@ def task(config: Config) -> Task:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-<<<<<<< HEAD
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.agreed(), **plan.training(config))
-=======
     hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.training(config), **plan.agreed())
->>>>>>> bodies
     seen: dict[str, npt.NDArray[Any]] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
