@@ -100,7 +100,7 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
     closed: list[tuple[Path, str]] = []
     for label, folder in enumerate(folders):
         try:
-            inside = sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
+            inside = pictures_in(folder) or [file for slide in slides_in(folder) for file in tiles_in(slide)]
         except OSError as error:
             closed.append((folder, error.strerror or str(error)))
             continue
@@ -110,7 +110,31 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
         if not count:
             log.warning("%s: the class %r has no usable pictures", root, name)
     slides, laboratories = origins(root, found.files, slide)
+    if not slide.endswith(".csv"):
+        places = [file.relative_to(root).parts for file in found.files]
+        slides = np.array([parts[1] if len(parts) > 2 else s for parts, s in zip(places, slides, strict=True)])
     return replace(found, slides=slides, laboratories=laboratories)
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures in a folder, sorted by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
+
+
+def slides_in(folder: Path) -> list[Path]:
+    """The folders in that of a class which has no pictures itself: each is a slide's."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def tiles_in(slide: Path) -> list[Path]:
+    """The tiles in a slide's folder; of one that `mutirao slides tile` wrote, those that were kept."""
+    table = slide / "tiles.csv"
+    if not table.exists():
+        return pictures_in(slide)
+    rows = read_table(table)
+    if rows and not {"tile", "kept"} <= set(rows[0]):
+        raise ConfigError(f"{table} must have columns 'tile' and 'kept', as mutirao slides tile writes it")
+    return sorted(slide / "tiles" / row["tile"] for row in rows if row["kept"] == "1")
 
 
 def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequence[tuple[Path, str]] = ()) -> Pictures:

@@ -7,7 +7,7 @@ Sets of cervical cells lie as their publishers ship them.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,13 @@ log = logging.getLogger("mutirao")
 
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 CLIENT = re.compile(r"client_(\d+)")
+RowsOf = Callable[[Pictures], Pictures]  # what is dealt and held out as a whole: pictures, or slides made of them
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"
+
+
+def as_they_are(pictures: Pictures) -> Pictures:
+    """Each picture by itself."""
+    return pictures
 
 
 def clients_in(root: Path) -> list[Path]:
@@ -60,11 +66,19 @@ def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> Pic
 
 
 def read_both(
-    data: Path, group: str, share: float, seed: int, classes: Sequence[str] = ()
+    data: Path,
+    group: str,
+    share: float,
+    seed: int,
+    classes: Sequence[str] = (),
+    rows_of: RowsOf = as_they_are,
 ) -> tuple[Pictures, Pictures]:
-    """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both."""
+    """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both.
+
+    `rows_of` makes of the pictures what is held out or not as a whole, such as slides.
+    """
     if data.is_file():
-        everything = read_listed(data, group, classes)
+        everything = rows_of(read_listed(data, group, classes))
         held = everything.laboratories == GLOBAL_TEST
         rows = (
             (np.flatnonzero(~held), np.flatnonzero(held))
@@ -81,10 +95,10 @@ def read_both(
             rows = set_apart(everything, share, seed, expected=bool(group))
             train, test = everything.take(rows[0]), everything.take(rows[1])
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
-        train, test = read_pictures(data / TRAINING, group), read_pictures(data / TEST, group)
+        train, test = (rows_of(read_pictures(data / part, group)) for part in (TRAINING, TEST))
         agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
     else:
-        everything = read_pictures(data, group)
+        everything = rows_of(read_pictures(data, group))
         rows = set_apart(everything, share, seed, expected=bool(group))
         train, test = everything.take(rows[0]), everything.take(rows[1])
     refuse_shared(train, test)
@@ -110,9 +124,11 @@ def set_apart(
     for i, content in enumerate(pictures.hashes):
         slides[i] = slides[first.setdefault(content, i)] or slides[i]
     known = np.flatnonzero(slides != "")
-    if (count := len(set(slides[known]))) < folds or np.bincount(pictures.labels[known]).max() < folds:
+    count = len(set(slides[known]))
+    whole = count == len(pictures)  # rows are slides: none can be on both sides
+    if whole or count < folds or np.bincount(pictures.labels[known]).max() < folds:
         why = f"only {count} slides are" if count else "no slide is"
-        level = logging.WARNING if expected or count else logging.INFO
+        level = logging.DEBUG if whole else logging.WARNING if expected or count else logging.INFO
         log.log(
             level, "%s is drawn by class alone: %s known, so pictures of one slide may be on both sides", where, why
         )

@@ -1,7 +1,7 @@
 """What a screening model is judged by: not how often it is right, but what it misses and how sure it is."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -50,13 +50,24 @@ def auc_interval(
     level: float = 0.95,
     draws: int = 1000,
 ) -> tuple[float, float]:
-    """An interval of the AUC by drawing whole groups (slides) with replacement: cells of one slide are no news."""
-    s, y, g = np.asarray(scores, np.float64), np.asarray(positive, bool), np.asarray(groups)
-    _, key = np.unique(g, return_inverse=True)
+    """An interval of the AUC over slides."""
+    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    return interval_over(groups, lambda rows: auc(s[rows], y[rows]), rng, level, draws)
+
+
+def interval_over(
+    groups: npt.ArrayLike,
+    figure: Callable[[npt.NDArray[np.intp]], float],
+    rng: np.random.Generator,
+    level: float = 0.95,
+    draws: int = 1000,
+) -> tuple[float, float]:
+    """An interval of a figure by drawing whole groups (slides) with replacement: cells of one slide are no news."""
+    _, key = np.unique(np.asarray(groups), return_inverse=True)
     members = [np.flatnonzero(key == k) for k in range(int(key.max()) + 1)]
     drawn = (rng.integers(0, len(members), len(members)) for _ in range(draws))
     rows = (np.concatenate([members[k] for k in some]) for some in drawn)
-    values = [auc(s[some], y[some]) for some in rows]
+    values = [figure(some) for some in rows]
     low, high = np.nanpercentile(values, [50 * (1 - level), 50 * (1 + level)])
     return float(low), float(high)
 
@@ -113,22 +124,29 @@ def write_verdict(
     classes: Sequence[str],
     abnormal: npt.NDArray[np.bool_],
     rng: np.random.Generator,
+    judged: str = "pictures",
     **more: Any,
 ) -> None:
-    """Write all figures of the last model on the test set, and `more`; the AUC with an interval over slides."""
+    """Write all figures of the last model on the test set, and `more`; AUC and accuracy with intervals over slides.
+
+    `judged` says what a row is: pictures, or slides.
+    """
     found = {
         **more,
-        "pictures": len(labels),
+        "judged": judged,
+        judged: len(labels),
         "slides": len(set(slides.tolist()) - {""}),
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "confusion": confusion(labels, probabilities.argmax(1), len(classes)).tolist(),
         **diagnose(probabilities, labels, classes, abnormal),
     }
+    groups = np.array([s or f"picture {i}" for i, s in enumerate(slides.tolist())])
+    right = probabilities.argmax(1) == labels
+    found["accuracy_interval"] = interval_over(groups, lambda rows: float(right[rows].mean()), rng)
     positive = abnormal[labels]
     if positive.any() and not positive.all():
         score = probabilities[:, abnormal].sum(1)
-        groups = np.array([s or f"picture {i}" for i, s in enumerate(slides.tolist())])
         found["auc_interval"] = auc_interval(score, positive, groups, rng)
         thresholds = np.unique(score)[:: max(1, len(np.unique(score)) // 200)]
         found["roc"] = [

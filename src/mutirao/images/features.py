@@ -23,9 +23,12 @@ from torch import Tensor
 
 from mutirao.core.files import write_whole
 from mutirao.core.fingerprints import fingerprint
+from mutirao.datasets.folders import Pictures
 from mutirao.datasets.pictures import UnreadableError, cache_home, picture
-from mutirao.images.bodies import IMAGENET_MEAN, IMAGENET_STD, SIZE, Body, body, weights_fingerprint
-from mutirao.images.names import BODY_NAMES, NETWORK_NAMES, Depth
+from mutirao.images.bodies import SIZE, Body, body, weights_fingerprint
+from mutirao.images.jitter import jitter
+from mutirao.images.names import NETWORK_NAMES, Depth
+from mutirao.images.stain import NORMALISERS
 from mutirao.randomness import rng
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
@@ -39,6 +42,12 @@ def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pix
     draw = rng(0, 0, "views", name)
     views = [plain, *(turn(plain, draw) for _ in range(count - 1))]
     return np.stack([np.asarray(v) for v in views]).transpose(0, 3, 1, 2)
+
+
+def normalised(image: Image.Image, stain: str, size: int = SIZE) -> Image.Image:
+    """The picture at `size` x `size`, as the body is given it, with its stain normalised."""
+    small = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+    return Image.fromarray(NORMALISERS[stain](small))
 
 
 def turn(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
@@ -75,29 +84,34 @@ class Extractor:
     depth: Depth = "features"
     cached: bool = True
     size: int = SIZE  # pixels a side, for a network from scratch; a body knows its own
+    stain: str = "none"  # how stains are normalised
+    augment: str = "none"  # "stain": all views but the first are as another laboratory's
 
     @cached_property
     def network(self) -> Body:
         """The body, made when it is first needed."""
         return body(self.body, self.weights)
 
+    def preprocessing(self) -> str:
+        """What is done with a picture before anything is trained, by digest; how a body normalises is part of it."""
+        stain = {name: how for name, how in (("stain", self.stain), ("augment", self.augment)) if how != "none"}
+        return fingerprint({"size": self.side, "views": self.views, "depth": self.depth, **stain})
+
     @property
     def side(self) -> int:
         """Pixels a side that pictures are brought to."""
         return self.size if self.body in NETWORK_NAMES else self.network.size
 
-    def preprocessing(self) -> str:
-        """What is done with a picture before anything is trained, by digest: its size, its views, its scale."""
-        scale: Any = "from 0 to 1" if self.body in NETWORK_NAMES else "the body's own"  # which its digest holds
-        if self.body in BODY_NAMES:
-            scale = [IMAGENET_MEAN, IMAGENET_STD]
-        return fingerprint({"size": self.side, "views": self.views, "depth": self.depth, "scale": scale})
-
     @cached_property
     def folder(self) -> Path:
         """Where the features of this body and these views lie."""
         name = re.sub(r"[^\w.-]+", "_", self.body)[-60:]  # of a file, a path
-        return cache_folder() / f"{name}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}"
+        prepared = "".join(f"-{how}" for how in (self.stain, self.augment) if how != "none")
+        return cache_folder() / f"{name}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}{prepared}"
+
+    def inputs(self, pictures: Pictures) -> Any:
+        """What a model takes of these pictures, a row each."""
+        return self(pictures.files)
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None
@@ -127,17 +141,28 @@ class Extractor:
         """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
         name = hashlib.sha256(content).hexdigest()
         if self.depth == "pixels":
-            return views_of(picture(content), name, self.views, self.side)
+            return self.look(content, name)
         kept = self.folder / name[:2] / f"{name}.npy"
         if self.cached and (found := self._load(kept)) is not None:
             return found
-        made = self.of_pixels(views_of(picture(content), name, self.views, self.side))
+        made = self.of_pixels(self.look(content, name))
         if self.cached:
             stream = io.BytesIO()
             np.save(stream, made)
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slow
                 write_whole(kept, stream.getvalue(), durable=False)
         return made
+
+    def look(self, content: bytes, name: str) -> Pixels:
+        """The picture's views, its stain normalised first and augmented last, if that is asked for."""
+        plain = picture(content)
+        if self.stain != "none":
+            plain = normalised(plain, self.stain, self.side)
+        views = views_of(plain, name, self.views, self.side)
+        if self.augment == "stain":
+            for k in range(1, len(views)):
+                views[k] = jitter(views[k].transpose(1, 2, 0), f"{name} {k}").transpose(2, 0, 1)
+        return views
 
     def of_pixels(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Run the frozen part on a batch of views."""

@@ -12,6 +12,8 @@ from mutirao.images.bodies import Body
 from mutirao.images.names import Trainable
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import place_of
+from mutirao.training.inputs import call_model, change
+from mutirao.training.samples import Samples
 
 
 class OneView(nn.Module):
@@ -52,11 +54,13 @@ class Whole(nn.Module):
         return torch.softmax(self.trained(self.frozen(x)), -1)
 
 
-def probabilities(model: nn.Module, x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views."""
+def probabilities(model: nn.Module, x: Any) -> npt.NDArray[np.float64]:
+    """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views, or bags."""
     model.eval()
-    views, place = torch.from_numpy(x), place_of(model)
+    held, place = Samples(x, np.zeros(len(x[0] if isinstance(x, tuple) else x))), place_of(model)
+    batches = (held.batch(slice(i, i + 64))[0] for i in range(0, len(held), 64))
     with one_thread(), torch.inference_mode():
-        rows = [torch.softmax(model(views[i : i + 64].to(place)).cpu().double(), -1) for i in range(0, len(views), 64)]
+        found_in = (call_model(model, change(batch, lambda t: t.to(place))) for batch in batches)
+        rows = [torch.softmax(scores.cpu().double(), -1) for scores in found_in]
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
     return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it

@@ -1,6 +1,6 @@
 """Hospitals as clients: each trains on its own pictures, and validates on some it kept back."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,8 +12,10 @@ from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.folders import Pictures, agree
 from mutirao.datasets.layouts import set_apart
+from mutirao.images.bags import BagExtractor, join_bags
 from mutirao.images.features import Extractor
 from mutirao.randomness import number
+from mutirao.training.inputs import change
 from mutirao.training.plain import answer_in_turn
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
@@ -67,7 +69,7 @@ class Wards(Population):
     """
 
     pictures: Mapping[ClientId, Callable[[], Pictures]]
-    extract: Extractor
+    extract: Extractor | BagExtractor
     validation: float
     seed: int
     most: int = 0
@@ -116,21 +118,24 @@ class Wards(Population):
             order = np.random.default_rng(seed).permutation(rows[0])
             rows = np.sort(order[: self.most]), rows[1]
         used = held.take(np.concatenate(rows))
-        found, cut = self.extract(used.files), len(rows[0])
-        return ClientData(
-            Samples(found[:cut], used.labels[:cut]), Samples(found[cut:], used.labels[cut:]), tuple(held.classes)
-        )
+        found, cut = self.extract.inputs(used), len(rows[0])
+        train, kept = change(found, lambda rows: rows[:cut]), change(found, lambda rows: rows[cut:])
+        return ClientData(Samples(train, used.labels[:cut]), Samples(kept, used.labels[cut:]), tuple(held.classes))
 
 
 def pool_hospitals(wards: Wards) -> dict[ClientId, ClientData]:
     """One hospital that holds what all the others do: the pooled reference."""
     parts = [wards[name] for name in wards]
     agree({name: wards[name].classes for name in wards})
-    train, kept = (
-        Samples(torch.cat([s.x for s in some]), torch.cat([s.y for s in some]))
-        for some in ([p.train for p in parts], [p.test for p in parts])
-    )
+    train, kept = join_samples([p.train for p in parts]), join_samples([p.test for p in parts])
     return {"pooled": ClientData(train, kept, parts[0].classes)}
+
+
+def join_samples(parts: Sequence[Samples]) -> Samples:
+    """The samples of several hospitals as one set."""
+    if isinstance(parts[0].x, tuple):
+        return join_bags(parts)
+    return Samples(torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts]))
 
 
 def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:

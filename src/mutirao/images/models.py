@@ -8,9 +8,10 @@ from torch import nn
 from mutirao.errors import ConfigError
 from mutirao.images.features import Extractor, draw_views
 from mutirao.images.frame import statistics_fingerprint, weights_fingerprint
-from mutirao.images.heads import OneView, trained_part
+from mutirao.images.heads import OneView
 from mutirao.images.names import BODY_NAMES, BODY_WORDS, DEPTHS, NETWORK_NAMES, Trainable, check_body, check_trainable
 from mutirao.images.networks import NETWORKS
+from mutirao.images.pooling import make_head
 from mutirao.training.plain import Transform
 
 
@@ -21,6 +22,7 @@ class Plan:
     extract: Extractor
     trainable: Trainable
     transform: Transform | None = None  # of pictures whenever they are trained on
+    head: str = "linear"  # or one for whole slides
 
     @classmethod
     def of(cls, config: Any) -> "Plan":
@@ -43,12 +45,18 @@ class Plan:
         drawn = trainable == "all" and config.views > 1 and config.privacy.name != "dpsgd"
         return cls(replace(extract, views=1), trainable, draw_views) if drawn else cls(extract, trainable)
 
+    def prepared(self, stain: str, augment: str, head: str) -> "Plan":
+        """The plan with stains normalised, views augmented and another head, if these fit it."""
+        if augment != "none" and (self.transform is not None or self.extract.views < 2):
+            raise ConfigError(f"augment={augment}: it is done to views that are kept; use trainable=head and views=2")
+        return replace(self, extract=replace(self.extract, stain=stain, augment=augment), head=head)
+
     def model(self, classes: int) -> nn.Module:
         """What is trained, and travels; of a picture's views it sees one at a time."""
         body, side = self.extract.body, self.extract.size
         if body in NETWORK_NAMES:
             return nn.Sequential(OneView(), *NETWORKS[body]((3, side, side), classes).children())
-        return trained_part(self.extract.network, self.trainable, classes)
+        return make_head(self.head, self.extract.network, self.trainable, classes)
 
     def training(self, config: Any) -> dict[str, Any]:
         """What a Trainer is told besides the settings that all recipes share."""

@@ -1,4 +1,4 @@
-"""What networks for pictures can be asked for by name; those themselves need torch."""
+"""What networks for pictures, and ways to prepare pictures, can be asked for by name; those themselves need torch."""
 
 from typing import Literal
 
@@ -14,6 +14,10 @@ TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the
 BODY_WORDS = f"{', '.join(BODY_NAMES)}, {TIMM}NAME or {FILE}PATH"
 # How far the frozen part of a body goes.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
+BAG_HEADS = ("mean", "max", "abmil")  # heads that judge a slide by all of its tiles
+HEADS = ("linear", *BAG_HEADS)
+STAINS = ("none", "macenko", "reinhard")
+AUGMENTS = ("none", "stain")
 ELSEWHERE = "none"  # what `data` is where a party has no pictures of its own: a server whose sites hold them all
 
 

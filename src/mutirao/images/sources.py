@@ -12,7 +12,16 @@ from typing import Any
 
 from mutirao.config import build
 from mutirao.datasets.folders import Pictures, agree, class_folders, join_pictures, read_pictures, refuse_shared
-from mutirao.datasets.layouts import GLOBAL_TEST, TEST, TRAINING, clients_in, read_both, read_listed
+from mutirao.datasets.layouts import (
+    GLOBAL_TEST,
+    TEST,
+    TRAINING,
+    RowsOf,
+    as_they_are,
+    clients_in,
+    read_both,
+    read_listed,
+)
 from mutirao.errors import ConfigError
 from mutirao.images.splits import deal_pictures
 from mutirao.randomness import number, rng
@@ -29,11 +38,13 @@ class Sources:
     own: bool = False  # whether it is all one party's, whatever that is called
 
 
-def find_pictures(root: Path, config: Any, group: str, classes: tuple[str, ...] = ()) -> Sources:
+def find_pictures(
+    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = as_they_are
+) -> Sources:
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
-    train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes)
+    train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
     parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
@@ -15,7 +13,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.folders import Pictures
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
-from mutirao.images.names import BODY_WORDS, Trainable, check_body
+from mutirao.images.names import AUGMENTS, BAG_HEADS, BODY_WORDS, HEADS, STAINS, Trainable, check_body
 from mutirao.images.sources import Sources
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
@@ -54,35 +52,41 @@ class Config(Common):
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
     cache: bool = setting(True, "keep features of the frozen body between runs")
     sites: bool = setting(False, "data is this party's own and not dealt; so it is at a site that names its own data")
-    slides: int = setting(3, "synthetic: slides a laboratory, the last one for the test", low=2)
+    head: str = setting("linear", "what judges: 'linear' a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
+    tiles: int = setting(500, "whole slides: tiles of one at most, by lot", low=1)
+    stain: str = setting("none", "stain normalisation of each picture", choices=STAINS)
+    augment: str = setting("none", "'stain': views as other laboratories would stain and scan", choices=AUGMENTS)
+    slides: int = setting(
+        0, "synthetic: slides a laboratory (default 3, the last for the test; whole slides 16)", low=0
+    )
     side: int = setting(4096, "synthetic: pixels of a slide's side", low=1024)
 
 
 def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
+    from mutirao.images.bags import BagExtractor
     from mutirao.images.heads import probabilities
     from mutirao.images.hospitals import Hospital, Wards, pool_hospitals
     from mutirao.images.models import Plan
     from mutirao.training.samples import agree_on_classes
 
     check_body(config.body)
-    plan = Plan.of(config)
-    extract, scale = plan.extract, scale_in(config)
+    plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
+    look = BagExtractor(plan.extract, config.tiles, config.seed) if config.head in BAG_HEADS else plan.extract
+    scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     found: Sources = find_sources(config, agreed)
-    wards = Wards(
-        *(found.hospitals, extract, config.validation, config.seed, config.samples, agreed), anybody=found.own
-    )
+    wards = Wards(*(found.hospitals, look, config.validation, config.seed, config.samples, agreed), anybody=found.own)
     if config.only and config.only not in found.hospitals:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.training(config), **plan.agreed())
-    seen: dict[str, npt.NDArray[Any]] = {}
+    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.agreed(), **plan.training(config))
+    seen: dict[str, Any] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
         if "x" not in seen:
-            seen["x"] = extract(found.test().files)
+            seen["x"] = look.inputs(found.test())
         seen["p"] = probabilities(hospital.fill(arrays), seen["x"])
         figures = diagnose(seen["p"], found.test().labels, classes, abnormal)
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
@@ -90,8 +94,8 @@ def task(config: Config) -> Task:
     def verdict(run: Run, path: Path) -> None:
         pictures: Pictures = found.test()
         about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
-        draw = rng(config.seed, 0, "auc")
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, **about)
+        draw, judged = rng(config.seed, 0, "auc"), "slides" if config.head in BAG_HEADS else "pictures"
+        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, judged, **about)
 
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)

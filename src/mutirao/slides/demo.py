@@ -10,6 +10,7 @@ import numpy as np
 
 from mutirao.config import one_line
 from mutirao.datasets.layouts import GLOBAL_TEST
+from mutirao.errors import ConfigError
 from mutirao.images.features import cache_folder
 from mutirao.slides.generate import LABORATORIES, Cells, Smear, write_slide
 from mutirao.slides.ranking import Choice
@@ -21,12 +22,15 @@ CLASSES = ("abnormal", "normal")
 VERSION = 1  # to be raised when slides are drawn or cut another way
 
 
-def laboratories(clients: int, slides: int, side: int, seed: int) -> Path:
+def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool = False) -> Path:
     """A folder with `client_1/ ..` and `global_test/` of tiles, one laboratory a client, its last slide for the test.
 
-    It is made once for these settings and kept with the features.
+    With `planted` every second slide is abnormal by one or two cells, tiles lie in CLASS/SLIDE/, and the last quarter
+    of the slides is for the test. It is made once for these settings and kept with the features.
     """
-    what = json.dumps([VERSION, clients, slides, side, seed])
+    if planted and slides < 4:
+        raise ConfigError(f"slides: {slides} a laboratory are too few for a head of whole slides; 4 at least")
+    what = json.dumps([VERSION, clients, slides, side, seed, *(["planted"] if planted else [])])
     out = cache_folder().parent / "synthetic" / hashlib.sha256(what.encode()).hexdigest()[:16]
     if (out / GLOBAL_TEST).is_dir():
         return out
@@ -37,12 +41,20 @@ def laboratories(clients: int, slides: int, side: int, seed: int) -> Path:
         laboratory = LABORATORIES[(client - 1) % len(LABORATORIES)]
         for number in range(1, slides + 1):
             name = f"{client}{number:02d}"
-            home = part / (GLOBAL_TEST if number == slides else f"client_{client}")
+            tests = slides - (max(2, slides // 4) if planted else 1)
+            home = part / (GLOBAL_TEST if number > tests else f"client_{client}")
             for folder in CLASSES:
                 (home / folder).mkdir(parents=True, exist_ok=True)
             slide = part / "work" / f"{name}.tiff"
-            cells = write_slide(slide, Smear(side, side), laboratory, seed=seed * 1000 + client * 100 + number)
+            smear = (
+                Smear(side, side, planted=1 + number // 2 % 2 if number % 2 else 0) if planted else Smear(side, side)
+            )
+            cells = write_slide(slide, smear, laboratory, seed=seed * 1000 + client * 100 + number)
             tile_slide(slide, part / "work" / name, Cut(), Choice())
+            if planted:
+                label = CLASSES[0] if cells.abnormal.any() else CLASSES[1]
+                (part / "work" / name / "tiles").rename(home / label / name)
+                continue
             for tile in read_table(part / "work" / name / "tiles.csv"):
                 if tile.kept and (label := label_of(tile, cells)):
                     (part / "work" / name / "tiles" / tile.name).rename(home / label / f"{name}-{tile.name}")

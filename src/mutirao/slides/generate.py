@@ -79,6 +79,7 @@ class Smear:
     per_mm2: float = 25.0
     abnormal: float = 0.15
     clustered: float = 0.5  # the share of cells that lie in groups
+    planted: int | None = None  # so many cells are abnormal, instead of a share
 
     def __post_init__(self) -> None:
         if self.width < 256 or self.height < 256 or self.mpp <= 0:
@@ -98,6 +99,8 @@ class Smear:
             x[grouped] = np.clip(x[heart] + draw.normal(0, 60 / self.mpp, len(grouped)), 0, self.width - 1)
             y[grouped] = np.clip(y[heart] + draw.normal(0, 60 / self.mpp, len(grouped)), 0, self.height - 1)
         abnormal = draw.random(n) < self.abnormal
+        if self.planted is not None:
+            abnormal = np.isin(np.arange(n), draw.choice(n, min(n, self.planted), replace=False))
         radius = np.where(abnormal, draw.uniform(12, 20, n), draw.uniform(16, 30, n)) / self.mpp
         nucleus = np.where(abnormal, draw.uniform(5.0, 8.0, n), draw.uniform(3.0, 4.8, n)) / self.mpp
         return Cells(

@@ -24,9 +24,11 @@ from mutirao.datasets.tiled import Scale
 from mutirao.errors import ConfigError, Damaged
 from mutirao.images.bodies import BODIES, SIZE, Body, body
 from mutirao.images.diagnosis import abnormal_classes
-from mutirao.images.heads import Whole, trained_part
+from mutirao.images.features import normalised
+from mutirao.images.heads import Whole
 from mutirao.images.names import FILE, TIMM, Trainable
 from mutirao.images.others import timm_body
+from mutirao.images.pooling import Pool, WholeSlide, make_head
 from mutirao.slides.reading import Pixels
 from mutirao.training.descent import one_thread
 
@@ -39,7 +41,7 @@ NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."
 class Model:
     """A network from pictures to class probabilities, and the facts that belong to it."""
 
-    network: Whole
+    network: Whole | WholeSlide
     facts: Mapping[str, Any]
 
     @property
@@ -57,19 +59,42 @@ class Model:
         """Pixels a side that tiles are brought to; models of old do not say it."""
         return int(self.facts.get("side", SIZE))
 
+    @property
+    def head(self) -> str:
+        """What judges: `linear` a tile, others a whole slide."""
+        return str(self.facts.get("head", "linear"))
+
     def __call__(self, tile: Pixels) -> npt.NDArray[np.float64]:
-        """The class probabilities of one tile."""
-        small = Image.fromarray(tile).resize((self.side, self.side), Image.Resampling.BILINEAR)
-        x = torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
+        """The class probabilities of one tile; with a head for slides, of a slide that is this tile alone."""
+        if isinstance(self.network, WholeSlide):
+            return self.judge(self.features(tile)[None])[0]
         with one_thread(), torch.inference_mode():
-            found: npt.NDArray[np.float64] = self.network(x)[0].double().numpy()
+            found: npt.NDArray[np.float64] = self.network(self.prepare(tile))[0].double().numpy()
         return found
+
+    def prepare(self, tile: Pixels) -> Tensor:
+        """One tile as the network takes it, prepared as the pictures were in training."""
+        small = normalised(Image.fromarray(tile), self.facts.get("stain", "none"), self.side)
+        return torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
+
+    def features(self, tile: Pixels) -> npt.NDArray[np.float32]:
+        """What the frozen body makes of one tile."""
+        with one_thread(), torch.inference_mode():
+            found: npt.NDArray[np.float32] = self.network.frozen(self.prepare(tile))[0].numpy()
+        return found
+
+    def judge(self, tiles: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """A slide's class probabilities by the features of its tiles, and how much each tile counted."""
+        assert isinstance(self.network, WholeSlide)
+        with one_thread(), torch.inference_mode():
+            found, attention = self.network.judge(torch.from_numpy(tiles))
+        return found[0].double().numpy(), attention.double().numpy()
 
 
 def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
     """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
     frozen = body(config.body, config.weights)
-    part = trained_part(frozen, config.trainable, len(classes))
+    part = make_head(config.head, frozen, config.trainable, len(classes))
     part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
     abnormal = abnormal_classes(classes, config.normal)
     facts = {
@@ -77,6 +102,8 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale |
         "notice": NOTICE,
         "body": config.body,
         "trainable": config.trainable,
+        "head": config.head,
+        "stain": config.stain,  # the normalisation that pictures need before the network sees them
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
@@ -88,8 +115,10 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale |
     return Model(whole(frozen, part, config.trainable), facts)
 
 
-def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole:
+def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole | WholeSlide:
     """Body and trained part as one network that is only used."""
+    if isinstance(part, Pool):
+        return WholeSlide(frozen, part).eval().requires_grad_(False)
     return Whole(frozen, part, trainable).eval().requires_grad_(False)
 
 
@@ -123,7 +152,7 @@ def load_model(path: Path) -> Model:
     if facts.get("kind") != KIND or not is_known(facts.get("body")) or not facts.get("classes"):
         raise Damaged(f"{path} is no model of the cytology recipe")
     frozen = blank_body(facts["body"])
-    part = trained_part(frozen, facts["trainable"], len(facts["classes"]))
+    part = make_head(facts.get("head", "linear"), frozen, facts["trainable"], len(facts["classes"]))
     network = whole(frozen, part, facts["trainable"])
     own = state(network)
     if own.keys() != arrays.keys() or any(own[k].shape != arrays[k].shape for k in own):
@@ -158,21 +187,26 @@ def blank_body(name: str) -> Body:
 
 
 def onnx_of(model: Model) -> bytes:
-    """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`."""
+    """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`.
+
+    With a head for slides the pictures are the tiles of one slide, and `attention` comes with its probabilities.
+    """
     try:
         import onnx
     except ImportError as error:
         raise ConfigError("ONNX needs a package: install mutirao[onnx]") from error
+    slide = isinstance(model.network, WholeSlide)
+    results = ["probabilities", "attention"] if slide else ["probabilities"]
     out = io.BytesIO()
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
         torch.onnx.export(
             model.network,
-            (torch.zeros((1, 3, model.side, model.side), dtype=torch.uint8),),
+            (torch.zeros((2 if slide else 1, 3, model.side, model.side), dtype=torch.uint8),),
             out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
             input_names=["pictures"],
-            output_names=["probabilities"],
-            dynamic_axes={"pictures": {0: "N"}, "probabilities": {0: "N"}},
+            output_names=results,
+            dynamic_axes={"pictures": {0: "N"}, results[-1]: {0: "N"}},
             opset_version=17,
             dynamo=False,
         )

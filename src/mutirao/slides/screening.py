@@ -8,7 +8,7 @@ import html
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from mutirao.core.files import write_whole
 from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
+from mutirao.images.names import BAG_HEADS
 from mutirao.slides.masking import mask_slide
 from mutirao.slides.models import NOTICE, Model
 from mutirao.slides.ranking import Choice
@@ -35,11 +36,13 @@ THUMB = 192
 
 @dataclass(frozen=True)
 class Scored:
-    """A kept tile with how suspicious it is (0 to 1) and its likeliest class."""
+    """A kept tile with how suspicious it is (0 to 1) and its likeliest class; with attention, how much it counted."""
 
     tile: Tile
     score: float
     label: str
+    attention: float | None = None
+    heat: float = 0.0  # what is drawn and ranked by, 0 to 1: the score, or the attention over the largest
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Screened:
     sheet: tuple[Pixels, ...]
     all_tiles: int
     cut: Cut
+    words: str  # how the slide's score is made
+    ranked_by: str = "suspicious"
 
 
 def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
@@ -86,7 +91,8 @@ def screen(
 ) -> Screened:
     """Score every kept tile by the probability of all abnormal classes together.
 
-    The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others.
+    The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others. A model
+    with a head for slides gives the score itself; with attention, tiles are ranked and drawn by how much they counted.
     """
     abnormal = model.abnormal
     if not abnormal.any():
@@ -97,9 +103,15 @@ def screen(
         tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice)
         kept = [t for t in tiles if t.kept]
 
+        whole, features = model.head in BAG_HEADS, dict[Tile, Any]()
+
         def look(tile: Tile) -> Scored:
-            found = model(slide.region(tile.x, tile.y, tile.side, cut.size))
-            return Scored(tile, float(found[abnormal].sum()), model.classes[int(found.argmax())])
+            pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
+            if whole:
+                features[tile] = model.features(pixels)
+            found = model.judge(features[tile][None])[0] if whole else model(pixels)
+            score = float(found[abnormal].sum())
+            return Scored(tile, score, model.classes[int(found.argmax())], heat=score)
 
         scored = []
         with one_thread(), ThreadPoolExecutor(cores(), "mutirao-screen") as pool:
@@ -107,13 +119,23 @@ def screen(
                 scored.append(one)
                 if progress is not None:
                     progress(i, len(kept))
-        ranked = sorted(scored, key=lambda s: (-s.score, s.tile.y, s.tile.x))
+        words, answer = f"mean of the {TOP} most suspicious tiles", None
+        if whole and scored:
+            found, attention = model.judge(np.stack([features[s.tile] for s in scored]))
+            words, answer = f"by all tiles together (head {model.head})", float(found[abnormal].sum())
+            if model.head == "abmil":
+                top = attention.max()
+                scored = [
+                    replace(s, attention=float(a), heat=float(a / top)) for s, a in zip(scored, attention, strict=True)
+                ]
+        ranked = sorted(scored, key=lambda s: (-s.heat, s.tile.y, s.tile.x))
         afar = from_afar(slide)
         sheet = tuple(slide.region(s.tile.x, s.tile.y, s.tile.side, THUMB) for s in ranked[:SHOWN])
     finally:
         slide.close()
-    score = float(np.mean([s.score for s in ranked[:TOP]])) if ranked else float("nan")
-    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles), cut)
+    score = answer if answer is not None else float(np.mean([s.score for s in ranked[:TOP]] or [np.nan]))
+    by = "attended" if model.head == "abmil" else "suspicious"
+    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles), cut, words, by)
 
 
 def colour(score: float) -> tuple[int, int, int]:
@@ -132,7 +154,7 @@ def heat_map(found: Screened) -> Image.Image:
     pen = ImageDraw.Draw(over)
     for s in found.tiles:
         x, y, side = s.tile.x / by, s.tile.y / by, s.tile.side / by
-        pen.rectangle((x, y, x + side - 1, y + side - 1), fill=colour(s.score))
+        pen.rectangle((x, y, x + side - 1, y + side - 1), fill=colour(s.heat))
     return Image.blend(base, over, 0.55)
 
 
@@ -144,15 +166,21 @@ def contact_sheet(found: Screened) -> Image.Image:
     for i, (pixels, s) in enumerate(zip(found.sheet, found.tiles, strict=False)):
         x, y = 8 + i % COLUMNS * (THUMB + 8), 8 + i // COLUMNS * (THUMB + 28)
         canvas.paste(Image.fromarray(pixels), (x, y))
-        pen.rectangle((x - 3, y - 3, x + THUMB + 2, y + THUMB + 2), outline=colour(s.score), width=3)
+        pen.rectangle((x - 3, y - 3, x + THUMB + 2, y + THUMB + 2), outline=colour(s.heat), width=3)
         pen.text((x, y + THUMB + 5), f"{i + 1}. {s.score:.2f}  {s.label[:22]}", fill="#222222")
     return canvas
 
 
 def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
     """Write scores.csv, heat.jpg, sheet.jpg, screening.json and the page index.html; return the facts."""
-    rows = ([s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles)
-    write_whole(out / "scores.csv", write_rows([["tile", "x", "y", "side", "score", "class"], *rows]))
+    rows = [[s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles]
+    names = ["tile", "x", "y", "side", "score", "class"]
+    if found.ranked_by == "attended":
+        names, rows = (
+            [*names, "attention"],
+            [[*r, f"{s.attention:.6f}"] for r, s in zip(rows, found.tiles, strict=True)],
+        )
+    write_whole(out / "scores.csv", write_rows([names, *rows]))
     pictures = {
         name: encode(picture, quality=85)
         for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))
@@ -166,7 +194,8 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
         "scored": len(found.tiles),
         "above_half": sum(s.score > 0.5 for s in found.tiles),
         "notice": NOTICE,
-        "model": {k: model.facts[k] for k in ("body", "classes", "abnormal")},
+        "score_is": found.words,
+        "model": {k: model.facts[k] for k in ("body", "classes", "abnormal")} | {"head": model.head},
         "size": found.cut.size,
         "mpp": found.cut.mpp,
         "learnt": {"size": model.facts.get("tile"), "mpp": model.facts.get("mpp")},
@@ -204,11 +233,11 @@ td, th {{ padding: .15rem .9rem; border-bottom: 1px solid #ddd; text-align: left
 <h1>Screening of {html.escape(found.name)}</h1>
 <p class="notice">{html.escape(NOTICE)}
 Scores are not calibrated for this laboratory; a low score rules nothing out. {html.escape(tiles)}.</p>
-<div class="facts"><div>slide score<b>{score}</b>mean of the {TOP} most suspicious tiles</div>
+<div class="facts"><div>slide score<b>{score}</b>{html.escape(found.words)}</div>
 <div>tiles scored<b>{len(found.tiles):,}</b>of {found.all_tiles:,}; the rest is glass or unusable</div>
 <div>above 0.5<b>{facts["above_half"]:,}</b>tiles</div><div>all scores<br>{bars}</div></div>
-<h2>Where</h2><p>less suspicious {scale} more</p><img alt="heat map over the slide" src="{inline["heat.jpg"]}">
-<h2>The most suspicious tiles</h2><img alt="contact sheet" src="{inline["sheet.jpg"]}">
+<h2>Where</h2><p>less {found.ranked_by} {scale} more</p><img alt="heat map over the slide" src="{inline["heat.jpg"]}">
+<h2>The most {found.ranked_by} tiles</h2><img alt="contact sheet" src="{inline["sheet.jpg"]}">
 <table><tr><th></th><th>score</th><th>likeliest class</th><th>x, y (finest pixels)</th></tr>{rows}</table>
 <p>Model: {html.escape(str(facts["model"]["body"]))}; classes {html.escape(", ".join(facts["model"]["classes"]))};
 abnormal: {html.escape(", ".join(facts["model"]["abnormal"]))}. Made by Mutirão.</p></html>

@@ -3,24 +3,38 @@
 from pathlib import Path
 from typing import Any
 
+from mutirao.datasets.layouts import RowsOf, as_they_are
 from mutirao.datasets.tiled import Scale, scale_of
-from mutirao.images.names import ELSEWHERE
+from mutirao.images.names import BAG_HEADS, ELSEWHERE
 from mutirao.images.sources import Sources, find_pictures, read_own, read_prepared
+
+SLIDES, PLANTED = 3, 16  # synthetic slides a laboratory: for tiles, and for whole slides
 
 
 def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
-    """The parties that a configuration's `data` describes; with `sites` it is all one party's own."""
+    """The parties that a configuration's `data` describes; with `sites` it is all one party's own.
+
+    With a head for whole slides, their rows are slides.
+    """
     if config.data == ELSEWHERE:
         return read_own(None, config.clients, config.slide, classes)
+    rows_of: RowsOf = as_they_are
+    if bags := config.head in BAG_HEADS:
+        from mutirao.images.bags import gather_slides, slides_of
+
+        rows_of = gather_slides
+    root = Path(config.data).expanduser()
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
-        root = laboratories(config.clients, config.slides, config.side, config.seed)
-        return read_prepared(root, config.clients, config.slide)
-    root = Path(config.data).expanduser()
-    if config.sites:
-        return read_own(root, config.clients, config.slide, classes)
-    return find_pictures(root, config, config.slide)
+        slides = config.slides or (PLANTED if bags else SLIDES)
+        root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
+        found = read_prepared(root, config.clients, config.slide)
+    elif config.sites:
+        found = read_own(root, config.clients, config.slide, classes)
+    else:
+        found = find_pictures(root, config, config.slide, rows_of=rows_of)
+    return slides_of(found) if bags else found
 
 
 def scale_in(config: Any) -> Scale | None:

@@ -1,0 +1,99 @@
+"""Stain normalisation: the same cell, stained in two laboratories, is brought to one look.
+
+The look is that of published references, never of a site's own pictures, so that every site can do it alone. Both
+methods were made for haematoxylin and eosin; what they do to other stains is a matter of trying (docs/stain.md).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+
+Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+LIGHT, DENSE = 240, 0.15  # of glass, and the optical density below which a pixel counts as glass (Macenko et al.)
+LEAST = 0.02  # share of a picture that must be stained
+ANGLE = np.deg2rad(3.0)  # two stains closer than this are one
+# Reinhard's space (Ruderman et al., 1998): cones, and the decorrelated logarithms of what they see.
+CONES = np.array([[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]])
+AXES = np.diag([3**-0.5, 6**-0.5, 2**-0.5]) @ np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]])
+# HistomicsTK's reference for stained pixels, a TCGA slide (natural logarithms of 0..255).
+LOOK_MEAN, LOOK_DEVIATION = np.array([8.74108109, -0.12440419, 0.0444982]), np.array([0.6135447, 0.10989545, 0.0286032])
+
+
+def stained(pixels: Pixels) -> npt.NDArray[np.bool_]:
+    """Which pixels are no glass: their optical density -ln((I + 1) / 240) is at least 0.15 in every channel."""
+    density = -np.log((pixels.astype(np.float64) + 1) / LIGHT)
+    found: npt.NDArray[np.bool_] = np.all(density >= DENSE, axis=-1)
+    return found
+
+
+def macenko(pixels: Pixels) -> Pixels:
+    """The picture with its two stains' directions and strengths replaced by published ones, by torchstain.
+
+    Macenko et al., "A method for normalizing histology slides for quantitative analysis", ISBI 2009. A picture with
+    next to no stain, or with a single one, has no such directions and stays as it is.
+    """
+    try:
+        from torchstain.numpy.normalizers.macenko import NumpyMacenkoNormalizer
+    except ImportError as error:
+        raise ConfigError("stain=macenko needs the package torchstain: pip install 'mutirao[slides]'") from error
+
+    if not has_two_stains(pixels):
+        return pixels
+    with np.errstate(all="ignore"):
+        found: Pixels = NumpyMacenkoNormalizer().normalize(pixels, Io=LIGHT, beta=DENSE, stains=False)[0]
+    return found
+
+
+def has_two_stains(pixels: Pixels) -> bool:
+    """Whether enough of a picture is stained, in colours that are apart: then Macenko's directions are well defined."""
+    inside = pixels[stained(pixels)].astype(np.float64)
+    if len(inside) < max(3, LEAST * pixels[..., 0].size):
+        return False
+    density = -np.log((inside + 1) / LIGHT)
+    _, vectors = np.linalg.eigh(np.cov(density.T))
+    flat = density @ vectors[:, 1:]
+    low, high = np.percentile(np.arctan2(flat[:, 1], flat[:, 0]), [1, 99])
+    return bool(ANGLE < high - low < np.pi - ANGLE)
+
+
+def reinhard(pixels: Pixels) -> Pixels:
+    """The stained pixels with mean and deviation of published ones along each axis of l-alpha-beta; glass stays glass.
+
+    Reinhard et al., "Color transfer between images", IEEE CG&A 2001: x' = (x - mean) / deviation * their deviation +
+    their mean. A picture with next to no stain, or of a single colour, stays as it is.
+    """
+    inside = stained(pixels)
+    if inside.sum() < max(3, LEAST * inside.size):
+        return pixels
+    seen = to_axes(pixels[inside])
+    mean, deviation = seen.mean(0), seen.std(0)
+    if deviation.min() < 1e-3:
+        return pixels
+    out = pixels.copy()
+    out[inside] = to_pixels((seen - mean) / deviation * LOOK_DEVIATION + LOOK_MEAN)
+    return out
+
+
+def to_axes(rgb: npt.ArrayLike) -> Floats:
+    """Pixels (0..255) as l, alpha, beta: what cones see, its logarithms, decorrelated."""
+    found: Floats = np.log(np.maximum(np.asarray(rgb, np.float64) @ CONES.T, 1.0)) @ AXES.T
+    return found
+
+
+def to_pixels(axes: Floats) -> Pixels:
+    """The pixels of such values; what is no colour is cut off."""
+    seen = np.exp(np.minimum(axes @ np.linalg.inv(AXES).T, 20.0))
+    found: Pixels = np.rint(np.clip(seen @ np.linalg.inv(CONES).T, 0, 255)).astype(np.uint8)
+    return found
+
+
+NORMALISERS: dict[str, Callable[[Pixels], Pixels]] = {
+    "none": lambda pixels: pixels,
+    "macenko": macenko,
+    "reinhard": reinhard,
+}
