@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test quick docs bench audit clean
+.PHONY: run test quick docs bench audit nightly clean
 
 run: .venv/core ## install and run the quickstart
 	$(BIN)/mutirao run quickstart
@@ -23,6 +23,9 @@ docs: .venv/dev ## build the documentation site into site/
 
 audit: .venv/dev ## known holes and licences of what is installed
 	$(BIN)/python scripts/audit.py
+
+nightly: .venv/dev ## the tests that touch Flower, with the newest Flower that installs
+	$(BIN)/python scripts/nightly.py
 
 bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="--job M" for less
 	$(BIN)/python -m benchmarks $(BENCH)

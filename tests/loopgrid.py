@@ -69,7 +69,7 @@ class LoopGrid(Grid):
         return [wired(m) for i in message_ids for m in self.answers.pop(i, [])]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
+        return self.pull_messages([i for i in self.push_messages(messages) if i])
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError

@@ -15,7 +15,8 @@ HOME = Path(mutirao.__file__).parent
 FLOORS = [
     "errors randomness metrics stats naming config schedules",
     "core",
-    "aggregation fedrisk risk selection scores partition filters attacks privacy accounting clipping noising terms",
+    "aggregation fedrisk risk selection scores partition partitioners filters attacks"
+    " privacy accounting clipping noising terms",
     "fleets secure",
     "training",
     "datasets",

@@ -138,6 +138,8 @@ def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Calla
     """A user's own part behind a dotted path, checked before anybody calls it."""
     check_module(kind, path)
     found = load_name(path)
+    if adapt := getattr(importlib.import_module(KINDS[kind]) if kind in KINDS else None, "adapt", None):
+        found = adapt(found)  # what others call such a part
     try:
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes

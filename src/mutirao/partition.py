@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
+from mutirao.partitioners import adapt as adapt
 from mutirao.randomness import rng as stream
 
 Indices = npt.NDArray[np.intp]

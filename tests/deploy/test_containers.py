@@ -191,5 +191,5 @@ def test_the_demonstration_deals_smears_founds_a_hospital_and_admits_it(
     assert (script.POST / "recife.pub").read_text() == site.public_key.read_text()
     policy = load_policy(site.policy_file)
     assert policy.settings["data"] == str(script.DATA)
-    assert {"train", "classes"} <= set(policy.asked.requests)
+    assert {"train", "agree"} <= set(policy.asked.requests)
     assert {"val_loss", "val_acc"} <= set(policy.reply.metrics)

@@ -132,7 +132,7 @@ def test_two_sites_can_compare_what_they_have_by_telephone(
     other = [a.split()[0] for a, b in zip(facts["recife"], facts["odd"], strict=True) if a != b]
     assert other == ["cytology", "classes", "8"]
     assert facts["odd"][-1] == "8 pictures: abnormal 4, columnar_normal 4"
-    change(made.policy_file, ', "agree"', "")
+    change(made.policy_file, '  "agree",', "")
     assert of(made, "agree").state == "warn"
     assert "'agree'" in of(made, "agree").remedy
 

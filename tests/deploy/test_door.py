@@ -225,7 +225,7 @@ def test_no_other_port_leads_around_the_door(federation: Federation) -> None:
 def test_a_flower_that_checks_keys_in_another_way_is_not_started() -> None:
     for layers, keys_asked in (([], True), ([Middleware(NodeAuthMiddleware)], False)):
         state = SimpleNamespace(enable_supernode_auth=keys_asked)
-        with pytest.raises(SystemExit, match="install the one that mutirao asks for"):
+        with pytest.raises(SystemExit, match="checks the keys of sites in another way; mutirao was checked with flwr"):
             guard(SimpleNamespace(user_middleware=layers, state=state), "0" * 64)
 
 

@@ -17,7 +17,7 @@ from mutirao.deploy.founding import found_server
 from mutirao.deploy.layout import Server, free_port
 from mutirao.deploy.precheck import from_here
 from mutirao.deploy.submitting import follow, run_folder, submit
-from mutirao.deploy.supernode import RETRIES, patient, patient_with_certificates
+from mutirao.deploy.supernode import patient, patient_with_certificates
 from mutirao.errors import MutiraoError
 
 
@@ -187,7 +187,7 @@ def test_a_certificate_that_is_not_in_order_ends_no_supernode(
             raise httpx.ConnectError(left.pop())
         return "renewed"
 
-    make = getattr(fleet_http_connection, RETRIES)
+    make = fleet_http_connection.make_simple_http_retry_invoker
     flowers, ours = make(), patient_with_certificates(make)()
     ours.wait_function = lambda seconds: None
     with pytest.raises(httpx.ConnectError):
@@ -203,4 +203,4 @@ def test_other_trouble_is_given_up_as_flower_does() -> None:
         raise httpx.HTTPStatusError("", request=httpx.Request("POST", "https://a"), response=httpx.Response(500))
 
     with pytest.raises(httpx.HTTPStatusError):
-        patient_with_certificates(getattr(fleet_http_connection, RETRIES))().invoke(ask)
+        patient_with_certificates(fleet_http_connection.make_simple_http_retry_invoker)().invoke(ask)

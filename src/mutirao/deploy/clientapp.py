@@ -22,7 +22,7 @@ from typing import Any
 
 from mutirao.config import load_name
 from mutirao.core.files import write_whole
-from mutirao.deploy import caller
+from mutirao.deploy import caller, internals
 from mutirao.deploy.ledger import locked
 from mutirao.deploy.orders import code_stamp
 from mutirao.deploy.warm import IDLE, Warm, listen_at, start_resident
@@ -63,7 +63,8 @@ def prepare() -> None:
     def leave_it(*_: Any, **__: Any) -> None:
         """The app that the server sent stays packed."""
 
-    replace_in_flower({"install_from_fab": leave_it, "get_project_dir": leave_it})
+    for internal in (internals.UNPACK, internals.FOLDER):
+        internals.replace(internal, lambda _: leave_it)
 
 
 def answer_one_message(words: list[str], parent: int) -> None:
@@ -86,7 +87,7 @@ def answer_one_message(words: list[str], parent: int) -> None:
     def load(*_: Any, **__: Any) -> Any:
         return lambda *_: client_app(later(args.task) if args.task else None, Warm(parent))
 
-    replace_in_flower({"get_load_client_app_fn": load})
+    internals.replace(internals.LOAD, lambda _: load)
     run_clientapp(
         runtime_api_address=args.runtime_api_address,
         token=try_obtain_flwr_app_token(args),
@@ -179,15 +180,6 @@ def become_client(link: socket.socket, words: list[str], files: list[int]) -> No
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def replace_in_flower(functions: dict[str, Any]) -> None:
-    """Put these in place of the functions with which Flower unpacks and loads an app; none of them may be missing."""
-    place = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    for name, function in functions.items():
-        if not hasattr(place, name):  # another version of Flower: better no answer than one by foreign code
-            sys.exit(f"error: this version of Flower has no {name}; install the one that mutirao asks for")
-        setattr(place, name, function)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.versions import versions
-from mutirao.deploy import keys
+from mutirao.deploy import internals, keys
 from mutirao.deploy.admission import is_admitted
 from mutirao.deploy.calls import about
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
@@ -86,6 +86,8 @@ def python_and_packages() -> Iterator[Finding]:
     if found["flwr"] and not flower_fits(found["flwr"]):
         remedy = "pip install 'mutirao[flower]' again: it brings the right one"
         yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
+    elif found["flwr"] and found["flwr"] not in internals.CHECKED and (odd := internals.strangeness()):
+        yield Finding("flower", "warn", odd, f"install flwr {internals.CHECKED[-1]}")
 
 
 def flower_fits(version: str) -> bool:

@@ -7,9 +7,11 @@ starts.
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mutirao.deploy import internals
 from mutirao.deploy.door import SECRET_HEADER
 from mutirao.deploy.keys import secret_in
 from mutirao.deploy.layout import MARK, Server, bracket, server_in
@@ -44,17 +46,16 @@ def send_secret(server: Server, secret: str) -> None:
     from flwr.supercore.address import resolve_bind_address
 
     own = {f"https://{server.here}", f"https://{resolve_bind_address(f'{bracket(server.host)}:{server.port}')}"}
-    client: Any = getattr(importlib.import_module("flwr.supercore.protobuf.client"), "ProtobufClient", None)
-    if client is None:
-        sys.exit("error: this version of Flower calls in another way; install the one that mutirao asks for")
-    begin = client.__init__
 
-    def begin_with_secret(self: Any, base_url: str, **options: Any) -> None:
-        begin(self, base_url, **options)
-        if base_url.rstrip("/") in own:
-            self._client.headers[SECRET_HEADER] = secret
+    def with_secret(begin: Callable[..., None]) -> Callable[..., None]:
+        def begin_with_secret(self: Any, base_url: str, **options: Any) -> None:
+            begin(self, base_url, **options)
+            if base_url.rstrip("/") in own:
+                self._client.headers[SECRET_HEADER] = secret
 
-    client.__init__ = begin_with_secret
+        return begin_with_secret
+
+    internals.replace(internals.CALL, with_secret)
 
 
 if __name__ == "__main__":

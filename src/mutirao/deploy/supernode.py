@@ -6,7 +6,6 @@ also ends for good when it meets a certificate that is not in order, such as one
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mutirao.deploy import internals
+
 log = logging.getLogger("mutirao")
 
 NOT_YET = "not let in yet"
@@ -23,7 +24,6 @@ SKEWED = "the clocks differ too much, or the key is damaged"
 UNKNOWN = "the server does not know this site's key, or takes the process before this one for alive"
 UNPROVEN = "the server's certificate is not in order"
 EXPIRED = "it has expired: the server renews it with: mutirao site renew"
-RETRIES = "make_simple_http_retry_invoker"  # Flower's name for what makes the one that tries again
 PAUSE = 3.0
 
 
@@ -77,12 +77,11 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     log.addHandler(logging.StreamHandler(sys.stderr))
-    client = getattr(importlib.import_module("flwr.supernode.fleet_http_client"), "FleetHttpClient", None)
-    if client is not None and hasattr(client, "ActivateNode"):  # without it a site only ends sooner
-        client.ActivateNode = patient(client.ActivateNode)
-    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
-    if (make := getattr(connection, RETRIES, None)) is not None:
-        setattr(connection, RETRIES, patient_with_certificates(make))
+    at_sites = (internals.ACTIVATE, internals.RETRY, internals.UNPACK, internals.FOLDER, internals.LOAD)
+    if odd := internals.strangeness(*at_sites):
+        log.warning(odd)
+    internals.replace(internals.ACTIVATE, patient)
+    internals.replace(internals.RETRY, patient_with_certificates)
     flower_supernode()  # whoever ends it on purpose ends the process
     start_anew()
 

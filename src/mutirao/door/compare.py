@@ -15,6 +15,7 @@ from mutirao.door.run import Entry, Mode, enter, how_shown
 from mutirao.door.settings import Pairs
 from mutirao.drawing.study import draw_study
 from mutirao.errors import ConfigError
+from mutirao.partitioners import is_partitioner
 from mutirao.report import write_report
 from mutirao.runs.execute import default_out, differing
 from mutirao.studies.comparison import HEADER, Line, cells_of, write_tables
@@ -62,7 +63,8 @@ def compare(
     if not isinstance(methods, Mapping) or not methods:
         raise ConfigError('methods: name at least one, such as methods={"FedAvg": {}, "FedYogi": {...}}')
     what = common.pop("model", None) if model is None else model
-    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform)
+    dealer = common.pop("partition") if is_partitioner(common.get("partition")) else None
+    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform, dealer=dealer)
     study = plan(
         entry, methods, seeds, over or {}, baseline, metrics, {"optimizer": optimizer, **common, **(settings or {})}
     )

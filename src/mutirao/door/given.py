@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
+from mutirao.partitioners import deal_by
+from mutirao.randomness import rng
 from mutirao.training.adaptors import is_frame, is_table
 from mutirao.training.classes import number_classes, plain, renumber
 from mutirao.training.inputs import leaves
@@ -43,14 +45,19 @@ class Given:
         return not next(iter(self.sets.values()))[0].y.is_floating_point()
 
 
-def read_given(data: Any, target: str | None, client: str | None, test: Any) -> Given:
-    """Read what a user hands over; ConfigError, in one line, for what cannot be trained on."""
+def read_given(data: Any, target: str | None, client: str | None, test: Any, dealer: Any = None) -> Given:
+    """Read what a user hands over; ConfigError, in one line, for what cannot be trained on.
+
+    A `dealer`, a partitioner of flwr-datasets, deals one set to clients here and now: then the data come dealt.
+    """
     try:
         kind, sets, common, classes = read_sets(data, target or "y", client, test)
     except ConfigError:
         raise
     except Exception as error:  # a user's Dataset may raise anything
         raise ConfigError(f"data: {one_line(error)}") from error
+    if dealer is not None:
+        sets = dealt_by(dealer, sets)
     for name, (train, _) in sets.items():
         if not len(train):
             raise ConfigError(f"data: {f'client {name!r}' if name else kind} holds no samples")
@@ -81,6 +88,19 @@ def read_sets(
         sets = {str(n): (Samples(train.x, train.y, np.flatnonzero(whose == n)), None) for n in names.tolist()}
         check_names(sets, len(names))
     return kind, sets, common, classes
+
+
+def dealt_by(dealer: Any, sets: Mapping[str, Held]) -> dict[str, Held]:
+    """One set as a partitioner deals it."""
+    if "" not in sets:
+        raise ConfigError(f"partition: the data come dealt to {len(sets)} clients; leave it out")
+    whole = sets[""][0]
+    if whole.y.is_floating_point() or whole.y.dim() != 1:
+        raise ConfigError(f"partition={type(dealer).__name__}: it parts by classes, and these labels are none")
+    parts = deal_by(dealer, own_labels(whole), rng(0, 0, "partition"))
+    rows = np.arange(len(whole.y)) if whole.index is None else whole.index
+    width = len(str(len(parts) - 1))
+    return {f"c{i:0{width}d}": (Samples(whole.x, whole.y, rows[part]), None) for i, part in enumerate(parts)}
 
 
 def read_labelled(given: Sequence[Any], target: str) -> tuple[list[Samples], tuple[str, ...]]:

@@ -66,6 +66,7 @@ class Handed:
         test: Any = None,
         loss: Any = None,
         transform: Any = None,
+        dealer: Any = None,
     ) -> "Handed":
         """Read it all once; ConfigError, in one line, for what cannot be used."""
         if data is None:
@@ -76,7 +77,7 @@ class Handed:
         share, tests = (SHARE, None) if test is None else (test, None) if is_number(test) else (SHARE, test)
         if not 0 < share < 1:
             raise ConfigError(f"test: {share!r} is no share of the samples; give one between 0 and 1, or a data set")
-        found = read_given(data, target, client, tests)
+        found = read_given(data, target, client, tests, dealer)
         usual = functional.cross_entropy if found.counts else squared_error
         return cls(Model.of(model), found, float(share), loss or usual, transform)
 

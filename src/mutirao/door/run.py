@@ -10,6 +10,7 @@ from mutirao.config import Common, read, resolve
 from mutirao.door.result import Result
 from mutirao.door.settings import Pairs, route
 from mutirao.errors import ConfigError
+from mutirao.partitioners import is_partitioner
 from mutirao.recipes.task import NAMES, PYTHON, Recipe, find
 from mutirao.report import execute
 from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
@@ -60,6 +61,7 @@ def run(
     (`target` names the column to learn) that is dealt to the clients; or a dict of clients; or, with `client`, columns
     of which that one says whose a row is. `test` is the share kept back to judge by, or another data set. `loss` and
     `optimizer` are torch's or your own: by default cross-entropy of classes, squared error of numbers, and SGD.
+    `partition` may be a partitioner of flwr-datasets, which then says how many clients there are.
 
     The name of a recipe, a `Recipe` or the path of a config.toml may stand in the place of both. All other keywords are
     settings, as `mutirao list RECIPE` shows them; a part's own may be given by their name alone.
@@ -73,16 +75,17 @@ def run(
     (True, 'Linear')
     """
     own = {"rounds": rounds, "clients": clients, "per_round": per_round, "epochs": epochs, "batch_size": batch_size}
+    dealer = partition if is_partitioner(partition) else None
     own |= {
         "lr": lr,
-        "partition": partition,
+        "partition": None if dealer else partition,
         "select": select,
         "aggregate": aggregate,
         "seed": seed,
         "optimizer": optimizer,
     }
     what = more.pop("model", None) if model is None else model
-    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform)
+    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform, dealer=dealer)
     name, recipe = name_recipe(entry.recipe)
     config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
     folder = Path(out) if out is not None else default_out(name, resume)
@@ -126,6 +129,8 @@ def enter(model: Any, data: Any, **handed: Any) -> Entry:
     recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else (str(model), {})
     if isinstance(model, Path) or str(recipe).endswith(".toml"):
         recipe, base = read_config(Path(str(model)))
+    if handed.pop("dealer", None) is not None:
+        raise ConfigError("partition: a recipe takes it by its name, such as flwr_datasets.partitioner:IidPartitioner")
     told = {key: value for key, value in {"data": data, **handed}.items() if value is not None}
     for key, value in told.items():
         if not isinstance(value, bool | int | float | str | Path):

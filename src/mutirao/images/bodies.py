@@ -20,7 +20,8 @@ from torch.nn import functional
 from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
 from mutirao.images.files import file_body
-from mutirao.images.frame import IMAGENET_MEAN, IMAGENET_STD
+from mutirao.images.frame import IMAGENET_MEAN as IMAGENET_MEAN
+from mutirao.images.frame import IMAGENET_STD as IMAGENET_STD
 from mutirao.images.frame import SIZE as SIZE
 from mutirao.images.frame import Body as Body
 from mutirao.images.frame import weights_fingerprint as weights_fingerprint

@@ -58,13 +58,13 @@ class Plan:
             return nn.Sequential(OneView(), *NETWORKS[body]((3, side, side), classes).children())
         return make_head(self.head, self.extract.network, self.trainable, classes)
 
-    def agreed(self) -> dict[str, str]:
-        """What parties must have in common of it, by digest."""
-        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
-
     def training(self, config: Any) -> dict[str, Any]:
         """What a Trainer is told besides the settings that all recipes share."""
         return {"transform": self.transform, "keep_optimizer": config.keep_optimizer}
+
+    def agreed(self) -> dict[str, str]:
+        """What parties must have in common of it, by digest."""
+        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
 
     def frozen(self) -> str:
         """What the part of a body that does not travel is known by; empty if there is none."""

@@ -35,10 +35,10 @@ class Config(Common):
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     data: str = setting(
         "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
     )
-    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     partition: Part = setting(Part("even", home="mutirao.images.splits"), "how pictures are dealt to hospitals")
     body: str = setting("efficientnet_lite0", f"the pretrained network: {BODY_WORDS}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")

@@ -33,11 +33,11 @@ class Config(Common):
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     data: str = setting(
         "synthetic",
         "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
     )
-    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
     partition: Part = setting(Part("auto", home="mutirao.images.splits"), "how pictures are dealt to clients")
     body: str = setting("small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained body: {BODY_WORDS}")
     weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
@@ -82,13 +82,8 @@ def task(config: Config) -> Task:
         grouped=bool(config.group),
         anybody=found.own,
     )
-    party = Party.of(
-        config,
-        lambda: plan.model(len(classes)),
-        **plan.training(config),
-        **plan.agreed(),
-        figures=judge_classes,
-    )
+    told = plan.training(config) | plan.agreed()
+    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, **told)
 
     @cache
     def test() -> Samples:

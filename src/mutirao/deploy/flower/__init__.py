@@ -1,13 +1,13 @@
 """Mutirão as Flower apps: the `client` of an institution, the `server` that runs a recipe, and a `simulation` of both.
 
 `tasks` is what a run's configuration asks for. Besides this folder and `fleets.flower` only a few in `deploy`
-(`clientapp`, `superlink`, `supernode`, `worker`) import flwr.
+(`clientapp`, `superlink`, `supernode`, `worker`) import flwr; `internals` alone writes into it.
 """
 
-from mutirao.fleets.flower import FlowerFleet  # first: it says what to install where Flower is missing
+from mutirao.fleets.flower import FlowerFleet, Strategy  # first: it says what to install where Flower is missing
 
-from mutirao.deploy.flower.client import client_app  # isort: skip
+from mutirao.deploy.flower.client import client_app, initial_arrays  # isort: skip
 from mutirao.deploy.flower.server import server_app  # isort: skip
 from mutirao.deploy.flower.simulation import simulate  # isort: skip
 
-__all__ = ["FlowerFleet", "client_app", "server_app", "simulate"]
+__all__ = ["FlowerFleet", "Strategy", "client_app", "initial_arrays", "server_app", "simulate"]

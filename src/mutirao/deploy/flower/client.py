@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from mutirao.config import coerce
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
 from mutirao.core.sworn import own_digests
@@ -31,6 +32,7 @@ from mutirao.fleets.flower.messages import (
     request_in,
     unpack,
 )
+from mutirao.fleets.flower.stock import is_stock, stock_reply, stock_request_in
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.agreeing import sworn
 from mutirao.recipes.task import Task
@@ -46,6 +48,7 @@ STATE = "mutirao.state"  # where Flower's context keeps what a site remembers
 def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> ClientApp:
     """A Flower client that works on its own part of a task: by default of the recipe the run configuration names.
 
+    It answers our FlowerFleet and Flower's own strategies, each in its own words.
     With `warm` the work is done by the site's resident worker; what is asked and what leaves is judged here.
     """
     app, task_of = ClientApp(), task_of or recipe_task
@@ -84,7 +87,8 @@ def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Messag
 def work_on(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
     """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
-    request = request_in(message)
+    stock = is_stock(message)
+    request = stock_request_in(message, seed_in(context)) if stock else request_in(message)
     number, began, do = request.config.get("round"), 0, summed_in(request)
     handler = task.secure.at_client(task.handler)
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
@@ -99,7 +103,8 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     answers = alone.ask({name: request})
     if name in answers.failures:
         return answers.failures[name]
-    content = reply_content(answers.replies[name])
+    reply = answers.replies[name]
+    content = stock_reply(reply, request) if stock else reply_content(reply)
     if found := own_digests({**task.basis(), **task.agreed, **agreed_of(data)}, request):
         content[AGREED_RECORD] = ConfigRecord({**found})
     if name in alone.states:
@@ -108,6 +113,11 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
         else:
             context.state[STATE] = pack(alone.states[name])
     return content
+
+
+def seed_in(context: Context) -> int:
+    """The seed of a run whose strategy is Flower's own and sends none: what the run configuration says, or 0."""
+    return coerce("seed", context.run_config.get("seed", 0), int, low=0)  # type: ignore[no-any-return]
 
 
 def work_under(
@@ -165,6 +175,11 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
         return warm.task(Order(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
     order = Order(name, dotted_path(task_of), str(context.run_id), context.node_id, asked, node)
     return warm.task(order, cold)
+
+
+def initial_arrays(context: Context) -> ArrayRecord:
+    """The first model of the recipe that the run configuration names, for a Strategy of Flower's own to begin with."""
+    return pack(recipe_task(context).initial())
 
 
 def dotted_path(task_of: TaskOf) -> str:

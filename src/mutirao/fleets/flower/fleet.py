@@ -27,6 +27,7 @@ from mutirao.fleets.flower.messages import (
     tag,
     to_line,
 )
+from mutirao.fleets.flower.stock import stock_message, stock_reply_in, wanted_in
 
 log = logging.getLogger("mutirao")
 
@@ -45,6 +46,9 @@ class FlowerFleet(Fleet):
     and `clients()` waits for it, once, for at most `greet` seconds. Two nodes may not have one name, and none may have
     one that `is_entitled` denies it. A client that `keeps_trail`, or has shown once that it does, must send the head of
     its trail with every reply. `admitted` says with how many samples clients were admitted, if that is known.
+
+    A `plain` fleet talks to Flower's own ClientApps, which know nothing of us: a client is called by the number of its
+    node, and says how many samples it has as `num-examples`.
     """
 
     def __init__(
@@ -55,9 +59,12 @@ class FlowerFleet(Fleet):
         is_entitled: IsEntitled = lambda name, node: True,
         keeps_trail: KeepsTrail = lambda name: False,
         admitted: Mapping[ClientId, int] | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
         self.grid, self.timeout, self.greet = grid, timeout, greet
         self.is_entitled, self.keeps_trail, self.admitted = is_entitled, keeps_trail, dict(admitted or {})
+        self.plain = plain
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
         self._claims: dict[int, ClientId | None] = {}  # what each node declared; None: nothing usable
@@ -73,8 +80,11 @@ class FlowerFleet(Fleet):
         """The names of the nodes that are connected; the same list while nothing changed."""
         here = set(self.grid.get_node_ids())
         self._forget_all_but(here)
-        self._ask_names(here)
-        self._settle_names()
+        if self.plain:
+            self._nodes = {str(node): node for node in here}
+        else:
+            self._ask_names(here)
+            self._settle_names()
         if (names := sorted(self._nodes)) != self._clients:
             self._clients = names
         return self._clients
@@ -122,10 +132,14 @@ class FlowerFleet(Fleet):
             if client not in self._nodes:
                 yield client, Failure("gone", "is not connected")
                 continue
+            node = self._nodes[client]
             content = {"arrays": pack_once(request.arrays)}
+            if self.plain:
+                messages[client] = stock_message(request, content["arrays"], node, ttl=self.timeout + CLOCKS)
+                continue
             if request.extras:
                 content["extras"] = pack_once(request.extras)
-            messages[client] = request_message(request, content, self._nodes[client], self.timeout, self._where())
+            messages[client] = request_message(request, content, node, self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
         for client, message in messages.items():
             if message.metadata.message_id not in taken:
@@ -133,7 +147,12 @@ class FlowerFleet(Fleet):
         sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
         for message_id, answer in self._listen(sent, self.timeout):
             client = sent[message_id]
-            yield client, answer if isinstance(answer, Failure) else self._read(client, answer, requests[client])
+            if isinstance(answer, Failure):
+                yield client, answer
+            elif self.plain:
+                yield client, stock_reply_in(answer, self._nodes[client], wanted_in(requests[client]))
+            else:
+                yield client, self._read(client, answer, requests[client])
 
     def _read(self, client: ClientId, answer: Message, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""

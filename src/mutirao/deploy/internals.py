@@ -1,0 +1,130 @@
+"""What we replace inside Flower: each place, what stands there instead, and the versions it was read and tested in.
+
+Nothing else of this project writes into Flower. A replacement holds only as long as Flower's own code around it is what
+it was, so that each internal has the digest of its source in every version checked. `python scripts/nightly.py` runs
+the deployed tests with the newest Flower; a version that passes is entered here with `facts_of`, and in the pin of
+`pyproject.toml`.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+CHECKED = ("1.41.0", "1.42.0")
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A function of Flower's that we replace: where it is, what ours does, and what its own code was when we looked."""
+
+    where: str  # module:name
+    instead: str
+    takes: str  # its parameters; ours must take them, too
+    checked: Mapping[str, str]  # by version, the digest of its source
+
+
+def same(digest: str, *versions: str) -> dict[str, str]:
+    """Versions in which the source is the same."""
+    return dict.fromkeys(versions or CHECKED, digest)
+
+
+UNPACK = Internal(
+    "flwr.supernode.runtime.run_clientapp:install_from_fab",
+    "the app that the server sent stays packed",
+    "fab_file, install_dir, skip_prompt",
+    same("481bd04cde582322"),
+)
+FOLDER = Internal(
+    "flwr.supernode.runtime.run_clientapp:get_project_dir",
+    "the app that the server sent has no folder",
+    "fab_id, fab_version, fab_hash",
+    same("155c70517e73e598"),
+)
+LOAD = Internal(
+    "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn",
+    "the site's own code answers, under its policy",
+    "default_app_ref, app_path, multi_app",
+    same("f7790dd641bafaff"),
+)
+SERVE = Internal(
+    "flwr.superlink.main:create_app",
+    "a door stands before the SuperLink, and a look at whose message is whose behind it",
+    "config, superlink_lifespan_class",
+    same("ee966b630c8ba8b5"),
+)
+ACTIVATE = Internal(
+    "flwr.supernode.fleet_http_client:FleetHttpClient.ActivateNode",
+    "a SuperNode that is not let in yet tries again",
+    "self, request",
+    same("560fe67fc99714e1"),
+)
+RETRY = Internal(
+    "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker",
+    "a SuperNode tries again when the server's certificate is not in order",
+    "",
+    same("49e12326a4b17e26"),
+)
+CALL = Internal(
+    "flwr.supercore.protobuf.client:ProtobufClient.__init__",
+    "the server's own commands send the secret that opens the door",
+    "self, base_url, *, interceptors, verify, timeout, retry_invoker",
+    same("ea57554c6ab40501"),
+)
+INTERNALS = (UNPACK, FOLDER, LOAD, SERVE, ACTIVATE, RETRY, CALL)
+
+
+def replace(internal: Internal, make: Callable[[Any], Any]) -> None:
+    """Put what `make` makes of Flower's own function in its place; end with one line if there is no such function.
+
+    Better no answer than one by foreign code, and no server than an open one.
+    """
+    place, name, found = find(internal)
+    if found is None:
+        end(f"has no {internal.where}, where mutirao sees to it that {internal.instead}")
+    setattr(place, name, make(found))
+
+
+def find(internal: Internal) -> tuple[Any, str, Any]:
+    """What holds an internal, its name there, and Flower's function; None for a function that is not there."""
+    module, _, path = internal.where.partition(":")
+    *owners, name = path.split(".")
+    try:
+        place: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("flwr"):
+            raise
+        return None, name, None
+    for owner in owners:
+        place = getattr(place, owner, None)
+    return place, name, getattr(place, name, None)
+
+
+def facts_of(internal: Internal) -> tuple[str, str]:
+    """The parameters and the digest of the source that an internal has in the installed Flower; empty without it."""
+    found = find(internal)[2]
+    if found is None:
+        return "", ""
+    parameters = inspect.signature(found).parameters.values()
+    names = [p.name for p in parameters]
+    if keywords := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]:
+        names.insert(names.index(keywords[0]), "*")
+    return ", ".join(names), hashlib.sha256(inspect.getsource(found).encode()).hexdigest()[:16]
+
+
+def strangeness(*internals: Internal) -> str:
+    """In one line, what is not as it was checked in the installed Flower, before it is replaced; empty if all is."""
+    odd = [one for one in internals or INTERNALS if facts_of(one)[1] not in one.checked.values()]
+    if not odd:
+        return ""
+    found = ", ".join(one.where.partition(":")[2] for one in odd)
+    return f"flwr {version('flwr')} differs from {' and '.join(CHECKED)}, with which mutirao was checked, in {found}"
+
+
+def end(what: str) -> NoReturn:
+    """End the process: this version of Flower cannot be made safe."""
+    sys.exit(f"error: flwr {version('flwr')} {what}; mutirao was checked with flwr {' and '.join(CHECKED)}")
