@@ -29,7 +29,7 @@ LBC = (
     "Squamous cell carcinoma",
 )
 CRIC = ("ASC-H", "ASC-US", "HSIL", "LSIL", "Negative for intraepithelial lesion", "SCC")
-CELL = 90  # pixels a side of a cell of CRIC's, as those who published it cut them
+CELL = 90  # pixels a side of a cell of CRIC's, as much published work cuts them
 SPLITS = ("train", "val", "test")  # of HiCervix
 
 
