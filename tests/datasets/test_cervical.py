@@ -131,7 +131,7 @@ def test_recipes_and_commands_take_them_by_their_path(tmp_path: Path) -> None:
     root = sipakmed(tmp_path / "set")
     told = {"data": str(root), "weights": "random", "normal": "im_Sup*,im_Parabasal"}
     task = find("cytology").task(resolve(find("cytology").config, told))
-    assert task.knows == tuple(sorted(SIPAKMED))
+    assert task.classes == len(SIPAKMED)
     shown = CliRunner().invoke(main, ["data", "check", "sipakmed", str(root)])
     assert shown.exit_code == 0, shown.output
     assert "50 pictures, published are 4,049; 0 left out" in shown.output
