@@ -5,18 +5,16 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from conftest import iris
 from mutirao.config import resolve
+from mutirao.core.agreement import COUNTS, as_extra, table_in
 from mutirao.core.files import load_arrays
-from mutirao.core.fleet import Reply
 from mutirao.dash.shelf import event
 from mutirao.deploy.ledger import Ledger
 from mutirao.deploy.processes import RECORD, running
 from mutirao.errors import Damaged
-from mutirao.images.hospitals import read_classes
 from mutirao.report import execute
 from mutirao.runs.audit import parse
 from mutirao.runs.folder import Folder
@@ -41,10 +39,7 @@ def from_a_file(read: Callable[[Path], object], name: str) -> Callable[[Path], o
 READERS: dict[str, tuple[Callable[[Path], object], object]] = {
     "a line of an audit trail": (lambda folder: parse(DEEP.encode()), None),
     "a line of a trail on the live page": (lambda folder: event(DEEP.encode()), {}),
-    "a hospital's class list": (
-        lambda folder: read_classes(Reply({}, {"classes": np.frombuffer(DEEP.encode(), np.uint8)}, n=1)),
-        [],
-    ),
+    "what a hospital has of each class": (lambda folder: table_in(COUNTS, as_extra(COUNTS, DEEP.encode())), {}),
     "the record of a process": (from_a_file(running, RECORD), None),
 }
 

@@ -6,6 +6,7 @@ Of five hospitals three have something else than what is agreed on, or may not s
 import contextlib
 import csv
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from mutirao.report import execute
 CYTOLOGY = {"rounds": 2, "views": 1, "slide": "", "weights": "random"}
 IMAGES = {"rounds": 2, "views": 1, "side": 16, "clients": 3, "sites": True}
 NAMES = ("abnormal", "normal")
+COUNTS = '\nextras = ["counts"]\nmetrics'  # of a policy that lets a site tell how many it has of each class
 
 
 def write_pictures(folder: Path, count: int, seed: int, names: tuple[str, ...] = NAMES) -> Path:
@@ -74,7 +76,7 @@ class Federation:
         """A site with what is agreed on; its pictures are those of client_k in the whole set, too."""
         own = write_pictures(self.folder / f"pictures_{k}", 5, seed=k)
         (self.folder / "whole" / f"client_{k}").symlink_to(own)
-        self.join(k, recipe, settings, own, lambda text: text)
+        self.join(k, recipe, settings, own, lambda text: text.replace("\nextras = []\nmetrics", COUNTS))
         return own
 
     def run(self, recipe: str, settings: dict[str, Any], out: Path, timeout: float = 120) -> Callable[[], None]:
@@ -125,7 +127,7 @@ def test_hospitals_that_differ_or_may_not_say_take_no_part_by_name_and_the_other
     odd = {
         3: (("abnormal", "columnar_normal"), lambda text: text),
         4: (NAMES, lambda text: text.replace("\n[settings]\n", '\n[settings]\nweights = ""\n')),
-        5: (NAMES, lambda text: text.replace(', "agree"', "")),
+        5: (NAMES, lambda text: re.sub(r'\n  "agree",.*', "", text)),
     }
     for k, (names, policy) in odd.items():
         own = write_pictures(folder / f"pictures_{k}", 5, k, names)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mutirao.config import resolve
-from mutirao.core.agreement import Agreed
+from mutirao.core.agreement import Agreement, as_extra, digest_of
 from mutirao.core.fleet import Request
 from mutirao.deploy.admission import admit
 from mutirao.deploy.content import sources
@@ -87,8 +87,8 @@ def test_a_policy_lets_the_profile_leave_only_if_it_says_so(tmp_path: Path) -> N
     def ask(policy: Policy, do: str) -> str:
         handler = guarded(task.handler, policy, Asker())
         fleet = LocalFleet(lambda request, site: handler(request, site), {"north": task.population["north"]})
-        schema = Agreed(fleet, SCHEMA, b"{}") if do == "agree" else fleet
-        answers = schema.ask({"north": Request(do, {}, about)})
+        told = Agreement(fleet, {SCHEMA: digest_of(b"{}")}, as_extra(SCHEMA, b"{}"), asks=False)
+        answers = (told if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
         return str(answers.failures.get("north", "")) or ",".join(answers.replies["north"].extras)
 
     def rules(requests: tuple[str, ...], comes: tuple[str, ...], leaves: tuple[str, ...], least: int = 1) -> Policy:

@@ -275,7 +275,8 @@ extras = []
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.
 arrays = []
-# The extra squared_errors, which FedRisk needs, tells the error of each single sample.
+# The extra squared_errors, which FedRisk needs, tells the error of each single sample. Beside the answer to agree a
+# site may tell its "versions", and "counts": how many samples it has of each class.
 extras = []
 metrics = []
 # true: other metrics and extras are taken out; false: a reply that has any is refused.
