@@ -16,7 +16,7 @@ from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
 from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
-from mutirao.cli.site import site
+from mutirao.cli.policies import site
 from mutirao.errors import ConfigError, MutiraoError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -1,4 +1,4 @@
-"""`mutirao site`: found a server or a site, look after its processes, and what a site does with its policy."""
+"""`mutirao site`: found a server or a site, and look after its processes and runs."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, settings, tell
+from mutirao.cli.options import FOLDER, JSON, Assignments, settings, tell
 
 PLACE = click.argument("folder", type=FOLDER)
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
@@ -350,75 +350,3 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
     said = f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}"
     tell(report, as_json, said)
     sys.exit(0 if report["ok"] else 1)
-
-
-@site.command()
-@click.option(
-    "--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given many times."
-)
-@settings("A setting all have agreed on, which the policy pins.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it [default: the screen].")
-def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> None:
-    """Write a policy that allows what the recipes named need, each line explained; without a recipe, nothing.
-
-    The recipes are pinned to their settings, as they are installed or as --set says.
-
-    \b
-    Examples:
-      mutirao site policy --recipe quickstart --out policy.toml
-      mutirao site policy --recipe cytology --set data=/srv/pictures --out policy.toml
-    """
-    from mutirao.core.files import write_whole
-    from mutirao.deploy.content import check_recipe
-    from mutirao.deploy.filling import fitting_policy, leaves_something
-    from mutirao.errors import ConfigError
-
-    for recipe in recipes:
-        check_recipe(recipe)
-    text = fitting_policy(recipes, sets)
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    if out.exists():
-        raise ConfigError(f"{out} is there already; choose another --out")
-    write_whole(out, text)
-    left = (
-        f"it lets leave what {', '.join(recipes)} needs"
-        if leaves_something(text)
-        else "nothing leaves until you allow it"
-    )
-    click.echo(f"written: {out}; {left}: read it line by line")
-
-
-@site.command("hash")
-@click.argument("recipe")
-@click.option("--architecture", is_flag=True, help="The digest of its model's arrays instead, which a policy pins.")
-@settings("Change a setting of the recipe, for --architecture.")
-def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
-    """Print the content hash of a recipe as it is installed here.
-
-    \b
-    Examples:
-      mutirao site hash quickstart
-      mutirao site hash quickstart --architecture --set hidden=128
-    """
-    from mutirao.deploy.content import check_recipe, content_hash
-    from mutirao.deploy.pins import model_of
-
-    check_recipe(recipe)
-    click.echo(model_of(recipe, sets) if architecture else content_hash(recipe))
-
-
-@site.command()
-@click.argument("path", type=FILE, metavar="POLICY.toml")
-@JSON
-def check(path: Path, as_json: bool) -> None:
-    """Read a policy and say what it allows, and what of its privacy budget is spent.
-
-    Example: mutirao site check policy.toml
-    """
-    from mutirao.deploy.describing import describe_policy
-    from mutirao.deploy.policy import load_policy
-
-    lines = describe_policy(load_policy(path))
-    tell(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))

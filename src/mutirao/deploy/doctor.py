@@ -6,43 +6,31 @@ Each check is a small function that returns findings; none of them changes anyth
 import datetime
 import importlib.metadata
 import os
-import shutil
 import socket
 import ssl
 import stat
 import sys
 import time
 import urllib.error
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.versions import versions
 from mutirao.deploy import internals, keys
 from mutirao.deploy.admission import is_admitted
 from mutirao.deploy.calls import about
+from mutirao.deploy.findings import Finding, look
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
+from mutirao.deploy.machine import disk, gpu, memory
 from mutirao.deploy.pausing import paused_since
 from mutirao.deploy.policy import Policy, load_policy
 from mutirao.deploy.processes import port_trouble, running
 from mutirao.errors import ConfigError, MutiraoError
 
-Health = Literal["ok", "warn", "fail", "skip"]
 SOON = 30  # days before the end of a certificate at which to renew it
 AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
-GIGABYTE = 2**30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found."""
-
-    check: str
-    state: Health
-    text: str
-    remedy: str = ""
 
 
 def examine(folder: Path) -> list[Finding]:
@@ -61,17 +49,6 @@ def examine(folder: Path) -> list[Finding]:
 def healthy(findings: list[Finding]) -> bool:
     """Whether nothing failed; warnings do not count."""
     return all(f.state != "fail" for f in findings)
-
-
-def look(check: str, trouble: str, remedy: str, good: str) -> Finding:
-    """A finding of trouble, or of none."""
-    return Finding(check, "fail", trouble, remedy) if trouble else Finding(check, "ok", good)
-
-
-def measure(check: str, left: float, least: float, little: float, text: str, remedy: str) -> Finding:
-    """Whether enough is left of something."""
-    state: Health = "fail" if left < least else "warn" if left < little else "ok"
-    return Finding(check, state, text, "" if state == "ok" else remedy)
 
 
 def python_and_packages() -> Iterator[Finding]:
@@ -365,51 +342,3 @@ def check_process(place: Server | Node) -> Finding:
     if (found := running(place.folder)) is None:
         return Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
     return Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
-
-
-def disk(folder: Path, free: Callable[[Path], int] | None = None) -> Finding:
-    """Room for models, logs and trails."""
-    left = free(folder) if free else shutil.disk_usage(folder).free
-    text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
-    return measure("disk", left, GIGABYTE, 5 * GIGABYTE, text, remedy)
-
-
-def memory(available: float | None = None) -> Finding:
-    """Room for torch and the data."""
-    left = available if available is not None else memory_left()
-    if left is None:
-        return Finding("memory", "skip", "cannot be told on this system")
-    remedy = "end other programs, or give the machine more; torch alone takes half a gigabyte"
-    return measure("memory", left, 0.5 * GIGABYTE, 2 * GIGABYTE, f"{left / GIGABYTE:.1f} GB available", remedy)
-
-
-def memory_left() -> float | None:
-    """Bytes that programs can still get: of the machine, or of the container if that is less."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        left = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-        used = float(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
-        return left if most == "max" else min(left, float(most) - used)
-    except (OSError, ValueError):
-        return left
-
-
-def gpu() -> Finding:
-    """Whether torch can use the graphics card, if there is one."""
-    try:
-        import torch
-    except ImportError:
-        return Finding("gpu", "skip", "torch is not installed")
-    used = "used by runs with device=auto or cuda"
-    if torch.cuda.is_available():
-        return Finding("gpu", "ok", f"{torch.cuda.get_device_name(0)}: {used}")
-    if torch.backends.mps.is_available():
-        return Finding("gpu", "ok", f"Apple's: {used.replace('cuda', 'mps')}")
-    if not shutil.which("nvidia-smi"):
-        return Finding("gpu", "ok", "none: training uses the processor")
-    remedy = "install the torch that fits the driver, or in a container give it the device"
-    return Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)
