@@ -14,7 +14,7 @@ HIDDEN = 64  # units of the attention
 
 
 class Pool(nn.Module):
-    """From the features of a bag's tiles to the classes of the bag; what is pooled goes through one linear layer.
+    """From the features of a bag's tiles to the classes of the bag: their mean goes through one linear layer.
 
     Tiles are bags x tiles x views x features, and `there` says which are tiles and which only fill up. In training
     every tile is seen in one of its views by lot, and as it is otherwise.
@@ -43,15 +43,7 @@ class Pool(nn.Module):
         return (self.attention(h, there)[..., None] * h).sum(1)
 
     def attention(self, h: Tensor, there: Tensor) -> Tensor:
-        """How much each tile counts, a_k; a bag's sum to one."""
-        raise NotImplementedError
-
-
-class MeanPool(Pool):
-    """The mean over tiles: all count alike."""
-
-    def attention(self, h: Tensor, there: Tensor) -> Tensor:
-        """1 / K for each of K tiles."""
+        """How much each tile counts, a_k; a bag's sum to one. All alike here: 1 / K for each of K tiles."""
         return there.to(h.dtype) / there.sum(1, keepdim=True)
 
 
@@ -104,7 +96,7 @@ class WholeSlide(nn.Module):
         return torch.softmax(scores, -1), self.trained.attention(h, there)[0]
 
 
-POOLS: dict[str, type[Pool]] = {"mean": MeanPool, "max": MaxPool, "abmil": AttentionPool}
+POOLS: dict[str, type[Pool]] = {"mean": Pool, "max": MaxPool, "abmil": AttentionPool}
 
 
 def make_head(head: str, body: Body, trainable: Trainable, classes: int) -> nn.Module:
