@@ -201,11 +201,15 @@ def test_clients_of_this_process_are_not_asked_but_told() -> None:
 
 
 def test_other_versions_are_a_warning_and_counts_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    told = as_extra("versions", b'{"torch": "0.1", "python": 7}') | as_extra("counts", b'{"normal": 3, "odd": "many"}')
+    absurd = b', "vast": ' + b"9" * 4000 + b', "less": -1}'
+    told = as_extra("versions", b'{"torch": "0.1", "python": 7}')
+    told |= as_extra("counts", b'{"normal": 3, "odd": "many"' + absurd)
     with caplog.at_level("WARNING", "mutirao"):
         note_told("ana", told)
         note_told("bia", as_extra("versions", b"[" * 100_000))
     assert "ana has other versions" in caplog.text
     assert "torch '0.1' (" in caplog.text
     assert "ana has 3 samples: 'normal' 3" in caplog.text
+    assert "9999" not in caplog.text
+    assert "less" not in caplog.text
     assert "bia" not in caplog.text

@@ -38,6 +38,7 @@ COUNTS, VERSIONS = "counts", "versions"  # what a client may tell when it agrees
 AWAY = {"late", "gone"}  # failures of clients that may come back
 PAUSED = "paused"  # the rule by which a site refuses everything for a while
 SHOWN = 5  # of those who differ, in an error
+MANY = 10**12  # samples of a class that nobody has
 HINTS = {
     "data": "; one set is dealt to all here: a site with data of its own needs cytology, images or tabular",
     "body": "; are weights and their package the same?",
@@ -249,7 +250,7 @@ def note_told(client: ClientId, extras: Arrays) -> None:
     other = [f"{k} {str(there[k])[:20]!r} ({v} here)" for k, v in here.items() if v and there.get(k, v) != v]
     if other:
         log.warning("%s has other versions, so that results may not repeat bit for bit: %s", client, ", ".join(other))
-    counts = {str(k)[:40]: v for k, v in table_in(COUNTS, extras).items() if isinstance(v, int)}
+    counts = {str(k)[:40]: v for k, v in table_in(COUNTS, extras).items() if isinstance(v, int) and 0 <= v < MANY}
     if counts:
         shown = ", ".join(f"{name!r} {count}" for name, count in list(counts.items())[:20])
         log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it
