@@ -13,6 +13,7 @@ from torch.nn import functional
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.training.engine.machine import Machine
 from mutirao.training.samples import VirtualClients, virtual_clients
 from mutirao.training.trainer import Trainer
 
@@ -115,7 +116,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: dense(nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8, bias=False), nn.Sigmoid()),
     "layer norm": lambda: dense(nn.LayerNorm(8), nn.ReLU()),
     "batch norm": lambda: dense(nn.BatchNorm1d(8), nn.ReLU()),
-    "dropout": lambda: dense(nn.ReLU(), nn.Dropout(0.4)),
+    "dropout": lambda: dense(nn.Dropout(0.2, inplace=True), nn.ReLU(), nn.Dropout(0.4)),
     "cnn": cnn,
     "wide cnn": wide,
     "group norm": lambda: cnn(lambda channels: nn.GroupNorm(2, channels)),
@@ -173,8 +174,12 @@ def trained(model: str, engine: str, sizes: list[int], count: int = 5, workers: 
     trainer = Trainer(MODELS[model], engine=engine, workers=workers, **settings)
     made = rounds(trainer, population(sizes), count)
     if engine == "stacked" and model not in ("noisy", "lstm"):  # or the plain path would be compared with itself
-        assert [m for k, m in trainer._recorded.items() if isinstance(k, tuple) and m is not None]
+        assert machines_of(trainer)
     return made
+
+
+def machines_of(trainer: Trainer) -> list[Machine]:
+    return [m for k, m in trainer._recorded.items() if isinstance(k, tuple) and m is not None]
 
 
 def assert_same(
@@ -209,6 +214,44 @@ def test_models_with_settings(model: str, settings: str) -> None:
     # The gradient of a key's bias is 0 but for rounding, and Adam makes steps of full length along that.
     share = 1e-3 if (model, settings) == ("attention", "adam") else 1e-4
     assert_same(trained(model, "stacked", UNEQUAL, **SETTINGS[settings]), plain, share)
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, SETTINGS["adam"]], ids=["sgd", "adam"])
+@pytest.mark.parametrize("sizes", [[24] * 4, UNEQUAL], ids=["equal", "unequal"])
+def test_dropout_is_stacked(sizes: list[int], settings: dict[str, Any]) -> None:
+    stacked, plain = (Trainer(MODELS["dropout"], engine=e, batch_size=8, **settings) for e in ("stacked", "plain"))
+    assert_same(rounds(stacked, population(sizes)), rounds(plain, population(sizes)))
+    (machine,) = machines_of(stacked)
+    assert not machine.random
+    assert all(form.stacked and form.by_rows for form in machine._tapes)
+
+
+def test_dropout_beside_layers_that_mix_samples_is_stacked_batch_by_batch() -> None:
+    def model() -> nn.Module:
+        return dense(nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.4))
+
+    stacked, plain = (Trainer(model, engine=e, batch_size=8) for e in ("stacked", "plain"))
+    sizes = [20] * 4  # the last batch is short, for all
+    assert_same(rounds(stacked, population(sizes)), rounds(plain, population(sizes)))
+    (machine,) = machines_of(stacked)
+    assert {(form.stacked, form.by_rows, form.batch) for form in machine._tapes} == {(True, False, 8), (True, False, 4)}
+
+
+@pytest.mark.parametrize("again", [functional.dropout, None], ids=["function", "twice"])
+def test_dropout_and_other_randomness_is_drawn_client_by_client(again: Callable[[Tensor], Tensor] | None) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.layer = nn.Dropout(0.3), nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer((again or self.drop)(self.drop(x)))
+
+    stacked, plain = (Trainer(Model, engine=e, batch_size=8) for e in ("stacked", "plain"))
+    assert_same(rounds(stacked, population(UNEQUAL), 2), rounds(plain, population(UNEQUAL), 2))
+    (machine,) = machines_of(stacked)
+    assert machine.random
+    assert not any(form.stacked for form in machine._tapes)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "threads"])
@@ -255,7 +298,7 @@ def test_no_result_depends_on_the_number_of_workers(engine: str, model: str) -> 
     assert [first, first] == others
 
 
-@pytest.mark.parametrize("model", ["mlp", "batch norm", "attention"])
+@pytest.mark.parametrize("model", ["mlp", "batch norm", "dropout", "attention"])
 def test_a_frozen_tape_gives_the_same_bits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mutirao.training.engine.machine.FREEZE_AFTER", 1)
     with_jit = digest(trained(model, "stacked", UNEQUAL)[0])

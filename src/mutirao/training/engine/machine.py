@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mutirao.core.arrays import Array, Arrays
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.devices import random_state
+from mutirao.training.engine.dropout import NAME, draw_masks, find_masks, give_masks
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
 from mutirao.training.engine.tape import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
@@ -27,7 +28,7 @@ log = logging.getLogger("mutirao")
 
 FREEZE_AFTER = 32  # steps of one height until freezing its tape pays
 BLOCK = 5  # steps frozen together: Python is needed, and its lock taken, once a block
-DATA = ("x", "y", "rows", "weights", "scalars")  # the inputs of a step that are not the clients' state
+FIXED, MOVING = ("x", "y"), ("rows", "weights", "scalars")  # the inputs of a step, beside the clients' state and masks
 CLOSE = 1e-3  # of the largest number: far above rounding, far below a different formula
 
 
@@ -41,6 +42,7 @@ class Machine:
             copy.deepcopy(trainer.blank())
         )  # recording must not touch the one others use
         self._look(*self.example)
+        give_masks(self.module, self.masks)
         self.sound: Tensor | None = None  # labels found to be classes of the model
         self._said = False
         self._objections: dict[tuple[bool, bool], str] = {}
@@ -49,17 +51,19 @@ class Machine:
         self._steps: collections.Counter[tuple[Form, int, int]] = collections.Counter()
 
     def _look(self, x: Tensor, y: Tensor) -> None:
-        """Find out from one plain step what the loss depends on, and whether the model is random."""
+        """Find out from one plain step what the loss depends on, and whether the model is random but for dropout."""
         module = self.trainer.travel.prepare(self.trainer.fill(self.sent))
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
         with quietly(self.place):
             before = random_state(self.place)
             outputs = module(x)
-            self.random = not torch.equal(before, random_state(self.place))
+            draws = not torch.equal(before, random_state(self.place))
             if not isinstance(outputs, Tensor):
                 raise Unsupported(f"its output is a {type(outputs).__name__}, not a tensor")
             loss = self.trainer.loss(outputs, y)
             found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            self.masks = find_masks(module, x) if draws else []
+        self.random = draws and not self.masks
         self.classes, self.dtype = outputs.shape[-1], loss.dtype
         self.layout = Layout.of(module, {n for n, g in zip(named, found, strict=True) if g is None})
         self.like = {n: t.detach() for n, t in module.state_dict().items()}
@@ -68,7 +72,8 @@ class Machine:
         """The fastest way to write a step of so many samples that gives the plain gradient.
 
         By rows, short batches can be filled up. If loss or layers mix the samples of a batch, as batch normalisation
-        does, only batches of the same length can be stacked (`aligned`). A random model draws client by client.
+        does, only batches of the same length can be stacked (`aligned`). A model that is random in other ways than by
+        dropout draws client by client.
         """
         ways = [(True, True)] + [(True, False)] * aligned + [(False, False)]
         for stacked, by_rows in ways:
@@ -102,8 +107,10 @@ class Machine:
             state, step = self.state([self.arrays] * len(lengths)), self._step(form)
             other = state[trained : trained + len(self.layout.other)]  # what comes after is the optimiser's
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
+            draws = [self.trainer.generator(0) for _ in lengths]  # as the module itself will draw
+            masks = [m[0] for m in draw_masks(self.masks, draws, np.array([lengths]), len(y))]
             with quietly(self.place):
-                _, _, ours = step.gradients(state[:trained], other, xs, ys, self.weights(lengths, form))
+                _, _, ours = step.gradients(state[:trained], other, xs, ys, self.weights(lengths, form), masks)
             for i, length in enumerate(lengths):
                 if not close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), CLOSE):
                     mixes = "its loss or its layers mix the samples of a batch"
@@ -128,7 +135,8 @@ class Machine:
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
 
     def _step(self, form: Form) -> Step:
-        return Step(self.trainer, self.module, self.layout, self.mu, self.moves, form)
+        masked = [f"{mask.layer}.{NAME}" for mask in self.masks]
+        return Step(self.trainer, self.module, self.layout, self.mu, self.moves, form, masked)
 
     def _record(self, form: Form) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""
@@ -146,7 +154,8 @@ class Machine:
             replay = self._replay(tape, form, clients, self.trainer.generator(1))
             with torch.no_grad():
                 got = [*replay(*ours), *ours]
-        if not close(got[: -len(DATA)], expected[: -len(DATA)], CLOSE / 100):
+        data = len(FIXED) + self._moving
+        if not close(got[:-data], expected[:-data], CLOSE / 100):
             raise Unsupported("what it does changes from batch to batch")
         return tape
 
@@ -156,7 +165,10 @@ class Machine:
         rows = torch.arange(form.batch, device=self.place).remainder(len(y)).expand(clients, -1)
         rows = rows.flip(1) if turned else rows.contiguous()
         weights = self.weights([form.batch] * clients, form)
-        return [*self.state([self.arrays] * clients), x, y, rows, weights, self.scalars(1, self.trainer.lr)[0]]
+        draws = [self.trainer.generator(i + turned) for i in range(clients)]
+        masks = draw_masks(self.masks, draws, np.full((1, clients), form.batch), form.batch)
+        moving = [rows, weights, self.scalars(1, self.trainer.lr)[0], *(mask[0] for mask in masks)]
+        return [*self.state([self.arrays] * clients), x, y, *moving]
 
     def state(self, models: Sequence[Arrays]) -> list[Tensor]:
         """The stack of these models, ready to be trained: tensors trained and not, moments, and where they start."""
@@ -190,25 +202,44 @@ class Machine:
             key = form, clients, some
             self._steps[key] += count
             if self._steps[key] >= FREEZE_AFTER and key not in self._frozen and not self.random:
-                *fixed, rows, weights, scalars = self.inputs(clients, form)
-                moving = [torch.stack([t] * some) for t in (rows, weights, scalars)]
-                replay = self._replay(self._tapes[form], form, clients)
-                self._frozen[key] = freeze_program(functools.partial(each_step, replay), [*fixed, *moving])
+                example, program = self.inputs(clients, form), self._program(form, clients)
+                fixed, moving = example[: -self._moving], example[-self._moving :]
+                self._frozen[key] = freeze_program(program, [*fixed, *(torch.stack([t] * some) for t in moving)])
         return self._frozen.get((form, clients, BLOCK)) is not None
 
     def run(
-        self, form: Form, clients: int, fixed: Sequence[Tensor], moving: Sequence[Tensor], draw: torch.Generator | None
+        self,
+        form: Form,
+        fixed: Sequence[Tensor],
+        moving: Sequence[Tensor],
+        lengths: npt.NDArray[np.int64],
+        draws: Sequence[torch.Generator],
     ) -> list[Sequence[Tensor]]:
-        """Make the steps along the first dimension of `moving`; what each returns, in blocks of steps."""
+        """Make the steps along the first dimension of `moving`; what each returns, in blocks of steps.
+
+        `lengths` are the samples of each step and client, and what is random comes from the clients' `draws`.
+        """
         made: list[Sequence[Tensor]] = []
-        start, steps = 0, len(moving[0])
-        replay = functools.partial(each_step, self._replay(self._tapes[form], form, clients, draw))
+        start, (steps, clients) = 0, lengths.shape
+        replay = self._program(form, clients, draws)
         while start < steps:
             some = BLOCK if steps - start >= BLOCK else 1
+            now = slice(start, start + some)
             program = self._frozen.get((form, clients, some)) or replay
-            made.append(program(*fixed, *(t[start : start + some] for t in moving)))
+            masks = draw_masks(self.masks, draws, lengths[now], form.batch)  # of a block: those of all would be many
+            made.append(program(*fixed, *(t[now] for t in moving), *masks))
             start += some
         return made
+
+    @property
+    def _moving(self) -> int:
+        """How many inputs change from step to step."""
+        return len(MOVING) + len(self.masks)
+
+    def _program(self, form: Form, clients: int, draws: Sequence[torch.Generator] = ()) -> Program:
+        """The tape, repeated along the first dimension of the inputs that change from step to step."""
+        replay = self._replay(self._tapes[form], form, clients, *draws[:1])
+        return functools.partial(each_step, replay, self._moving)
 
     def _replay(self, tape: fx.GraphModule, form: Form, clients: int, draw: Any = None) -> Program:
         if self.random:
@@ -216,11 +247,10 @@ class Machine:
         return functools.partial(tape.forward, clients) if form.stacked else tape.forward
 
 
-def each_step(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """A program of one step, repeated along the first dimension of the inputs that change from step to step."""
-    *fixed, rows, weights, scalars = inputs
-    moving = zip(rows.unbind(), weights.unbind(), scalars.unbind(), strict=True)
-    made = [program(*fixed, *now) for now in moving]
+def each_step(program: Program, moving: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """A program of one step, repeated along the first dimension of the last `moving` inputs."""
+    steps = zip(*(t.unbind() for t in inputs[-moving:]), strict=True)
+    made = [program(*inputs[:-moving], *now) for now in steps]
     return tuple(torch.stack(column) for column in zip(*made, strict=True))
 
 

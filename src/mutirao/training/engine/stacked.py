@@ -116,24 +116,27 @@ class Piece:
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
         machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows()).to(self.machine.place)
-        first, draw = self.jobs[0], None
-        if machine.random:  # then it is the only one, and draws as on the plain path
-            seed, round = int(first.request.config["seed"]), int(first.request.config["round"])
-            draw = machine.trainer.generator(number(seed, round, "torch", first.client))
+        draws = [self.draw(job) for job in self.jobs] if machine.random or machine.masks else []
         with one_thread(), torch.inference_mode():
             state = machine.state([job.arrays for job in self.jobs])
-            scalars = machine.scalars(len(self.lengths), first.pace.lr)
+            scalars = machine.scalars(len(self.lengths), self.jobs[0].pace.lr)
             for start, stop, clients, batch in self.segments():
                 form = self.form._replace(batch=batch)
                 rows = table[start:stop, :clients, :batch]
                 fixed = [*(tensor[:clients] for tensor in state), self.x, self.y]
                 moving = [rows, self.weights(start, stop, clients, form), scalars[start:stop]]
-                notes.take(start, stop, clients, machine.run(form, clients, fixed, moving, draw), self.y[rows])
+                made = machine.run(form, fixed, moving, self.lengths[start:stop, :clients], draws)
+                notes.take(start, stop, clients, made, self.y[rows])
         layout = machine.layout
         arrays = {n: t.cpu().numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
         held = {name: arrays[layout.held[name]] for name in machine.trainer.travel.shared}
         own = [{name: values[i, ...] for name, values in held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
+
+    def draw(self, job: Job) -> torch.Generator:
+        """Where a client's random numbers come from, as on the plain path."""
+        config = job.request.config
+        return self.machine.trainer.generator(number(int(config["seed"]), int(config["round"]), "torch", job.client))
 
     def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
         """How much each sample or client counts, step by step."""

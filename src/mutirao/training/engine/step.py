@@ -50,9 +50,10 @@ class Layout:
 class Step:
     """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
 
-    Its inputs are `[trained, other, moments, start (with mu), x, y, rows, weights, scalars]`. `rows` says which samples
-    of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` the numbers of the
-    optimiser that change from step to step, or from round to round: nothing is recorded anew for each rate.
+    Its inputs are `[trained, other, moments, start (with mu), x, y, rows, weights, scalars, masks]`. `rows` says which
+    samples of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` the numbers of
+    the optimiser that change from step to step, or from round to round: nothing is recorded anew for each rate. `masks`
+    are those of the layers in `masked`.
     """
 
     trainer: PlainTrainer
@@ -61,16 +62,17 @@ class Step:
     mu: float
     moves: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
     form: Form
+    masked: list[str]  # the buffers through which layers are given their masks
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
         given, count = iter(inputs), len(self.layout.trained)
         sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, count if self.mu else 0)
         trained, other, moments, start = (list(itertools.islice(given, size)) for size in sizes)
-        x, y, rows, weights, scalars = given
+        x, y, rows, weights, scalars, *masks = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
-        outputs, losses, gradients = self.gradients(trained, other, x, y, weights)
+        outputs, losses, gradients = self.gradients(trained, other, x, y, weights, masks)
         with torch.no_grad():
             gradients = self.bound(trained, gradients, start)
             if self.trainer.optimizer == "sgd":
@@ -80,31 +82,41 @@ class Step:
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
-        self, trained: Sequence[Tensor], other: Sequence[Tensor], x: Tensor, y: Tensor, weights: Tensor
+        self,
+        trained: Sequence[Tensor],
+        other: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        masks: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs, losses and each client's gradient; as clients share nothing, one backward pass gives them all."""
         with torch.enable_grad():
             leaves = [p.detach().requires_grad_() for p in trained]
             if self.form.stacked:
-                outputs, losses = vmap(self.forward)(leaves, list(other), x, y)
+                outputs, losses = vmap(self.forward)(leaves, list(other), x, y, list(masks))
             else:
-                outputs, losses = self.forward([p[0] for p in leaves], [b[0] for b in other], x[0], y[0])
+                one = [[t[0] for t in some] for some in (leaves, other, masks)]
+                outputs, losses = self.forward(one[0], one[1], x[0], y[0], one[2])
                 outputs, losses = outputs[None], losses[None]
             gradients = torch.autograd.grad((losses * weights).sum(), leaves)
         return outputs.detach(), losses.detach(), list(gradients)
 
-    def forward(self, trained: list[Tensor], other: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, trained: list[Tensor], other: list[Tensor], x: Tensor, y: Tensor, masks: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Outputs and loss of one client; its buffers, such as running means, are written to."""
         layout = self.layout
         held = dict(zip([*layout.trained, *layout.other], [*trained, *other], strict=True))
         state = {place: held[layout.held[place]] for place in layout.places}
+        state |= zip(self.masked, masks, strict=True)
         with autocast(self.trainer.place(), self.trainer.precision):
             outputs: Tensor = functional_call(self.module, state, (x,), tie_weights=False)
             loss = self.trainer.loss
             losses = row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
-        for place, value in state.items():
-            if (buffer := held[layout.held[place]]) is not value:  # replaced instead of written to
-                buffer.copy_(value)
+        for place in layout.places:
+            if (buffer := held[layout.held[place]]) is not state[place]:  # replaced instead of written to
+                buffer.copy_(state[place])
         return outputs, losses
 
     def bound(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:

@@ -1,0 +1,107 @@
+"""The masks of dropout as inputs of a step: each client draws its own, as on the plain path, and all advance together.
+
+`nn.Dropout` draws a mask at each call, 1 with probability 1 - p or else 0, and multiplies by mask / (1 - p). If it is
+known which layers are called, in what order and with what shapes, the same masks can be drawn before the step.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from mutirao.training.descent import seeded
+from mutirao.training.engine.tape import Unsupported
+
+NAME = "mask"  # of the buffer through which a layer is given its mask
+
+
+class Mask(NamedTuple):
+    """What one layer draws in a step, by the layer's name: with probability `p` a 0, in the shape of each sample."""
+
+    layer: str
+    p: float
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class GivenDropout(nn.Dropout):
+    """Dropout by a mask that it is given, already divided by 1 - p."""
+
+    mask: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input times the mask, which must be its mask and no other's."""
+        if input.shape != self.mask.shape:
+            raise Unsupported("the shapes of its dropout change")
+        return input.mul_(self.mask) if self.inplace else input * self.mask
+
+
+def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
+    """The masks that a module draws in a step, in their order; none if it is random in other ways, too.
+
+    That nothing else is drawn shows in torch's random numbers: they stand where drawing the masks alone leads.
+    """
+    if x.device.type != "cpu":  # where masks are not drawn number by number
+        return []
+    try:
+        with seeded(0):
+            masks = watch_dropout(module, x)
+            after = torch.get_rng_state()
+        with seeded(0):
+            again = watch_dropout(module, torch.cat([x, x]))  # so that a sample's shape is known from the batch's
+    except Exception:  # a model may insist on a length, or on anything
+        return []
+    draw = torch.Generator().manual_seed(0)
+    draw_masks(masks, [draw], np.array([[len(x)]]), len(x))
+    once = len({mask.layer for mask in masks}) == len(masks)
+    return masks if once and masks == again and torch.equal(draw.get_state(), after) else []
+
+
+def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
+    """Run a module, and note what its dropout layers draw."""
+    seen: list[Mask] = []
+
+    def watch(name: str, layer: nn.Dropout) -> torch.utils.hooks.RemovableHandle:
+        def note(layer: nn.Dropout, _: object, out: Tensor) -> None:
+            if layer.training and 0 < layer.p < 1:
+                if len(out) != len(x) or not out.is_contiguous():
+                    raise Unsupported("its dropout is not drawn sample by sample")
+                seen.append(Mask(name, layer.p, tuple(out.shape[1:]), out.dtype))
+
+        return layer.register_forward_hook(note)
+
+    handles = [watch(name, layer) for name, layer in module.named_modules() if type(layer) is nn.Dropout]
+    try:
+        with torch.no_grad():
+            module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
+    """Let the layers that draw these masks be given them instead."""
+    for mask in masks:
+        layer = module.get_submodule(mask.layer)
+        layer.__class__ = GivenDropout  # and not another object: who knows under which names the module holds it
+        layer.register_buffer(NAME, torch.empty(0), persistent=False)
+
+
+def draw_masks(
+    masks: Sequence[Mask], draws: Sequence[torch.Generator], lengths: npt.NDArray[np.int64], batch: int
+) -> list[Tensor]:
+    """The masks of some steps, [step, client, sample, ...]; each client draws for the `lengths` that its batches have.
+
+    Samples that only fill up a batch count nothing, and no mask is drawn for them.
+    """
+    made = [torch.ones(*lengths.shape, batch, *mask.shape, dtype=mask.dtype) for mask in masks]
+    for i, draw in enumerate(draws[: lengths.shape[1]] if masks else ()):
+        steps = zip(lengths[:, i].tolist(), *(some[:, i].unbind() for some in made), strict=True)
+        for length, *own in steps:
+            for mask, one in zip(masks, own, strict=True):
+                one[:length].bernoulli_(1 - mask.p, generator=draw)
+    return [some.div_(1 - mask.p) for some, mask in zip(made, masks, strict=True)]
