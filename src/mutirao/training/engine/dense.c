@@ -21,16 +21,38 @@ typedef struct {
 
 typedef enum { FORWARD, BACK, DESCEND } What;
 
+/* A matrix. Weights lie in panels of so many columns, one after the other, so that a product reads them in a row:
+   with stride 0 a panel's rows follow each other, and `panel` is how many there are. Otherwise it is a plain one. */
+#define PANEL 64
+
+typedef struct {
+    float *at;
+    long columns, panel, stride;
+} Matrix;
+
+ALWAYS long stride_at(const Matrix *m, long column) {
+    const long left = m->columns - column / PANEL * PANEL;
+    return m->stride ? m->stride : left < PANEL ? left : PANEL;
+}
+
+ALWAYS float *place(const Matrix *m, long row, long column) {
+    return m->at + column / PANEL * PANEL * m->panel + row * stride_at(m, column) + column % PANEL;
+}
+
+static Matrix plain(float *at, long columns, long stride) { return (Matrix){at, columns, 1, stride}; }
+
+static Matrix panels(float *at, long rows, long columns) { return (Matrix){at, columns, rows, 0}; }
+
 typedef struct { /* C = A B, and what is done with it */
     What what;
-    long rows, columns, inner;
-    const float *a, *b;
-    long a_down, a_along, b_stride;
-    float *c;
-    long c_stride;
+    long rows, inner;
+    const float *a;
+    long a_down, a_along;
+    Matrix b, c;
     int rectify;                                   /* FORWARD: ReLU */
-    const float *active;                           /* BACK: the layer's outputs */
+    const float *active;                           /* BACK: the layer's outputs, and what dropout scaled them by */
     long active_stride;
+    float scale;
     const Descent *descent;                        /* DESCEND */
     const float *origin;
     float *moment;
@@ -91,9 +113,12 @@ static Multiply multiply_here(const char **name) {
 
 typedef struct { /* what one layer works with */
     long in, out, in_fill, out_fill, rows; /* rows: inputs, and one more if there is a bias */
-    float *weights, *turned, *origin, *moment;
-    float *outputs, *errors; /* a row a sample */
+    Matrix weights, turned;
+    float *origin, *moment;
+    float *outputs, *errors; /* a row a sample, of out_fill + FILL numbers */
     float *theirs, *their_bias;
+    const float *mask; /* which of its inputs dropout leaves, a row a sample, or NULL */
+    float scale;       /* what those are multiplied by */
 } Layer;
 
 typedef struct {
@@ -104,24 +129,43 @@ typedef struct {
     long steps, longest;
     Descent descent;
     uint8_t *squared; /* or NULL */
+    PyObject *draw;   /* fills the masks of a step, or NULL */
+    PyThreadState *thread;
     double loss;
     int64_t right;
-    int bad_label, too_large;
+    int bad_label, too_large, raised;
 } Work;
 
 static long filled(long n) { return (n + FILL - 1) / FILL * FILL; }
 
+/* B = A' for `rows` rows and `columns` columns of A, tile by tile. */
+static void turn(const Matrix *a, const Matrix *b, long rows, long columns) {
+    for (long j = 0; j < columns; j += FILL)
+        for (long i = 0; i < rows; i += FILL) {
+            const float *from = place(a, i, j);
+            float *to = place(b, j, i);
+            const long down = stride_at(a, j), across = stride_at(b, i);
+            if (i + FILL <= rows && j + FILL <= columns) {
+                for (int c = 0; c < FILL; c++)
+                    for (int r = 0; r < FILL; r++) to[c * across + r] = from[r * down + c];
+                continue;
+            }
+            for (long c = 0; c < FILL && j + c < columns; c++)
+                for (long r = 0; r < FILL && i + r < rows; r++) to[c * across + r] = from[r * down + c];
+        }
+}
+
 static void pack(Layer *l) {
-    for (long o = 0; o < l->out; o++)
-        for (long i = 0; i < l->in; i++) l->weights[i * l->out_fill + o] = l->theirs[o * l->in + i];
-    if (l->their_bias) memcpy(l->weights + l->in * l->out_fill, l->their_bias, l->out * sizeof(float));
-    if (l->origin) memcpy(l->origin, l->weights, l->rows * l->out_fill * sizeof(float));
+    const Matrix theirs = plain(l->theirs, l->in, l->in);
+    turn(&theirs, &l->weights, l->out, l->in);
+    for (long o = 0; l->their_bias && o < l->out; o++) *place(&l->weights, l->in, o) = l->their_bias[o];
+    if (l->origin) memcpy(l->origin, l->weights.at, l->rows * l->out_fill * sizeof(float));
 }
 
 static void unpack(Layer *l) {
-    for (long o = 0; o < l->out; o++)
-        for (long i = 0; i < l->in; i++) l->theirs[o * l->in + i] = l->weights[i * l->out_fill + o];
-    if (l->their_bias) memcpy(l->their_bias, l->weights + l->in * l->out_fill, l->out * sizeof(float));
+    const Matrix theirs = plain(l->theirs, l->in, l->in);
+    turn(&l->weights, &theirs, l->in, l->out);
+    for (long o = 0; l->their_bias && o < l->out; o++) l->their_bias[o] = *place(&l->weights, l->in, o);
 }
 
 /* Softmax, loss and errors of the outputs: (p - [c = y]) / batch. */
@@ -129,7 +173,7 @@ static int judge(Work *w, const int64_t *y, long batch, uint8_t *squared) {
     Layer *last = &w->layer[w->layers - 1];
     for (long s = 0; s < batch; s++) {
         const float *out = last->outputs + s * (last->out_fill + FILL);
-        float *error = last->errors + s * last->out_fill, most = out[0], sum = 0;
+        float *error = last->errors + s * (last->out_fill + FILL), most = out[0], sum = 0;
         long found = 0;
         if (y[s] < 0 || y[s] >= last->out) return w->bad_label = 1;
         for (long c = 1; c < last->out; c++)
@@ -147,6 +191,22 @@ static int judge(Work *w, const int64_t *y, long batch, uint8_t *squared) {
     return 0;
 }
 
+/* Have Python draw the masks of a step. */
+static int draw_masks(Work *w, long batch) {
+    PyEval_RestoreThread(w->thread);
+    PyObject *drawn = PyObject_CallFunction(w->draw, "l", batch);
+    w->raised = drawn == NULL;
+    Py_XDECREF(drawn);
+    w->thread = PyEval_SaveThread();
+    return w->raised;
+}
+
+/* Dropout of a layer's inputs. */
+static void drop(const Layer *l, float *in, long stride, long batch) {
+    for (long s = 0; s < batch; s++)
+        for (long i = 0; i < l->in; i++) in[s * stride + i] *= l->mask[s * l->in + i] * l->scale;
+}
+
 static void train(Work *w, float *input, Multiply multiply) {
     Layer *first = w->layer;
     const long width = first->in, input_stride = first->in_fill + FILL;
@@ -154,6 +214,7 @@ static void train(Work *w, float *input, Multiply multiply) {
     for (long step = 0; step < w->steps; rows += w->lengths[step++]) {
         const long batch = w->lengths[step];
         int64_t y[batch];
+        if (w->draw && draw_masks(w, batch)) return;
         for (long s = 0; s < batch; s++) {
             memcpy(input + s * input_stride, w->x + rows[s] * width, width * sizeof(float));
             input[s * input_stride + width] = 1;
@@ -162,13 +223,14 @@ static void train(Work *w, float *input, Multiply multiply) {
         if (step + 1 < w->steps) /* samples lie all over the storage: fetch the next ones while these are worked on */
             for (long s = 0; s < w->lengths[step + 1]; s++)
                 for (long i = 0; i < width; i += 16) __builtin_prefetch(w->x + rows[batch + s] * width + i);
-        const float *in = input;
+        float *in = input;
         long in_stride = input_stride;
         for (int l = 0; l < w->layers; l++) {
             Layer *a = &w->layer[l];
-            Product p = {.what = FORWARD, .rows = batch, .columns = a->out_fill, .inner = a->rows, .a = in,
-                         .a_down = in_stride, .a_along = 1, .b = a->weights, .b_stride = a->out_fill,
-                         .c = a->outputs, .c_stride = a->out_fill + FILL, .rectify = l + 1 < w->layers};
+            if (a->mask) drop(a, in, in_stride, batch);
+            Product p = {.what = FORWARD, .rows = batch, .inner = a->rows, .a = in, .a_down = in_stride, .a_along = 1,
+                         .b = a->weights, .c = plain(a->outputs, a->out_fill, a->out_fill + FILL),
+                         .rectify = l + 1 < w->layers};
             multiply(&p);
             in = a->outputs, in_stride = a->out_fill + FILL;
             for (long s = 0; s < batch; s++) a->outputs[s * in_stride + a->out] = 1; /* the next layer's bias */
@@ -177,19 +239,17 @@ static void train(Work *w, float *input, Multiply multiply) {
         for (int l = w->layers - 1; l >= 0; l--) {
             Layer *a = &w->layer[l], *below = a - 1;
             if (l) {
-                for (long i = 0; i < a->in; i++)
-                    for (long o = 0; o < a->out; o++) a->turned[o * a->in_fill + i] = a->weights[i * a->out_fill + o];
-                Product p = {.what = BACK, .rows = batch, .columns = a->in_fill, .inner = a->out, .a = a->errors,
-                             .a_down = a->out_fill, .a_along = 1, .b = a->turned, .b_stride = a->in_fill,
-                             .c = below->errors, .c_stride = a->in_fill, .active = below->outputs,
-                             .active_stride = a->in_fill + FILL};
+                turn(&a->weights, &a->turned, a->in, a->out);
+                Product p = {.what = BACK, .rows = batch, .inner = a->out, .a = a->errors, .a_down = a->out_fill + FILL,
+                             .a_along = 1, .b = a->turned, .c = plain(below->errors, a->in_fill, a->in_fill + FILL),
+                             .active = below->outputs, .active_stride = a->in_fill + FILL,
+                             .scale = a->mask ? a->scale : 1};
                 multiply(&p);
             }
-            Product p = {.what = DESCEND, .rows = a->rows, .columns = a->out_fill, .inner = batch,
-                         .a = l ? below->outputs : input, .a_down = 1,
-                         .a_along = l ? below->out_fill + FILL : input_stride, .b = a->errors,
-                         .b_stride = a->out_fill, .c = a->weights, .c_stride = a->out_fill, .descent = &w->descent,
-                         .origin = a->origin, .moment = a->moment};
+            Product p = {.what = DESCEND, .rows = a->rows, .inner = batch, .a = l ? below->outputs : input, .a_down = 1,
+                         .a_along = l ? below->out_fill + FILL : input_stride,
+                         .b = plain(a->errors, a->out_fill, a->out_fill + FILL), .c = a->weights,
+                         .descent = &w->descent, .origin = a->origin, .moment = a->moment};
             multiply(&p);
         }
     }
@@ -200,8 +260,8 @@ static float *lay_out(Work *w, float **input) {
     size_t need = (size_t)w->longest * (w->layer[0].in_fill + FILL) + FILL;
     for (int l = 0; l < w->layers; l++) {
         const Layer *a = &w->layer[l];
-        need += 3 * (size_t)a->rows * a->out_fill + (size_t)a->out_fill * a->in_fill;
-        need += (size_t)w->longest * (2 * a->out_fill + FILL);
+        need += 3 * (size_t)a->rows * a->out_fill + (size_t)a->out * a->in_fill;
+        need += (size_t)w->longest * 2 * (a->out_fill + FILL);
     }
     float *memory = calloc(need, sizeof(float));
     if (!memory) return NULL;
@@ -209,19 +269,19 @@ static float *lay_out(Work *w, float **input) {
     *input = at, at += w->longest * (w->layer[0].in_fill + FILL);
     for (int l = 0; l < w->layers; l++) {
         Layer *a = &w->layer[l];
-        a->weights = at, at += a->rows * a->out_fill;
+        a->weights = panels(at, a->rows, a->out_fill), at += a->rows * a->out_fill;
         if (w->descent.mu != 0) a->origin = at, at += a->rows * a->out_fill;
         if (w->descent.momentum != 0) a->moment = at, at += a->rows * a->out_fill;
-        a->turned = at, at += a->out_fill * a->in_fill;
+        if (l) a->turned = panels(at, a->out, a->in_fill), at += a->out * a->in_fill;
         a->outputs = at, at += w->longest * (a->out_fill + FILL);
-        a->errors = at, at += w->longest * a->out_fill;
+        a->errors = at, at += w->longest * (a->out_fill + FILL);
     }
     return memory;
 }
 
 /* The rest is how Python calls it. */
 
-#define MOST_BUFFERS (2 * MOST_LAYERS + 8)
+#define MOST_BUFFERS (3 * MOST_LAYERS + 8)
 
 typedef struct {
     Py_buffer view[MOST_BUFFERS];
@@ -298,19 +358,39 @@ static int take_samples(Work *w, Buffers *b, PyObject *x, PyObject *y, PyObject 
     return squared == Py_None || (w->squared = borrow(b, squared, "squared errors", 'B', 1, 1, total)) ? 0 : -1;
 }
 
+/* For each layer None, or the mask of its inputs and what they are multiplied by where it is 1. */
+static int take_masks(Work *w, Buffers *b, PyObject *masks) {
+    if (!w->draw) return 0;
+    if (!PyList_Check(masks) || PyList_Size(masks) != w->layers || !PyCallable_Check(w->draw)) {
+        PyErr_SetString(PyExc_ValueError, "a mask, or None, is wanted a layer, and what draws them");
+        return -1;
+    }
+    for (int l = 0; l < w->layers; l++) {
+        Layer *a = &w->layer[l];
+        PyObject *item = PyList_GetItem(masks, l), *mask;
+        if (item == Py_None) continue;
+        if (!PyArg_ParseTuple(item, "Of", &mask, &a->scale)) return -1;
+        if (!(a->mask = borrow(b, mask, "a mask", 'f', 4, 0, w->longest * a->in))) return -1;
+    }
+    return 0;
+}
+
 static PyObject *dense_train(PyObject *self, PyObject *args) {
-    PyObject *arrays, *x, *y, *rows, *lengths, *squared;
+    PyObject *arrays, *x, *y, *rows, *lengths, *squared, *masks, *draw;
     Work w = {0};
     Buffers b;
     b.held = 0;
-    if (!PyArg_ParseTuple(args, "O!OOOOffffO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
-                          &w.descent.momentum, &w.descent.weight_decay, &w.descent.mu, &squared))
+    if (!PyArg_ParseTuple(args, "O!OOOOffffOOO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
+                          &w.descent.momentum, &w.descent.weight_decay, &w.descent.mu, &squared, &masks,
+                          &draw))
         return NULL;
+    w.draw = draw == Py_None ? NULL : draw;
     PyObject *result = NULL;
     float *input, *memory;
     const char *name;
-    if (take_layers(&w, &b, arrays) || take_samples(&w, &b, x, y, rows, lengths, squared)) goto done;
-    Py_BEGIN_ALLOW_THREADS
+    if (take_layers(&w, &b, arrays) || take_samples(&w, &b, x, y, rows, lengths, squared) || take_masks(&w, &b, masks))
+        goto done;
+    w.thread = PyEval_SaveThread();
     memory = lay_out(&w, &input);
     if (memory) {
         for (int l = 0; l < w.layers; l++) pack(&w.layer[l]);
@@ -318,12 +398,12 @@ static PyObject *dense_train(PyObject *self, PyObject *args) {
         for (int l = 0; l < w.layers; l++) unpack(&w.layer[l]);
         free(memory);
     }
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(w.thread);
     if (!memory)
         PyErr_NoMemory();
-    else if (w.bad_label || w.too_large)
+    else if (!w.raised && (w.bad_label || w.too_large))
         PyErr_SetString(PyExc_ValueError, w.bad_label ? "a label is no class" : "squared errors do not fit a byte");
-    else
+    else if (!w.raised)
         result = Py_BuildValue("dL", w.loss, (long long)w.right);
 done:
     while (b.held) PyBuffer_Release(&b.view[--b.held]);
@@ -332,8 +412,9 @@ done:
 
 static PyMethodDef methods[] = {
     {"train", dense_train, METH_VARARGS,
-     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared) -> (loss, right)\n\n"
-     "Train in place the weights and biases in `arrays`, batch by batch; the summed loss and hits before each step."},
+     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared, masks, draw) -> (loss, right)\n\n"
+     "Train in place the weights and biases in `arrays`, batch by batch; the summed loss and hits before each step.\n\n"
+     "With dropout `draw(length)` fills the masks before each step; `masks` has None or (mask, scale) a layer."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_dense", "Training of small dense networks.", -1, methods,

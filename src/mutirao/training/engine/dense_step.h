@@ -1,4 +1,4 @@
-/* One client's descent, written once for any vector width: dense.c includes this file for each instruction set.
+/* Products and transpositions, written once for any vector width: dense.c includes this file for each instruction set.
 
    A layer's weights lie transposed, one row an input and the bias as one more row, whose input is 1; rows are filled
    up with zeros to whole vectors. So a forward pass, a pass of errors back and a step of descent are each one product,
@@ -20,27 +20,29 @@ ALWAYS void NAME(multiply)(const int rows, const int wide, long inner, const flo
     }
 }
 
-ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long i0, long j0, vec acc[ROWS][WIDE]) {
+/* What is done with `acc`, which belongs to row i0 and the columns from j0, and goes to `c`. */
+ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long i0, long j0, float *c, long stride,
+                         vec acc[ROWS][WIDE]) {
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < wide; j++) {
-            long at = (i0 + i) * p->c_stride + j0 + j * LANES;
-            vec value = acc[i][j], *c = (vec *)(p->c + at);
+            vec value = acc[i][j], *to = (vec *)(c + i * stride + j * LANES);
             if (p->what == FORWARD) {
                 if (p->rectify) value = (vec)((__typeof__(value > value))value & (value > (vec){0}));
-                *c = value;
+                *to = value;
             } else if (p->what == BACK) { /* errors pass where the unit was active */
                 vec active = *(const vec *)(p->active + (i0 + i) * p->active_stride + j0 + j * LANES);
-                *c = (vec)((__typeof__(value > value))value & (active > (vec){0}));
+                *to = (vec)((__typeof__(value > value))(value * p->scale) & (active > (vec){0}));
             } else {
                 const Descent *d = p->descent;
-                vec weight = *c;
+                const long at = (float *)to - p->c.at;
+                vec weight = *to;
                 if (d->mu != 0) value += d->mu * (weight - *(const vec *)(p->origin + at));
                 if (d->weight_decay != 0) value += d->weight_decay * weight;
                 if (d->momentum != 0) {
                     vec *moment = (vec *)(p->moment + at);
                     *moment = value = d->momentum * *moment + value;
                 }
-                *c = weight - d->lr * value;
+                *to = weight - d->lr * value;
             }
         }
 }
@@ -48,8 +50,12 @@ ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long 
 #define BLOCK(rows, wide)                                                                                           \
     do {                                                                                                            \
         vec acc[ROWS][WIDE];                                                                                        \
-        NAME(multiply)(rows, wide, p->inner, p->a + i * p->a_down, p->a_down, p->a_along, p->b + j, p->b_stride, acc); \
-        NAME(finish)(rows, wide, p, i, j, acc);                                                                     \
+        float *to = c + i * c_stride + j;                                                                           \
+        if (p->what == DESCEND)                                                                                     \
+            for (int r = 0; r < rows; r++)                                                                          \
+                for (int v = 0; v < wide * LANES; v += 16) __builtin_prefetch(to + r * c_stride + v, 1);            \
+        NAME(multiply)(rows, wide, p->inner, p->a + i * p->a_down, p->a_down, p->a_along, b + j, b_stride, acc);    \
+        NAME(finish)(rows, wide, p, i, at + j, to, c_stride, acc);                                                  \
     } while (0)
 
 #define BLOCKS(wide)                                                                                                \
@@ -61,10 +67,16 @@ ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long 
     } while (0)
 
 static void NAME(product)(const Product *p) {
-    long j = 0;
-    for (; j + WIDE * LANES <= p->columns; j += WIDE * LANES) BLOCKS(WIDE);
-    for (; j + 2 * LANES <= p->columns; j += 2 * LANES) BLOCKS(2);
-    for (; j < p->columns; j += LANES) BLOCKS(1);
+    for (long at = 0; at < p->c.columns; at += PANEL) {
+        const float *b = place(&p->b, 0, at);
+        float *c = place(&p->c, 0, at);
+        const long b_stride = stride_at(&p->b, at), c_stride = stride_at(&p->c, at);
+        const long width = p->c.columns - at < PANEL ? p->c.columns - at : PANEL;
+        long j = 0;
+        for (; j + WIDE * LANES <= width; j += WIDE * LANES) BLOCKS(WIDE);
+        for (; j + 2 * LANES <= width; j += 2 * LANES) BLOCKS(2);
+        for (; j < width; j += LANES) BLOCKS(1);
+    }
 }
 
 #undef BLOCK
