@@ -16,9 +16,8 @@ from torch.nn import functional
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.training.descent import seeded
-from mutirao.training.engine import fused
+from mutirao.training.engine import fused, masks
 from mutirao.training.engine.jobs import plan_jobs
-from mutirao.training.engine.masks import Masks
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.ways import train_many
 from mutirao.training.samples import VirtualClients, virtual_clients
@@ -242,16 +241,27 @@ def test_dropout_leaves_out_the_same_numbers_as_torch_round_by_round(model: str)
         assert np.linalg.norm(made[0] - other) <= 1e-4 * np.linalg.norm(other)
 
 
+@here
+def test_masks_drawn_by_torch_are_those_drawn_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for drawn_here in (True, False):
+        monkeypatch.setattr(masks, "draws_like_torch", lambda drawn_here=drawn_here: drawn_here)
+        trainer = Trainer(FITS["dropout of inputs"], batch_size=16, epochs=2, engine="fused")
+        made.append({c: digest(reply.arrays) for c, reply in answers(trainer, population(SIZES)).items()})
+    assert made[0] == made[1] or not masks.draws_like_torch.__wrapped__()
+
+
 @pytest.mark.parametrize(("width", "dropped"), [(512, 0.2), (1, 0.5), (37, 0.9), (16, 1e-3)])
-def test_masks_are_those_of_torch(width: int, dropped: float) -> None:
-    masks, layer = Masks([(5, 0.0), (width, dropped), (3, 1.0), (7, 0.3)], 32, seed=2**62 + 5), nn.Dropout(dropped)
-    assert [mask is None for mask in masks.each] == [True, False, False, False]
+def test_masks_are_those_of_torch(width: int, dropped: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "draws_like_torch", lambda: False)
+    layers, layer = [(5, 0.0), (width, dropped), (3, 1.0), (7, 0.3)], nn.Dropout(dropped)
+    (unused, (_, first), (kept, none), (_, other)), draw = masks.masks_for(layers, 32, seed=2**62 + 5)
+    assert (unused, kept) == (None, 0)
     with seeded(2**62 + 5):
         for length in (32, 32, 1, 24, 32, 17):
-            masks.draw(length)
-            (first, scale), (none, _), (other, more) = masks.each[1:]
-            np.testing.assert_array_equal(first[:length] * np.float32(scale), layer(torch.ones(length, width)))
-            np.testing.assert_array_equal(other[:length] * np.float32(more), nn.Dropout(0.3)(torch.ones(length, 7)))
+            draw(length)
+            np.testing.assert_array_equal(first[:length], layer(torch.ones(length, width)) > 0)
+            np.testing.assert_array_equal(other[:length], nn.Dropout(0.3)(torch.ones(length, 7)) > 0)
             assert not none.any()
 
 
@@ -304,11 +314,13 @@ def test_the_kernel_checks_what_it_is_given() -> None:
         with pytest.raises(TypeError):
             fused.kernel(wrong_type, x, y, rows, lengths, *rest)
     mask = np.ones((4, 2), np.float32)
-    for masks, draw in (([], int), ([(mask, 1.0)], 3), (None, int), ([(mask[:3], 1.0)], int), ([(mask > 0, 1.0)], int)):
+    for some in ([], [None, None], mask, [(0.5, mask[:3])], [(0.5, mask > 0)]):
         with pytest.raises(ValueError, match="mask"):
-            fused.kernel([weight, bias], x, y, rows, lengths, *rates, masks, draw)
+            fused.kernel([weight, bias], x, y, rows, lengths, *rates, some, int)
+    with pytest.raises(TypeError):
+        fused.kernel([weight, bias], x, y, rows, lengths, *rates, [(0.5, None)], "seed")
     with pytest.raises(ZeroDivisionError):
-        fused.kernel([weight, bias], x, y, rows, lengths, *rates, [(mask, 1.0)], lambda length: 1 // 0)
+        fused.kernel([weight, bias], x, y, rows, lengths, *rates, [(0.5, mask)], lambda length: 1 // 0)
     with pytest.raises((BufferError, ValueError)):
         fused.kernel([weight.T, bias], x, y, rows, lengths, *rest)
 

@@ -19,7 +19,7 @@ from mutirao.randomness import number
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job, only_tensors, storage_of
 from mutirao.training.engine.machine import close
-from mutirao.training.engine.masks import Masks
+from mutirao.training.engine.masks import masks_for
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
 from mutirao.training.figures import extras_of, mean_metrics
@@ -86,9 +86,9 @@ def call(
         raise Unsupported("the kernel for dense networks is not installed")
     weights = [a for layer in layers for a in (arrays[layer.weight], layer.bias and arrays[layer.bias])]
     *samples, lengths, squared = data
-    masks = Masks([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
+    dropout = masks_for([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
     rates = pace.lr, trainer.momentum, trainer.weight_decay, pace.mu
-    return kernel(weights, *samples, lengths, *rates, squared, masks.each, masks.draw if masks else None)
+    return kernel(weights, *samples, lengths, *rates, squared, *dropout)
 
 
 def layers_of(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[Layer]:
