@@ -140,9 +140,9 @@ static PyObject *dense_train(PyObject *self, PyObject *args) {
     w.thread = PyEval_SaveThread();
     memory = lay_out(&w, &input);
     if (memory) {
-        for (int l = 0; l < w.layers; l++) pack(&w.layer[l]);
+        for (int l = 0; l < w.layers; l++) pack(&w, &w.layer[l]);
         train(&w, input);
-        for (int l = 0; l < w.layers; l++) unpack(&w.layer[l]);
+        for (int l = 0; l < w.layers; l++) unpack(&w, &w.layer[l]);
         free(memory);
     }
     PyEval_RestoreThread(w.thread);

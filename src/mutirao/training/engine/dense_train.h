@@ -95,6 +95,7 @@ typedef struct {
 typedef struct {
     const char *name;
     void (*product)(const Product *);
+    void (*turn)(const Matrix *, const Matrix *, long, long);
     void (*drop)(Twister *, double, float, float *, long);
 } Instructions;
 
@@ -103,11 +104,11 @@ static Instructions instructions_here(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw"))
-        return (Instructions){"avx512", product_avx512, drop_avx512};
+        return (Instructions){"avx512", product_avx512, turn_avx512, drop_avx512};
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return (Instructions){"avx2", product_avx2, drop_avx2};
+        return (Instructions){"avx2", product_avx2, turn_avx2, drop_avx2};
 #endif
-    return (Instructions){"any", product_any, drop_any};
+    return (Instructions){"any", product_any, turn_any, drop_any};
 }
 
 typedef struct { /* what one layer works with */
@@ -140,33 +141,16 @@ typedef struct {
 
 static long filled(long n) { return (n + FILL - 1) / FILL * FILL; }
 
-/* B = A' for `rows` rows and `columns` columns of A, tile by tile. */
-static void turn(const Matrix *a, const Matrix *b, long rows, long columns) {
-    for (long j = 0; j < columns; j += FILL)
-        for (long i = 0; i < rows; i += FILL) {
-            const float *from = place(a, i, j);
-            float *to = place(b, j, i);
-            const long down = stride_at(a, j), across = stride_at(b, i);
-            if (i + FILL <= rows && j + FILL <= columns) {
-                for (int c = 0; c < FILL; c++)
-                    for (int r = 0; r < FILL; r++) to[c * across + r] = from[r * down + c];
-                continue;
-            }
-            for (long c = 0; c < FILL && j + c < columns; c++)
-                for (long r = 0; r < FILL && i + r < rows; r++) to[c * across + r] = from[r * down + c];
-        }
-}
-
-static void pack(Layer *l) {
+static void pack(const Work *w, Layer *l) {
     const Matrix theirs = plain(l->theirs, l->in, l->in);
-    turn(&theirs, &l->weights, l->out, l->in);
+    w->here.turn(&theirs, &l->weights, l->out, l->in);
     for (long o = 0; l->their_bias && o < l->out; o++) *place(&l->weights, l->in, o) = l->their_bias[o];
     if (l->origin) memcpy(l->origin, l->weights.at, l->rows * l->out_fill * sizeof(float));
 }
 
-static void unpack(Layer *l) {
+static void unpack(const Work *w, Layer *l) {
     const Matrix theirs = plain(l->theirs, l->in, l->in);
-    turn(&l->weights, &theirs, l->in, l->out);
+    w->here.turn(&l->weights, &theirs, l->in, l->out);
     for (long o = 0; l->their_bias && o < l->out; o++) l->their_bias[o] = *place(&l->weights, l->in, o);
 }
 
@@ -247,7 +231,7 @@ static void train(Work *w, float *input) {
         for (int l = w->layers - 1; l >= 0; l--) {
             Layer *a = &w->layer[l], *below = a - 1;
             if (l) {
-                turn(&a->weights, &a->turned, a->in, a->out);
+                w->here.turn(&a->weights, &a->turned, a->in, a->out);
                 Product p = {.what = BACK, .rows = batch, .inner = a->out, .a = a->errors, .a_down = a->out_fill + FILL,
                              .a_along = 1, .b = a->turned, .c = plain(below->errors, a->in_fill, a->in_fill + FILL),
                              .active = below->outputs, .active_stride = a->in_fill + FILL,
