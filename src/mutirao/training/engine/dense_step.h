@@ -21,28 +21,28 @@ ALWAYS void NAME(multiply)(const int rows, const int wide, long inner, const flo
 }
 
 /* What is done with `acc`, which belongs to row i0 and the columns from j0, and goes to `c`. */
-ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long i0, long j0, float *c, long stride,
+ALWAYS void NAME(finish)(const What what, const int rows, const int wide, const Product *p, long i0, long j0, float *c, long stride,
                          vec acc[ROWS][WIDE]) {
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < wide; j++) {
             vec value = acc[i][j], *to = (vec *)(c + i * stride + j * LANES);
-            if (p->what == FORWARD) {
+            if (what == FORWARD) {
                 if (p->rectify) value = (vec)((__typeof__(value > value))value & (value > (vec){0}));
                 *to = value;
-            } else if (p->what == BACK) { /* errors pass where the unit was active */
+            } else if (what == BACK) { /* errors pass where the unit was active */
                 vec active = *(const vec *)(p->active + (i0 + i) * p->active_stride + j0 + j * LANES);
                 *to = (vec)((__typeof__(value > value))(value * p->scale) & (active > (vec){0}));
             } else {
-                const Descent *d = p->descent;
+                const Descent d = p->descent;
                 const long at = (float *)to - p->c.at;
                 vec weight = *to;
-                if (d->mu != 0) value += d->mu * (weight - *(const vec *)(p->origin + at));
-                if (d->weight_decay != 0) value += d->weight_decay * weight;
-                if (d->momentum != 0) {
+                if (d.mu != 0) value += d.mu * (weight - *(const vec *)(p->origin + at));
+                if (d.weight_decay != 0) value += d.weight_decay * weight;
+                if (d.momentum != 0) {
                     vec *moment = (vec *)(p->moment + at);
-                    *moment = value = d->momentum * *moment + value;
+                    *moment = value = d.momentum * *moment + value;
                 }
-                *to = weight - d->lr * value;
+                *to = weight - d.lr * value;
             }
         }
 }
@@ -51,11 +51,11 @@ ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long 
     do {                                                                                                            \
         vec acc[ROWS][WIDE];                                                                                        \
         float *to = c + i * c_stride + j;                                                                           \
-        if (p->what == DESCEND)                                                                                     \
+        if (what == DESCEND)                                                                                     \
             for (int r = 0; r < rows; r++)                                                                          \
                 for (int v = 0; v < wide * LANES; v += 16) __builtin_prefetch(to + r * c_stride + v, 1);            \
         NAME(multiply)(rows, wide, p->inner, p->a + i * p->a_down, p->a_down, p->a_along, b + j, b_stride, acc);    \
-        NAME(finish)(rows, wide, p, i, at + j, to, c_stride, acc);                                                  \
+        NAME(finish)(what, rows, wide, p, i, at + j, to, c_stride, acc);                                                  \
     } while (0)
 
 #define BLOCKS(wide)                                                                                                \
@@ -66,7 +66,7 @@ ALWAYS void NAME(finish)(const int rows, const int wide, const Product *p, long 
         for (; i < p->rows; i++) BLOCK(1, wide);                                                                    \
     } while (0)
 
-static void NAME(product)(const Product *p) {
+ALWAYS void NAME(product_of)(const What what, const Product *p) {
     for (long at = 0; at < p->c.columns; at += PANEL) {
         const float *b = place(&p->b, 0, at);
         float *c = place(&p->c, 0, at);
@@ -77,6 +77,13 @@ static void NAME(product)(const Product *p) {
         for (; j + 2 * LANES <= width; j += 2 * LANES) BLOCKS(2);
         for (; j < width; j += LANES) BLOCKS(1);
     }
+}
+
+static void NAME(forward)(const Product *p) { NAME(product_of)(FORWARD, p); }
+static void NAME(back)(const Product *p) { NAME(product_of)(BACK, p); }
+static void NAME(descend)(const Product *p) { NAME(product_of)(DESCEND, p); }
+static void NAME(product)(const Product *p) {
+    p->what == FORWARD ? NAME(forward)(p) : p->what == BACK ? NAME(back)(p) : NAME(descend)(p);
 }
 
 #if defined(__GNUC__) && !defined(__clang__)

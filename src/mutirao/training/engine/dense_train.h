@@ -42,7 +42,7 @@ typedef struct { /* C = A B, and what is done with it */
     const float *active;                           /* BACK: the layer's outputs, and what dropout scaled them by */
     long active_stride;
     float scale;
-    const Descent *descent;                        /* DESCEND */
+    Descent descent;                               /* DESCEND */
     const float *origin;
     float *moment;
 } Product;
@@ -241,7 +241,7 @@ static void train(Work *w, float *input) {
             Product p = {.what = DESCEND, .rows = a->rows, .inner = batch, .a = l ? below->outputs : input, .a_down = 1,
                          .a_along = l ? below->out_fill + FILL : input_stride,
                          .b = plain(a->errors, a->out_fill, a->out_fill + FILL), .c = a->weights,
-                         .descent = &w->descent, .origin = a->origin, .moment = a->moment};
+                         .descent = w->descent, .origin = a->origin, .moment = a->moment};
             w->here.product(&p);
         }
     }
