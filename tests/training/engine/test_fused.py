@@ -272,6 +272,9 @@ def test_whether_a_model_fits_does_not_depend_on_the_clients(labels: list[int]) 
     x, y = np.zeros((len(labels), FEATURES), np.float32), np.array(labels)
     replies = fused.train_fused(trainer, jobs_of(trainer, {"ana": (x, y)}))
     assert list(replies) == (["ana"] if max(labels) < CLASSES else [])
+    assert not fused.fits_kernel(trainer, jobs_of(trainer, {"ana": (x[:, :5], y)}))
+    broken = Trainer(lambda: dropping(nn.Dropout(0.1, inplace=True)))  # what ReLU needs to go back is overwritten
+    assert not fused.fits_kernel(broken, jobs_of(broken, {"ana": (x, y)}))
 
 
 @here

@@ -91,6 +91,15 @@ def call(
     return kernel(weights, *samples, lengths, *rates, squared, *dropout)
 
 
+def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
+    """Whether the kernel can train this model on samples of this kind."""
+    try:
+        only_tensors(jobs)
+        return bool(layers_of(trainer, jobs[0].samples.kind))
+    except (Unsupported, ValueError):
+        return False
+
+
 def layers_of(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[Layer]:
     """The layers of a trainer's network from the first to the last, found out and proven once a kind of samples."""
     known = trainer._recorded.setdefault("dense", {})
@@ -184,8 +193,11 @@ def prove(trainer: PlainTrainer, layers: list[Layer], kind: tuple[Any, ...]) -> 
         y = rng.integers(0, shapes[layers[-1].weight][0], PROVEN)
         with one_thread(), seeded(draw):
             named = dict(trainer.travel.prepare(trainer.fill(arrays)).named_parameters())
-            loss = functional.cross_entropy(trainer.blank()(torch.tensor(x)), torch.from_numpy(y))
-            slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            try:
+                loss = functional.cross_entropy(trainer.blank()(torch.tensor(x)), torch.from_numpy(y))
+                slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            except Exception as error:  # who has such samples is told when they are trained on
+                raise ValueError(f"the model cannot be trained on such samples ({type(error).__name__})") from None
         if any(slope is None for slope in slopes):
             raise Unsupported("some of its layers are not used")
         before = [p.detach().clone() for p in named.values()]
