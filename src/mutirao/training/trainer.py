@@ -49,7 +49,7 @@ class Trainer(PlainTrainer):
         return PrivateTrainer.of(self, privacy)
 
     def make(self) -> nn.Module:
-        """A module for one thread; convolutions and attention are done by our kernels unless `engine` asks for torch's."""
+        """A module for one thread; convolutions and attention are ours unless `engine` asks for torch's own."""
         module = super().make()
         own = self.engine in ("auto", "threads") and self.place().type == "cpu"
         return hasten_attention(hasten(module)) if own else module

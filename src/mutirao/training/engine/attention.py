@@ -90,7 +90,7 @@ def is_ordinary() -> bool:
     """Whether tensors are what they seem: nothing is stacked, recorded or cast on the way."""
     return (
         torch._C._functorch.peek_interpreter_stack() is None
-        and not isinstance(_get_current_dispatch_mode(), Recorder)  # type: ignore[no-untyped-call]
+        and not isinstance(_get_current_dispatch_mode(), Recorder)
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -106,6 +106,11 @@ def mix(packed: Tensor, heads: int) -> Tensor:
     return mixed.transpose(1, 2).reshape(count, length, width // 3)
 
 
+def scale_of(packed: Tensor, heads: int) -> float:
+    """What scores are multiplied by: 1 / sqrt(size of a head)."""
+    return float((packed.shape[2] // 3 // heads) ** -0.5)
+
+
 class Mixing(torch.autograd.Function):
     """The kernel, as torch's gradients see it."""
 
@@ -115,7 +120,7 @@ class Mixing(torch.autograd.Function):
         count, length, width = packed.shape
         mixed = torch.empty(count, length, width // 3)
         scales = torch.empty(count, heads, 2, length)
-        kernel.forth(packed.detach().numpy(), mixed.numpy(), scales.numpy())
+        kernel.forth(scale_of(packed, heads), packed.detach().numpy(), mixed.numpy(), scales.numpy())
         ctx.save_for_backward(packed, scales)
         return mixed
 
@@ -125,5 +130,5 @@ class Mixing(torch.autograd.Function):
         """The gradients of queries, keys and values, side by side."""
         packed, scales = ctx.saved_tensors
         slopes = torch.empty_like(packed)
-        kernel.back(packed.detach().numpy(), gradient.contiguous().numpy(), scales.numpy(), slopes.numpy())
+        kernel.back(scale_of(packed, scales.shape[1]), packed.detach().numpy(), gradient.contiguous().numpy(), scales.numpy(), slopes.numpy())
         return slopes, None
