@@ -6,7 +6,7 @@ from torch import nn
 
 from mutirao.core.told import TOLD
 from mutirao.privacy import DPSGD
-from mutirao.training.engine.attention import hasten_attention
+from mutirao.training.engine.encoder import hasten_encoders
 from mutirao.training.engine.judging import evaluate_model
 from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
@@ -52,4 +52,4 @@ class Trainer(PlainTrainer):
         """A module for one thread; convolutions and attention are ours unless `engine` asks for torch's own."""
         module = super().make()
         own = self.engine in ("auto", "threads") and self.place().type == "cpu"
-        return hasten_attention(hasten(module)) if own else module
+        return hasten_encoders(hasten(module)) if own else module

@@ -27,19 +27,19 @@ INLINE Numbers NAME(power)(Numbers x) {
     return sum * (Numbers)((__builtin_convertvector(turns, Bits) + 127) << 23);
 }
 
-/* c = a b, or c += a b: a is rows x depth with these steps; b and c have rows of `columns`, a multiple of LANES. */
-INLINE void NAME(strip)(const int tall, const int wide, const int add, const long rows, const long columns,
-                        const long depth, const float *a, const long down, const long along, const float *b,
-                        float *c) {
-    for (long i = 0; i < rows; i += tall) {
+/* c = a b, plus what lies at `from` unless that is NULL: a is rows x depth with these steps, b is depth x columns. */
+INLINE void NAME(strip)(const int tall, const int wide, const long rows, const long depth, const float *a,
+                        const long down, const long along, const float *b, const long b_apart, const float *from,
+                        const long from_apart, float *c, const long c_apart) {
+    for (long i = 0; i + tall <= rows; i += tall) {
         Numbers sums[8][2];
 #pragma GCC unroll 8
         for (int r = 0; r < tall; r++)
 #pragma GCC unroll 2
             for (int w = 0; w < wide; w++)
-                sums[r][w] = add ? AT(c + (i + r) * columns + w * LANES) : (Numbers){0};
+                sums[r][w] = from ? AT(from + (i + r) * from_apart + w * LANES) : (Numbers){0};
         const float *left = a + i * down, *right = b;
-        for (long k = 0; k < depth; k++, left += along, right += columns) {
+        for (long k = 0; k < depth; k++, left += along, right += b_apart) {
             Numbers row[2];
 #pragma GCC unroll 2
             for (int w = 0; w < wide; w++) row[w] = AT(right + w * LANES);
@@ -51,16 +51,28 @@ INLINE void NAME(strip)(const int tall, const int wide, const int add, const lon
 #pragma GCC unroll 8
         for (int r = 0; r < tall; r++)
 #pragma GCC unroll 2
-            for (int w = 0; w < wide; w++) AT(c + (i + r) * columns + w * LANES) = sums[r][w];
+            for (int w = 0; w < wide; w++) AT(c + (i + r) * c_apart + w * LANES) = sums[r][w];
     }
 }
 
-INLINE void NAME(multiply)(const int add, const long rows, const long columns, const long depth, const float *a,
-                           const long down, const long along, const float *b, float *c) {
+/* The same for any number of rows and a number of columns that is a multiple of LANES. */
+static void NAME(multiply)(const long rows, const long columns, const long depth, const float *a, const long down,
+                           const long along, const float *b, const long b_apart, const float *from,
+                           const long from_apart, float *c, const long c_apart) {
     long j = 0;
-    for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        NAME(strip)(TALL, 2, add, rows, columns, depth, a, down, along, b + j, c + j);
-    if (j < columns) NAME(strip)(8, 1, add, rows, columns, depth, a, down, along, b + j, c + j);
+    const long most = rows / ROWS * ROWS, rest = rows - most;
+    const float *last = a + most * down;
+    for (; j < columns; j += 2 * LANES) {
+        const float *begin = from ? from + j : NULL, *late = from ? begin + most * from_apart : NULL;
+        float *end = c + j + most * c_apart;
+        if (j + 2 * LANES <= columns) {
+            NAME(strip)(TALL, 2, most, depth, a, down, along, b + j, b_apart, begin, from_apart, c + j, c_apart);
+            NAME(strip)(1, 2, rest, depth, last, down, along, b + j, b_apart, late, from_apart, end, c_apart);
+        } else {
+            NAME(strip)(8, 1, most, depth, a, down, along, b + j, b_apart, begin, from_apart, c + j, c_apart);
+            NAME(strip)(1, 1, rest, depth, last, down, along, b + j, b_apart, late, from_apart, end, c_apart);
+        }
+    }
 }
 
 /* Rows of `size` numbers, so far apart, to rows of `wide`; what was zero beyond them stays so. */
@@ -121,7 +133,7 @@ INLINE void NAME(block_forth)(const Attention *a, const int wide, const long fir
     const long width = a->heads * a->size;
     NAME(gather)(own, a->size, queries + first * 3 * width, 3 * width, a->queries, size);
     NAME(turn)(block, size, a->queries, a->scale, a->queries_across);
-    NAME(multiply)(0, ROUNDED(a->length, ROWS), block, a->size, a->keys, size, 1, a->queries_across, a->shares);
+    NAME(multiply)(ROUNDED(a->length, ROWS), block, a->size, a->keys, size, 1, a->queries_across, block, NULL, 0, a->shares, block);
     float most[2 * LANES], inverse[2 * LANES];
 #pragma GCC unroll 2
     for (int w = 0; w < wide; w++) {
@@ -133,7 +145,7 @@ INLINE void NAME(block_forth)(const Attention *a, const int wide, const long fir
     }
     memcpy(scales + first, most, (size_t)own * sizeof(float));
     memcpy(scales + a->length + first, inverse, (size_t)own * sizeof(float));
-    NAME(multiply)(0, ROUNDED(own, ROWS), size, a->length, a->shares, 1, block, a->values, a->query_slopes);
+    NAME(multiply)(ROUNDED(own, ROWS), size, a->length, a->shares, 1, block, a->values, size, NULL, 0, a->query_slopes, size);
     NAME(scatter)(own, a->size, a->query_slopes, size, inverse, mixed + first * width, width);
 }
 
@@ -146,8 +158,8 @@ INLINE void NAME(block_back)(const Attention *a, const int wide, const long firs
     NAME(gather)(own, a->size, gradient + first * width, width, a->pulls, size);
     NAME(turn)(block, size, a->queries, a->scale, a->queries_across);
     NAME(turn)(block, size, a->pulls, 1, a->pulls_across);
-    NAME(multiply)(0, rows, block, a->size, a->keys, size, 1, a->queries_across, a->shares);
-    NAME(multiply)(0, rows, block, a->size, a->values, size, 1, a->pulls_across, a->share_slopes);
+    NAME(multiply)(rows, block, a->size, a->keys, size, 1, a->queries_across, block, NULL, 0, a->shares, block);
+    NAME(multiply)(rows, block, a->size, a->values, size, 1, a->pulls_across, block, NULL, 0, a->share_slopes, block);
     float most[2 * LANES] = {0}, inverse[2 * LANES] = {0};
     memcpy(most, scales + first, (size_t)own * sizeof(float));
     memcpy(inverse, scales + a->length + first, (size_t)own * sizeof(float));
@@ -164,9 +176,9 @@ INLINE void NAME(block_back)(const Attention *a, const int wide, const long firs
         for (long j = 0; j < a->length; j++)
             AT(share_slopes + j * block) = a->scale * AT(shares + j * block) * (AT(share_slopes + j * block) - mean);
     }
-    NAME(multiply)(1, rows, size, own, a->share_slopes, block, 1, a->queries, a->key_slopes);
-    NAME(multiply)(1, rows, size, own, a->shares, block, 1, a->pulls, a->value_slopes);
-    NAME(multiply)(0, ROUNDED(own, ROWS), size, a->length, a->share_slopes, 1, block, a->keys, a->query_slopes);
+    NAME(multiply)(rows, size, own, a->share_slopes, block, 1, a->queries, size, a->key_slopes, size, a->key_slopes, size);
+    NAME(multiply)(rows, size, own, a->shares, block, 1, a->pulls, size, a->value_slopes, size, a->value_slopes, size);
+    NAME(multiply)(ROUNDED(own, ROWS), size, a->length, a->share_slopes, 1, block, a->keys, size, NULL, 0, a->query_slopes, size);
     NAME(scatter)(own, a->size, a->query_slopes, size, NULL, slopes + first * 3 * width, 3 * width);
 }
 
@@ -205,8 +217,3 @@ INLINE void NAME(all_heads)(const Attention *a, const int backwards) {
 static void NAME(forth)(const Attention *a) { NAME(all_heads)(a, 0); }
 
 static void NAME(back)(const Attention *a) { NAME(all_heads)(a, 1); }
-
-#undef Numbers
-#undef Bits
-#undef AT
-#undef ROUNDED
