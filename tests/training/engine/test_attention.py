@@ -1,6 +1,7 @@
 """Attention gives torch's numbers, forth and back, and torch does what is not done here."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mutirao.training.descent import one_thread
 from mutirao.training.engine import attention
 from mutirao.training.engine.attention import hasten_attention
 from mutirao.training.engine.tape import record_tape
@@ -54,6 +56,12 @@ def assert_near(module: nn.Module, x: Tensor, share: float = 1e-5) -> None:
         assert (ours - right).abs().max() <= share * max(1, right.abs().max())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `mix` was asked for."""
@@ -63,7 +71,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     heads=st.integers(1, 4),
     size=st.integers(1, 40) | st.sampled_from([8, 16, 32, 64]),

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from mutirao.training.engine.tape import Recorder
 
 try:
-    from mutirao.training.engine import _attention as kernel  # type: ignore[attr-defined]  # compiled
+    from mutirao.training.engine import _attention  # type: ignore[attr-defined]  # compiled
 except ImportError:  # installed without a C compiler
-    kernel = None
+    _attention = None
 
+kernel: Any = _attention
 LONGEST = 1024  # tokens: beyond, little is left of the kernel's lead over torch's own
 WIDEST = 128  # numbers of a head
 

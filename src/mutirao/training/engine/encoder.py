@@ -15,7 +15,7 @@ from mutirao.training.engine import attention
 from mutirao.training.engine.attention import LONGEST, WIDEST, hasten_attention, is_ordinary
 
 UNIT = 16  # what the widths must be multiples of
-LARGEST = 1 << 16  # weights of a dense layer: beyond, they do not stay in the cache, and torch's products are better
+LARGEST = 150_000  # weights of a product: beyond, they leave the cache, and torch's products are better
 
 
 def hasten_encoders(module: nn.Module) -> nn.Module:
