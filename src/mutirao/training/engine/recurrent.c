@@ -1,9 +1,10 @@
-/* The steps of an LSTM through time, forth and back.
+/* An LSTM layer through time, forth and back.
 
-   What the inputs say to the gates is one large product, made beforehand. Here each step adds what the state before it
-   says, bends the gates while they are in the cache, and moves the state; back, each step turns the slopes of what came
-   out into those of its gates, and hands the rest to the step before. The numbers of a sample do not depend on the
-   others of its batch. Hochreiter and Schmidhuber, Long short-term memory, 1997. Python's lock is let go meanwhile. */
+   Each step is one product, of its inputs and of the state before it with the weights, whose gates are bent while they
+   are in the cache. Back, each step turns the slopes of what came out into those of its gates and hands the rest to the
+   step before; a few steps' worth go into the slopes of the weights together. What comes out for a sample does not
+   depend on the others of its batch. Hochreiter and Schmidhuber, Long short-term memory, 1997. Python's lock is let go
+   meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -15,7 +16,7 @@
 #define ROWS 6 /* of a matrix that are multiplied together */
 #define WIDE 4 /* vectors of a row that are */
 #define GATES 4
-#define BLOCK 256 /* samples' steps that go into the weights' slopes together */
+#define BLOCK 128 /* samples' steps that go into the weights' slopes together */
 #define FILL 16   /* a strip may be filled up by so many columns */
 #define INLINE static inline __attribute__((always_inline))
 

@@ -1,7 +1,6 @@
 """LSTM layers whose steps through time are one call of a kernel in C each way (`recurrent.c`).
 
-The products that need not wait for the step before them are made for all steps at once. The numbers are torch's but for
-rounding. Only `engine=plain` and `engine=stacked` keep torch's own.
+The numbers are torch's but for rounding. Only `engine=plain` and `engine=stacked` keep torch's own.
 """
 
 from functools import partial
@@ -55,14 +54,12 @@ def remember(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tenso
 
 def takes(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
     """Whether the kernel can do it for this x and this first state; torch does the rest, and says what is wrong."""
-    state = (layers.num_layers, x.shape[1 - layers.batch_first], layers.hidden_size) if x.dim() == 3 else ()
+    if not isinstance(x, Tensor) or x.dim() != 3 or not x.numel() or x.shape[2] != layers.input_size:
+        return False
+    state = (layers.num_layers, x.shape[1 - layers.batch_first], layers.hidden_size)
     tensors = [x, *(hx or ()), *(w for w in weights_of(layers, 0) if w is not None)]
     return (
-        isinstance(x, Tensor)
-        and x.dim() == 3
-        and x.numel() > 0
-        and x.shape[2] == layers.input_size
-        and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         and (hx is None or hx[0].shape == hx[1].shape == state)
         and not torch.is_autocast_enabled("cpu")
     )
