@@ -63,9 +63,7 @@ if __name__ == "__main__":
     models, clients = Models(args.data), Clients(args.data)
     common = {"num_clients": job.clients, "device": "cpu", "batch_size": job.batch_size, "seed": job.seed}
     ratio = job.per_round / job.clients
-    server = FedAvgBaseServerHandler(
-        models, job.model, clients, global_round=args.rounds, sample_ratio=ratio, **common
-    )
+    server = FedAvgBaseServerHandler(models, job.model, clients, global_round=args.rounds, sample_ratio=ratio, **common)
     trainer = FedAvgProcessPoolClientTrainer(
         models,
         job.model,

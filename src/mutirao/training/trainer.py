@@ -51,5 +51,5 @@ class Trainer(PlainTrainer):
     def make(self) -> nn.Module:
         """A module for one thread; our kernels do its convolutions and LSTMs unless `engine` asks for torch's own."""
         module = super().make()
-        own = self.engine in ("auto", "threads") and self.place().type == "cpu"
+        own = self.engine in ("auto", "threads", "processes") and self.place().type == "cpu"
         return hasten_recurrent(hasten(module)) if own else module

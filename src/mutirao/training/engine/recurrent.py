@@ -24,7 +24,7 @@ def hasten_recurrent(module: nn.Module) -> nn.Module:
     """The module with its LSTM layers done by the kernel where it is at hand; names and weights stay."""
     for layers in module.modules() if kernel is not None else ():
         if type(layers) is nn.LSTM and fits(layers):
-            layers.forward = partial(remember, layers)  # type: ignore[method-assign]
+            layers.forward = partial(remember, layers)  # type: ignore[assignment, method-assign]
     return module
 
 
@@ -41,7 +41,7 @@ def fits(layers: nn.LSTM) -> bool:
 def remember(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
     """What the layers make of x: the states of the last layer, and for each layer the last state and cell."""
     if not takes(layers, x, hx):
-        return nn.LSTM.forward(layers, x, hx)  # type: ignore[no-any-return]
+        return nn.LSTM.forward(layers, x, hx)
     y = (x.transpose(0, 1) if layers.batch_first else x).contiguous()  # step by step
     states, cells = [], []
     for i in range(layers.num_layers):
@@ -88,7 +88,7 @@ class Layer(torch.autograd.Function):
         """The states of all steps, and the last cell."""
         states, cells = torch.empty(2, *x.shape[:2], w.shape[1])
         gates = torch.empty(*x.shape[:2], len(w))
-        bias = None if b_in is None else b_in + b
+        bias = None if b_in is None or b is None else b_in + b
         w_in, w = w_in.contiguous(), w.contiguous()
         kernel.forth(*map(array, (x, w_in, w, bias, h, c, gates, states, cells)))
         ctx.save_for_backward(x, w_in, w, h, c, gates, states, cells)
