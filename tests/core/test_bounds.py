@@ -185,8 +185,8 @@ def test_replies_cut_from_one_array_are_refused_as_those_of_their_own_are() -> N
     for bad, kind in ((np.nan, "not_finite"), (1e20, "too_long"), (1e9, "too_long")):
         stack = np.ones((6, 4, 5), np.float32)
         stack[2, 1, 1] = bad
-        for cut in (lambda i, stack=stack: stack[i], lambda i, stack=stack: stack[i].copy()):
-            replies = {f"c{i}": Reply({"w": cut(i)}, n=1) for i in range(6)}
+        for pieces in (list(stack), [piece.copy() for piece in stack]):
+            replies = {f"c{i}": Reply({"w": piece}, n=1) for i, piece in enumerate(pieces)}
             found = faults(current, replies) or faults_of_length(current, replies)
             assert {c: f.kind for c, f in found.items()} == {"c2": kind}
 
