@@ -24,6 +24,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.naming import dotted_in
 from mutirao.runs.audit import START, Audit
+from mutirao.runs.rosters import Journal
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
 from mutirao.runs.trust import mark
@@ -33,6 +34,7 @@ log = logging.getLogger("mutirao")
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
 TABLES = ("history.json", "history.csv", "clients.csv")
+LAG = 1.1  # history.json is written anew when it has grown so much: a long run must not write it all every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -45,10 +47,12 @@ class Folder:
         self.history = Table(path / "history.csv")
         self.clients = Table(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
+        self.journal = Journal(self.checkpoints / "roster.journal")
         self.elapsed = 0.0
         self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
+        self._told = 0  # rounds in history.json
 
     @classmethod
     @contextlib.contextmanager
@@ -88,6 +92,7 @@ class Folder:
                 continue
             self.history.go_on_after(facts["history"])
             self.clients.go_on_after(facts["clients"])
+            self.journal.go_on_after(facts.get("roster"), run.roster)
             self.elapsed = float(facts["elapsed"])
             self._sizes = {n: self._size(n) for n in rounds if n <= number}
             if number < rounds[0]:
@@ -119,6 +124,7 @@ class Folder:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
+        self.journal.save(run.roster)
         old, facts = self._too_old(), self.facts(run)
         self.audit.append(
             "round",
@@ -138,7 +144,8 @@ class Folder:
             self.state(number).unlink(missing_ok=True)
             self.model(number).unlink(missing_ok=True)
         if durable:
-            self._write_history(run)
+            if len(run.history) >= LAG * self._told:
+                self._write_history(run)
             self._synced = time.monotonic()
 
     def fail(self, run: Run, error: Exception) -> None:
@@ -188,9 +195,10 @@ class Folder:
             "seed": run.seed,
             "round": run.round,
             "model": digest(run.arrays),
-            "rest": digest(arrays_beside(run)),
+            "rest": digest(self._beside(run)),
             "history": self.history.rows,
             "clients": self.clients.rows,
+            **({"roster": self.journal.mark} if self.journal.is_used else {}),
             "elapsed": self._seconds(),
         }
 
@@ -199,10 +207,26 @@ class Folder:
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
         full = {**facts, "trail": [self.audit.first, self.audit.head]}
         full["check"] = fingerprint(full)
-        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays_beside(run), full, durable)
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), self._beside(run), full, durable)
 
     def load(self, number: int) -> tuple[Run, dict[str, Any]]:
         """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
+        arrays, rest, facts = self.examine(number)
+        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
+        for name, value in rest.items():
+            part, _, key = name.partition("/")
+            parts[part][key] = value
+        history = [typed_row(row) for row in self.history.first(facts["history"])]
+        try:
+            mark = facts.get("roster")
+            roster = self.journal.read(mark) if mark else Roster.from_arrays(parts["roster"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
+        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
+        return run, facts
+
+    def examine(self, number: int) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        """The model, what lies beside it and the facts of one checkpoint; Damaged if anything of it is not whole."""
         rest, facts = load_arrays(self.state(number))
         check = facts.pop("check", "")
         if fingerprint(facts) != check or digest(rest) != facts["rest"]:
@@ -212,18 +236,11 @@ class Folder:
         arrays, _ = load_arrays(self.model(number))
         if digest(arrays) != facts["model"]:
             raise Damaged(f"{self.model(number)} was altered or belongs to another run")
-        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
-        for name, value in rest.items():
-            part, _, key = name.partition("/")
-            parts[part][key] = value
-        history = [typed_row(row) for row in self.history.first(facts["history"])]
-        self.clients.first(facts["clients"])
-        try:
-            roster = Roster.from_arrays(parts["roster"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
-        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
-        return run, facts
+        self.history.check(facts["history"])
+        self.clients.check(facts["clients"])
+        if "roster" in facts:
+            self.journal.check(facts["roster"])
+        return arrays, rest, facts
 
     def newest(self) -> Run:
         """The run as of the last whole round; nothing is changed on disk."""
@@ -233,6 +250,12 @@ class Folder:
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
         raise Damaged(f"{self.path} holds no whole checkpoint")
+
+    def _beside(self, run: Run) -> Arrays:
+        """What a state file holds: all that a run has to remember besides its model and what the journal has."""
+        roster = {} if self.journal.is_used else run.roster.to_arrays()
+        parts = {"memory": run.memory, "roster": roster, "sites": run.sites}
+        return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
 
     def _size(self, number: int) -> int:
         return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
@@ -261,6 +284,7 @@ class Folder:
     def _write_history(self, run: Run) -> None:
         rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
+        self._told = len(rows)
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
@@ -268,13 +292,8 @@ class Folder:
 
 def hash_of(file: Path) -> str:
     """The sha256 of a file's bytes."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def arrays_beside(run: Run) -> Arrays:
-    """What a run has to remember besides its model."""
-    parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
-    return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def is_plain(name: str) -> bool:
