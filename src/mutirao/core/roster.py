@@ -75,7 +75,7 @@ class Roster:
         column = self.figures.get(name)
         if column is None:
             return np.full(len(self), default)
-        return np.where(np.isnan(column), default, column)
+        return column.copy() if np.isnan(default) else np.where(np.isnan(column), default, column)
 
     def meet(self, clients: Sequence[ClientId]) -> None:
         """Mark who is present; newcomers get a row."""
