@@ -150,7 +150,7 @@ def scale_to_one(values: Floats) -> Floats:
     """(x - min) / (max - min), from 0 to 1; all 0 if all are equal."""
     if not len(values) or not (spread := values.max() - (low := values.min())) > 0:
         return np.zeros(len(values))
-    scaled = values - low
+    scaled: Floats = values - low
     scaled /= spread
     return scaled
 

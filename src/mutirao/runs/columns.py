@@ -61,6 +61,11 @@ class Columns:
             self._codes[name] = list(seen), codes
         return self._codes[name]
 
+    def where(self, name: str, text: str) -> npt.NDArray[np.bool_]:
+        """In which rows a column has that text."""
+        texts, codes = self.codes(name)
+        return np.asarray(codes == (texts.index(text) if text in texts else -1))
+
     def numbers(self, name: str) -> Floats:
         """A column as numbers, NaN where there is none."""
         if name not in self._numbers:

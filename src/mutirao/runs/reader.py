@@ -17,6 +17,7 @@ from mutirao.metrics import Direction, direction_of
 from mutirao.runs.audit import read_events
 from mutirao.runs.columns import Columns as Columns
 from mutirao.runs.columns import Floats as Floats
+from mutirao.runs.columns import number as number
 from mutirao.runs.schema import TEXTS, likely_judge, metrics_among, typed_row
 from mutirao.runs.tables import Table
 
@@ -113,17 +114,12 @@ class Record:
     def participation(self) -> tuple[list[str], Counts]:
         """The clients that were ever selected, and how often each gave a reply that counted."""
         names, codes = self.clients.codes("client")
-        counted = self._is("replied", "1") & self._is("rejected", "")
+        counted = self.clients.where("replied", "1") & self.clients.where("rejected", "")
         return names, np.bincount(codes[counted], minlength=len(names))
-
-    def _is(self, column: str, text: str) -> npt.NDArray[np.bool_]:
-        """In which rows of clients.csv a column has that text."""
-        texts, codes = self.clients.codes(column)
-        return np.asarray(codes == (texts.index(text) if text in texts else -1))
 
     def lost(self) -> Iterator[tuple[str, str, str, str]]:
         """(round, client, kind, reason) of every request that brought nothing."""
-        rows = np.flatnonzero(~(self._is("failure", "") & self._is("rejected", ""))).tolist()
+        rows = np.flatnonzero(~(self.clients.where("failure", "") & self.clients.where("rejected", ""))).tolist()
         if not rows:
             return
         columns = [self.clients.codes(n) for n in ("round", "client", "failure", "rejected")]

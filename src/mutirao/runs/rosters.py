@@ -9,7 +9,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ class Journal:
                 for block in blocks:
                     head, end = chain(head, block), end + LENGTH + len(block)
                     self._heads[end] = head
-        if self._heads.get(mark[0]) != mark[1]:
+        known = isinstance(mark, list) and len(mark) == 2 and isinstance(mark[0], int)
+        if not known or self._heads.get(mark[0]) != mark[1]:
             raise Damaged(f"{self.path} was altered or cut off")
 
     def read(self, mark: list[Any]) -> Roster:
@@ -93,7 +94,10 @@ class Journal:
         left = mark[0]
         with blocks_of(self.path) as blocks:
             for block in blocks:
-                part = load(bytes(block))
+                try:
+                    part = load(bytes(block))
+                except Exception as error:  # safetensors raises its own kinds
+                    raise Damaged(f"{self.path} holds what is no block of a roster") from error
                 names = json.loads(part.pop("ids").tobytes())
                 rows.append(np.array([index.setdefault(name, len(index)) for name in names], np.intp))
                 parts.append(part)
@@ -153,7 +157,7 @@ def blocks_of(path: Path) -> Iterator[Iterator[memoryview]]:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
 
-        def each() -> Iterator[memoryview]:
+        def each() -> Generator[memoryview, None, None]:
             at = 0
             while at + LENGTH <= len(content):
                 end = at + LENGTH + int.from_bytes(content[at : at + LENGTH], "little")

@@ -149,15 +149,16 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
         try:
             _, _, facts = folder.examine(number)
         except Damaged as error:
-            if str(folder.state(number)) in str(error):
-                problems.append(f"{name}: {str(error).removeprefix(str(folder.state(number))).strip()}")
+            for file in (folder.state(number), folder.journal.path):
+                if str(file) in str(error):
+                    problems.append(f"{file.relative_to(folder.path)}: {str(error).removeprefix(str(file)).strip()}")
             continue  # damage elsewhere is reported where it is
         event = by_hash.get(facts["trail"][1])
         if event is None:
             problems.append(f"audit.jsonl: events known to {name} are gone")
         elif event.get("state", told := fingerprint({k: v for k, v in facts.items() if k != "trail"})) != told:
             problems.append(f"{name}: it is not the audited one")
-    return problems
+    return list(dict.fromkeys(problems))  # a journal that is cut off is missed by every state after that
 
 
 def check_model(folder: Folder, path: Path, digests: list[str], round: int | None = None) -> list[str]:
