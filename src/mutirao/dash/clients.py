@@ -61,7 +61,7 @@ class Clients:
 def clients_of(table: Columns) -> Clients:
     """Every client that was ever selected."""
     names, who = table.codes("client")
-    round, n, weight = (np.nan_to_num(table.numbers(k)) for k in ("round", "n", "weight"))
+    round, n, weight = table.wholes("round"), table.wholes("n"), np.nan_to_num(table.numbers("weight"))
     (groups, group), (failures, failure), (reasons, rejected) = (
         table.codes(k) for k in ("group", "failure", "rejected")
     )
@@ -76,17 +76,17 @@ def clients_of(table: Columns) -> Clients:
     # texts by number, the first of them for none; a reply without a failure was rejected
     why = np.where(table.where("failure", ""), len(failures) + rejected, failure) + 1
     latest = np.zeros(len(names), np.int64)
-    np.maximum.at(latest, who, round.astype(np.int64))
+    np.maximum.at(latest, who, round)
     return Clients(
         name=names,
         selected=np.bincount(who, minlength=len(names)),
         replied=np.bincount(who[good], minlength=len(names)),
         last=latest,
-        n=last_of(n, good).astype(np.int64),
+        n=last_of(n, good),
         weight=last_of(weight, good),
         group=last_of(group + 1, np.array([bool(text) for text in groups], np.bool_)[group]),
         failure=last_of(why, ~good),
-        failed=last_of(round, ~good).astype(np.int64),
+        failed=last_of(round, ~good),
         groups=["", *groups],
         failures=["", *failures, *(f"rejected: {reason}" for reason in reasons)],
     )

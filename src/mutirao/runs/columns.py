@@ -12,6 +12,7 @@ from mutirao.runs.tables import read_parts
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.intp]
+LARGEST = 2.0**53  # what a file says may be anything
 BREAK = "\n"  # between the cells of a column; our own tables have none within a cell
 
 
@@ -72,6 +73,10 @@ class Columns:
             parts = [numbers_of(part) for part in self.cells(name)] if name in self else []
             self._numbers[name] = np.concatenate(parts) if parts else np.full(self.length, np.nan)
         return self._numbers[name]
+
+    def wholes(self, name: str) -> npt.NDArray[np.int64]:
+        """A column as whole numbers, 0 where there is none."""
+        return np.clip(np.nan_to_num(self.numbers(name)), -LARGEST, LARGEST).astype(np.int64)
 
 
 def joined(cells: tuple[str, ...]) -> str:

@@ -110,7 +110,7 @@ def everybody(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
 def participation_in(record: Record, clients: int | None = None) -> Participation:
     """Who was selected when in a run, of so many clients if that is known."""
     names, codes = record.clients.codes("client")
-    numbers = record.clients.numbers("round")
+    numbers = record.clients.wholes("round")
     held = numbers >= 1
     population = record.population if clients is None else clients
-    return place_by_name(names, codes[held], numbers[held].astype(np.int64), population, record.rounds)
+    return place_by_name(names, codes[held], numbers[held], population, record.rounds)

@@ -102,8 +102,8 @@ class Table:
         return write_rows([row.get(k, "") for k in self.columns] for row in rows)
 
 
-def read_parts(path: Path, most: int = PART) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The header of a CSV file with its whole rows, at most so many at a time; nothing if there is no file.
+def read_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The header of a CSV file with its whole rows, at most PART at a time; nothing if there is no file.
 
     A file with a header alone gives it with no rows.
     """
@@ -115,7 +115,7 @@ def read_parts(path: Path, most: int = PART) -> Iterator[tuple[list[str], list[l
         if header is None:
             return
         sent = False
-        while some := list(itertools.islice(reader, most)):
+        while some := list(itertools.islice(reader, PART)):
             sent = True
             yield header, [cells for cells in some if len(cells) == len(header)]
         if not sent:
