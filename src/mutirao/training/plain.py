@@ -47,7 +47,7 @@ Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
-ENGINES = ("auto", "fused", "stacked", "threads", "plain")
+ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PlainTrainer:
         if fault := fault_of_optimizer(self.optimizer, self.momentum, self.weight_decay):
             raise ValueError(fault)
         if callable(self.optimizer) and self.engine in ("fused", "stacked"):
-            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use threads or plain")
+            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use auto")
         if self.transform is not None and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
         if self.keep_optimizer and self.engine in ("fused", "stacked"):
