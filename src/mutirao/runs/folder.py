@@ -34,7 +34,7 @@ log = logging.getLogger("mutirao")
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
 TABLES = ("history.json", "history.csv", "clients.csv")
-LAG = 1.1  # history.json is written anew when it has grown so much: a long run must not write it all every second
+LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -144,7 +144,7 @@ class Folder:
             self.state(number).unlink(missing_ok=True)
             self.model(number).unlink(missing_ok=True)
         if durable:
-            if len(run.history) >= LAG * self._told:
+            if LAG * (len(run.history) - self._told) >= self._told:
                 self._write_history(run)
             self._synced = time.monotonic()
 
