@@ -34,6 +34,7 @@ KINDS = {
     "secure": "mutirao.secure",
     "schedule": "mutirao.schedules",
 }
+ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.config import OPTIMIZERS, Common
+from mutirao.config import ENGINES, OPTIMIZERS, Common
 from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
@@ -47,7 +47,6 @@ Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
-ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 
 
 @dataclass(frozen=True)

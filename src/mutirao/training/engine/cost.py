@@ -14,7 +14,7 @@ from mutirao.training.plain import PlainTrainer
 
 # Floating-point operations a call from which on a client keeps a core busy by itself. Measured with models of many
 # sizes; kept here, because the ways on either side differ in the last bits, and a run must not depend on a stopwatch.
-HEAVY_CALL = 300_000
+HEAVY_CALL = 1_000_000
 
 
 def is_busy(trainer: PlainTrainer, job: Job) -> bool:
@@ -31,10 +31,10 @@ def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
     """The floating-point operations of a forward pass, and in how many calls; none where it cannot be made."""
     module, counter = PlainTrainer.make(trainer), Counter()
     rows = torch.zeros(job.pace.batch_size, dtype=torch.int64)
-    x, _ = job.samples.batch(slice(0, 1))
-    with one_thread(), seeded(0, trainer.place()), torch.no_grad():
-        with contextlib.suppress(Exception), counter:  # who has such samples is told when they are trained on
-            call_model(module.train(), change(x, lambda t: t[rows.to(t.device)]))
+    x = change(job.samples.batch(slice(0, 1))[0], lambda t: t[rows.to(t.device)])
+    quiet = contextlib.suppress(Exception)  # who has samples that do not fit is told when they are trained on
+    with quiet, one_thread(), seeded(0, trainer.place()), torch.no_grad(), counter:
+        call_model(module.train(), x)
     return counter.flops, max(1, counter.calls)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mutirao.core.fleet import ClientId, Failure, Reply, Site, failure_of
+from mutirao.core.fleet import ClientId, Failure, Site, failure_of
 from mutirao.training.cores import cores
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.threads import Timed, own_module
