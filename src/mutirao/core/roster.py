@@ -78,7 +78,7 @@ class Roster:
         column = self.figures.get(name)
         if column is None:
             return np.full(len(self), default)
-        return np.where(np.isnan(column), default, column)
+        return column.copy() if np.isnan(default) else np.where(np.isnan(column), default, column)
 
     def meet(self, clients: Sequence[ClientId]) -> None:
         """Mark who is present; newcomers get a row."""
@@ -165,13 +165,22 @@ class Roster:
         self.n[rows] = list(samples.values())
         self.first_n[rows] = np.where(self.first_n[rows] > 0, self.first_n[rows], self.n[rows])
 
-    def to_arrays(self) -> Arrays:
-        """The rows that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
-        touched = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
+    def touched(self) -> npt.NDArray[np.bool_]:
+        """Whose rows differ from a newcomer's."""
+        found = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
         for column in self.figures.values():
-            touched |= ~np.isnan(column)
-        rows = np.flatnonzero(touched)
-        out: Arrays = {"ids": self._names_of(touched)}
+            found |= ~np.isnan(column)
+        return found
+
+    def to_arrays(self, rows: npt.NDArray[np.intp] | None = None) -> Arrays:
+        """These rows, or all that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
+        if rows is None:
+            touched = self.touched()
+            rows, names = np.flatnonzero(touched), self._names_of(touched)
+        else:
+            some = json.dumps([self.ids[i] for i in rows.tolist()]).encode()  # a name may hold any character
+            names = np.frombuffer(some, np.uint8).copy()
+        out: Arrays = {"ids": names}
         out |= {name: getattr(self, name)[rows] for name in COUNTS}
         return out | {f"figure.{k}": v[rows] for k, v in self.figures.items()}
 
@@ -188,7 +197,11 @@ class Roster:
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Roster":
         """The roster saved by `to_arrays`; clients not in it come back with the fleet."""
-        ids = json.loads(arrays["ids"].tobytes())
+        return cls.of(json.loads(arrays["ids"].tobytes()), arrays)
+
+    @classmethod
+    def of(cls, ids: list[ClientId], arrays: Arrays) -> "Roster":
+        """The roster of these clients, sorted by name, with the columns among the arrays."""
         return cls(
             ids=ids,
             present=np.zeros(len(ids), np.bool_),
