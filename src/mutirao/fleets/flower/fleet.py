@@ -37,6 +37,7 @@ KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to k
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
 GREETING = "query.name"
+LOOK = 0.02  # seconds between two looks for answers, at first
 
 
 class FlowerFleet(Fleet):
@@ -171,7 +172,7 @@ class FlowerFleet(Fleet):
 
     def _listen(self, ids: Iterable[str], seconds: float) -> Iterator[tuple[str, Message | Failure]]:
         """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
-        waiting, deadline, pause = set(ids), time.monotonic() + seconds, 0.02
+        waiting, began = set(ids), time.monotonic()
         pulls: dict[Future[list[Message | Failure]], str] = {}
         pool = ThreadPoolExecutor(32, "mutirao-answers")
         try:
@@ -182,11 +183,12 @@ class FlowerFleet(Fleet):
                     if answers:
                         waiting.discard(message_id)
                     yield from ((message_id, answer) for answer in answers)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                passed = time.monotonic() - began
+                if passed >= seconds:
                     return
-                self._closed.wait(min(pause, left) if waiting else 0)
-                pause = min(1.5 * pause, 0.5 + len(waiting) / 50)  # spare a SuperLink with many clients
+                # A twentieth of what was waited already adds little to it; a SuperLink with many clients is spared.
+                pause = min(max(LOOK, passed / 20), 0.5) + len(waiting) / 50
+                self._closed.wait(min(pause, seconds - passed) if waiting else 0)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
