@@ -28,6 +28,7 @@ from mutirao.fleets.flower.messages import (
     REFUSED,
     head_in,
     pack,
+    pack_together,
     reply_content,
     request_in,
     unpack,
@@ -111,7 +112,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
         if states is not None and isinstance(number, int):
             states.keep(number if do == "train" else began, alone.states[name])
         else:
-            context.state[STATE] = pack(alone.states[name])
+            context.state[STATE] = pack_together(alone.states[name])
     return content
 
 

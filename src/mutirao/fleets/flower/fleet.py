@@ -22,6 +22,7 @@ from mutirao.fleets.flower.messages import (
     head_in,
     name_in,
     pack,
+    pack_together,
     reply_in,
     request_message,
     tag,
@@ -126,7 +127,7 @@ class FlowerFleet(Fleet):
 
         def pack_once(arrays: Arrays) -> ArrayRecord:
             if id(arrays) not in records:
-                records[id(arrays)] = pack(arrays)
+                records[id(arrays)] = (pack if self.plain else pack_together)(arrays)
             return records[id(arrays)]
 
         for client, request in sorted(requests.items()):

@@ -19,6 +19,7 @@ from flwr.common.constant import ErrorCode
 from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
+from mutirao.fleets.flower.bundles import STYPE, MalformedError, bundle, unbundle
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -32,18 +33,20 @@ AGREED_RECORD = "agreed"  # the record of an answer in which a site says by dige
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
-class MalformedError(ValueError):
-    """A message that does not hold what it should."""
-
-
 def pack(arrays: Arrays) -> ArrayRecord:
-    """Arrays as Flower carries them, bit for bit."""
-    whole = {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in arrays.items()}
-    return ArrayRecord({k: Parcel.from_numpy_ndarray(v) for k, v in whole.items()})
+    """Arrays as Flower's own apps send them, bit for bit, one by one."""
+    return ArrayRecord({k: Parcel.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
+
+
+def pack_together(arrays: Arrays) -> ArrayRecord:
+    """Arrays as ours send them, bit for bit: in one parcel."""
+    return ArrayRecord({STYPE: bundle({k: np.asarray(v) for k, v in arrays.items()})} if arrays else {})
 
 
 def unpack(record: ArrayRecord) -> Arrays:
     """The arrays of a record; MalformedError if one is not what it says it is."""
+    if len(record) == 1 and (parcel := next(iter(record.values()))).stype == STYPE:
+        return unbundle(parcel)
     return {name: unpack_one(name[:80], parcel) for name, parcel in record.items()}
 
 
@@ -93,8 +96,8 @@ def reply_content(reply: Reply) -> RecordDict:
     """All that leaves a client."""
     return RecordDict(
         {
-            "arrays": pack(reply.arrays),
-            "extras": pack(reply.extras),
+            "arrays": pack_together(reply.arrays),
+            **({"extras": pack_together(reply.extras)} if reply.extras else {}),
             "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
             "count": MetricRecord({"n": int(reply.n)}),
         }
@@ -115,7 +118,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
             raise MalformedError("a metric is a list, not a number")
         return Reply(
             unpack(record_of(content, "arrays", ArrayRecord)),
-            unpack(record_of(content, "extras", ArrayRecord)),
+            unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {},
             {k: float(v) for k, v in metrics.items() if not isinstance(v, list)},
             n,
         )
