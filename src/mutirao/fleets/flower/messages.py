@@ -128,6 +128,13 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
         return Failure("malformed", failure_of(error).reason)
 
 
+def without_arrays(message: Message) -> Message:
+    """A message that was read, without its arrays: they may be large, and Flower's own copy of them is not needed."""
+    for name in [name for name, record in message.content.items() if isinstance(record, ArrayRecord)]:
+        del message.content[name]
+    return message
+
+
 def name_in(message: Message, node: int) -> ClientId | Failure:
     """The name a node declares, or why it cannot be one: names end up in logs and tables."""
     if (failure := failure_in(message, node)) is not None:
