@@ -3,13 +3,15 @@
 `python -m benchmarks.deployed --sites 3 --rounds 10` prints one JSON object. The parts of a round come from the audit
 trails of both sides: `until_asked` from the last round's end until the last site's policy sees the request,
 `at_site` until the last site lets its reply go, `until_recorded` until the server has written the round down.
-`--hidden 350000` makes a model of 105 MB. Linux only.
+`--hidden 350000` makes a model of 105 MB. `--simulated` lets Flower's own engine be the sites instead: one node a site
+in worker processes of Ray, over the same messages, for more sites than a machine has room for. Linux only.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import resource
 import tempfile
 import threading
 import time
@@ -19,17 +21,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mutirao.config import resolve
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
 from mutirao.deploy.filling import change
 from mutirao.deploy.founding import found_server, take_key
 from mutirao.deploy.keeping import command_of
-from mutirao.deploy.layout import free_port
+from mutirao.deploy.layout import MARK, free_port
 from mutirao.deploy.processes import Process, is_connected, members, start_superlink, start_supernode, stop_all, until
 from mutirao.deploy.rehearse import client_names, found_sites
 from mutirao.deploy.submitting import follow, submit
 from mutirao.errors import MutiraoError
+from mutirao.recipes.task import find
+from mutirao.runs.tables import Table
 
 RECIPE = "quickstart"
 LARGEST = 2**30  # bytes that may leave a site at once
@@ -137,6 +142,29 @@ def measure(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[str, Sca
     }
 
 
+def simulate_sites(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[str, Scalar]]) -> dict[str, Any]:
+    """The same run with Flower's simulation engine, and what was seen."""
+    from mutirao.deploy.flower.simulation import simulate
+
+    settings = [("clients", sites), ("per_round", sites), ("min_replies", sites), ("rounds", rounds), *sets]
+    os.environ[MARK] = str(folder.resolve())  # so that all that is started can be found
+    began = time.time()
+    with Watch([folder], 0.5) as watch:
+        simulate(RECIPE, resolve(find(RECIPE).config, {}, settings), folder / "run")
+    ended, own = time.time(), resource.getrusage(resource.RUSAGE_SELF)
+    seconds = [float(row["seconds"]) for row in Table(folder / "run" / "history.csv").read()]
+    return {
+        "sites": sites,
+        "rounds": rounds,
+        "round_s": round(median(seconds[1:] or seconds), 3),
+        "round_s_all": [round(s, 2) for s in seconds],
+        "run_s": round(ended - began, 1),
+        "server_peak_mb": round(own.ru_maxrss / 1024),
+        "others_together_mb": round(watch.together),
+        "digest": json.loads((folder / "run" / "summary.json").read_text())["digest"],
+    }
+
+
 def parts_of(trail: Path, trails: Sequence[Path]) -> list[dict[str, float]]:
     """The seconds of each round and of its parts; all clocks are this machine's."""
     ends = {e["round"]: moment(e) for e in events(trail) if e["event"] == "round"}
@@ -171,10 +199,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=16, help="width of the network; 350000 makes 105 MB")
     parser.add_argument("--look", type=float, default=0.5, help="seconds between two looks at the processes")
+    parser.add_argument("--simulated", action="store_true")
     args = parser.parse_args()
     sets: list[tuple[str, Scalar]] = [("hidden", args.hidden), ("epochs", 1), ("wait", 240.0)]
     with tempfile.TemporaryDirectory(prefix="mutirao-bench-") as place:
-        print(json.dumps(measure(Path(place), args.sites, args.rounds, sets, args.look), indent=2))
+        if args.simulated:
+            seen = simulate_sites(Path(place), args.sites, args.rounds, sets)
+        else:
+            seen = measure(Path(place), args.sites, args.rounds, sets, args.look)
+    print(json.dumps(seen, indent=2))
 
 
 if __name__ == "__main__":

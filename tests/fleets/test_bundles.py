@@ -1,4 +1,4 @@
-"""A model in one parcel: as many objects for Flower however many arrays it has, and nothing in it is believed."""
+"""A model in few parcels: as many objects for Flower however many arrays it has, and nothing in it is believed."""
 
 import json
 import struct
@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array as Parcel
+from flwr.app import ArrayRecord
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from mutirao.fleets.flower import messages
 from mutirao.fleets.flower.bundles import STYPE, MalformedError, bundle, unbundle
 from mutirao.fleets.flower.messages import pack, pack_together, unpack
 
@@ -28,6 +30,16 @@ def test_layout_and_order_survive_and_each_array_is_its_owners() -> None:
     found["z"][:] = 7
     assert unpack(record)["z"].tolist() == arrays["z"].tolist()
     assert unpack(pack_together({})) == {}
+
+
+def test_a_large_model_goes_in_several_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "ROOM", 100)
+    arrays = {name: np.full(size, 7, np.uint8) for name, size in {"a": 60, "b": 40, "c": 1, "d": 500, "e": 0}.items()}
+    record = pack_together(arrays)
+    assert [list(unbundle(parcel)) for parcel in record.values()] == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert {k: v.tolist() for k, v in unpack(record).items()} == {k: v.tolist() for k, v in arrays.items()}
+    with pytest.raises(MalformedError, match="two arrays of one name"):
+        unpack(ArrayRecord({"1": bundle(arrays), "2": bundle(arrays)}))
 
 
 def test_objects_do_not_travel() -> None:

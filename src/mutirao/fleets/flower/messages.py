@@ -30,6 +30,7 @@ GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Erro
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
 NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
 AGREED_RECORD = "agreed"  # the record of an answer in which a site says by digest what it worked with
+ROOM = 16 * 2**20  # bytes of arrays in one parcel; Flower needs thrice the memory of a parcel while it opens it
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
@@ -39,15 +40,28 @@ def pack(arrays: Arrays) -> ArrayRecord:
 
 
 def pack_together(arrays: Arrays) -> ArrayRecord:
-    """Arrays as ours send them, bit for bit: in one parcel."""
-    return ArrayRecord({STYPE: bundle({k: np.asarray(v) for k, v in arrays.items()})} if arrays else {})
+    """Arrays as ours send them, bit for bit: in as few parcels as may be, none of which takes much memory to open."""
+    groups: list[Arrays] = []
+    room = 0
+    for name, value in arrays.items():
+        whole = np.asarray(value)
+        if not groups or whole.nbytes > room:
+            groups.append({})
+            room = ROOM
+        groups[-1][name] = whole
+        room -= whole.nbytes
+    return ArrayRecord({str(i): bundle(group) for i, group in enumerate(groups)})
 
 
 def unpack(record: ArrayRecord) -> Arrays:
     """The arrays of a record; MalformedError if one is not what it says it is."""
-    if len(record) == 1 and (parcel := next(iter(record.values()))).stype == STYPE:
-        return unbundle(parcel)
-    return {name: unpack_one(name[:80], parcel) for name, parcel in record.items()}
+    arrays: Arrays = {}
+    for name, parcel in record.items():
+        found = unbundle(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
+        if not arrays.keys().isdisjoint(found):
+            raise MalformedError("two arrays of one name")
+        arrays |= found
+    return arrays
 
 
 def unpack_one(name: str, parcel: Parcel) -> Array:
