@@ -268,7 +268,7 @@ def environment(place: Server | Node) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        POLLS: os.environ.get(POLLS, "0.1"),
+        POLLS: os.environ.get(POLLS, "0.2" if isinstance(place, Node) else "0.5"),
         "FORWARDED_ALLOW_IPS": "",  # nobody may say for another where a request came from
         "NO_PROXY": direct,  # its own processes speak over loopback
         "no_proxy": direct,

@@ -41,7 +41,7 @@ KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to k
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
 GREETING = "query.name"
-LOOK = 0.02  # seconds between two looks for answers, at first
+LOOK = 0.1  # seconds between two looks for answers, at first; a SuperNode takes half a second to send one
 
 T = TypeVar("T")
 Read = Callable[[str, Message], T]  # what an answer to the message of that number holds
