@@ -33,18 +33,23 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="The same federated jobs with this project, Flower, pfl-research and a plain loop.",
+        description="The same federated jobs with this project, Flower, pfl-research, BlazeFL and a plain loop.",
         epilog="Example: python -m benchmarks --job M --repetitions 3 --json",
     )
     parser.add_argument("--job", action="append", choices=[*JOBS], help="may be repeated; all if not given")
-    parser.add_argument("--rounds", type=positive, help="rounds of a job (default 50 for M, 5 for C)")
-    parser.add_argument("--repetitions", type=positive, help="how often each runs (default 5 for M, 3 for C)")
+    parser.add_argument("--rounds", type=positive, help="rounds of a job, if not its own number")
+    parser.add_argument("--repetitions", type=positive, help="how often each runs (default 5 for M, 3 for the others)")
     parser.add_argument("--samples", type=positive, help="samples a client; fewer only to try the harness out")
-    parser.add_argument("--only", type=contenders, default=tuple(measure.MODULES), help="some of ours,flower,pfl,plain")
-    parser.add_argument("--workers", type=positive, default=machine.cores(), help="processes of Flower and pfl")
+    parser.add_argument(
+        "--only", type=contenders, default=tuple(measure.MODULES), help="some of ours,flower,pfl,blaze,plain"
+    )
+    parser.add_argument("--workers", type=positive, default=machine.cores(), help="processes of the peers")
     parser.add_argument("--pfl-workers", type=positive, help="processes of pfl, if not as many as Flower's")
     parser.add_argument(
-        "--engine", choices=["auto", "fused", "stacked", "threads", "plain"], default="auto", help="of ours"
+        "--engine",
+        choices=["auto", "fused", "stacked", "threads", "processes", "plain"],
+        default="auto",
+        help="of ours",
     )
     parser.add_argument("--record", action="store_true", help="ours writes its run folder during the rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object a job, a line each")

@@ -10,7 +10,10 @@ BENCH = ROOT / ".bench"
 PEERS = {
     "flower": ["flwr[simulation]==1.41.0"],
     "pfl": ["pfl==0.6.0"],
+    "blaze": ["blazefl[contrib,reproducibility]==2.0.3"],
 }
+# It asks for Python 3.12, but its code is free of what 3.11 does not know.
+LENIENT = {"blaze": ["--ignore-requires-python"]}
 
 
 class CannotInstall(Exception):
@@ -32,6 +35,7 @@ def python_of(contender: str) -> Path:
     run([sys.executable, "-m", "venv", "--clear", folder], contender)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, torch], contender)  # first and alone, so that what follows finds it there and leaves it alone
+    pip += LENIENT.get(contender, [])
     run([*pip, "--constraint", ROOT / "constraints.txt", torch, *PEERS[contender]], contender)
     stamp.write_text(wanted)
     return python

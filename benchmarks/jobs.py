@@ -43,12 +43,22 @@ class Job:
 
 MLP = {"model": "mlp", "shape": (136,), "classes": 5, "samples": 2400, "batch_size": 32, "lr": 0.05, "signal": 0.2}
 CNN = {"model": "cnn", "shape": (3, 32, 32), "classes": 10, "samples": 500, "batch_size": 50, "lr": 0.05, "signal": 0.6}
+WIDE = {"model": "wide", "shape": (784,), "classes": 10, "samples": 600, "batch_size": 32, "lr": 0.05, "signal": 0.1}
+HAND = {"model": "femnist", "shape": (1, 28, 28), "classes": 62, "samples": 200, "batch_size": 20, "lr": 0.05}
+TEXT = {"shape": (32, 24), "classes": 10, "samples": 500, "batch_size": 50, "signal": 0.3}
+PHOTO = {"shape": (3, 32, 32), "classes": 10, "samples": 200, "batch_size": 50, "lr": 0.05, "signal": 0.6}
 JOBS = {
     job.name: job
     for job in (
         Job("M", "small dense model, 136-64-5", **MLP, rounds=50, repetitions=5),
         Job("M-unequal", "the same with clients of unequal sizes", **MLP, rounds=50, repetitions=5, unequal=True),
         Job("C", "convolutional network on 3x32x32 images", **CNN, rounds=5, repetitions=3, test=500),
+        Job("W", "dense model 784-512-256-10 with dropout", **WIDE, rounds=20, repetitions=3),
+        Job("T", "transformer, two layers of 64", model="transformer", **TEXT, lr=0.05, rounds=10, repetitions=3),
+        Job("F", "FEMNIST's convolutional network", **HAND, signal=0.8, rounds=8, repetitions=3, test=500),
+        Job("L", "LSTM, two layers of 100", model="lstm", **TEXT, lr=0.5, rounds=8, repetitions=3),
+        Job("B", "ResNet-14, batch normalisation", model="resnet-batch", **PHOTO, rounds=6, repetitions=3, test=500),
+        Job("G", "ResNet-14, group normalisation", model="resnet-group", **PHOTO, rounds=6, repetitions=3, test=500),
     )
 }
 
@@ -76,7 +86,7 @@ def write(job: Job, folder: Path) -> None:
     offsets = np.concatenate([[0], np.cumsum(job.sizes())])
     patterns = job.signal * rng.standard_normal((job.classes, *job.shape))
     if len(job.shape) == 3:  # blocks of 8x8 equal pixels, which a convolution can see
-        patterns = patterns[..., ::8, ::8].repeat(8, -1).repeat(8, -2)
+        patterns = patterns[..., ::8, ::8].repeat(8, -1).repeat(8, -2)[..., : job.shape[1], : job.shape[2]]
     for prefix, total in (("", int(offsets[-1])), ("test_", job.test)):
         y = rng.integers(job.classes, size=total)
         x = np.lib.format.open_memmap(folder / f"{prefix}x.npy", "w+", np.float32, (total, *job.shape))

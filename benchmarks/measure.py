@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import environments, jobs, machine, processes
 
-MODULES = {"ours": "ours", "flower": "flower_sim", "pfl": "pfl_sim", "plain": "plain"}
+MODULES = {"ours": "ours", "flower": "flower_sim", "pfl": "pfl_sim", "blaze": "blaze_sim", "plain": "plain"}
 FIGURES = ("round_s", "startup_s", "total_s", "peak_mb")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -6,7 +6,13 @@ from typing import Any
 
 from benchmarks.measure import MODULES
 
-NAMES = {"ours": "Mutirão", "flower": "Flower simulation", "pfl": "pfl-research", "plain": "plain loop, 1 thread"}
+NAMES = {
+    "ours": "Mutirão",
+    "flower": "Flower simulation",
+    "pfl": "pfl-research",
+    "blaze": "BlazeFL",
+    "plain": "plain loop, 1 thread",
+}
 HEAD = ["", "round", "start-up", "whole job", "peak memory", "round ×", "job ×", "memory ×", "accuracy"]
 BUSY = 0.3  # load a core above which other work disturbs the figures
 

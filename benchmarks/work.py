@@ -11,28 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.jobs import Data, Job
+from benchmarks.models import MODELS
 
 State = dict[str, Tensor]
 
 
 def build(job: Job) -> nn.Module:
     """The model of a job, freshly initialised."""
-    if job.model == "mlp":
-        return nn.Sequential(nn.Linear(job.shape[0], 64), nn.ReLU(), nn.Linear(64, job.classes))
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2),
-        nn.Conv2d(64, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2),
-        nn.Flatten(),
-        nn.Linear(3136, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, job.classes),
-    )
+    return MODELS[job.model](job.shape, job.classes)
 
 
 def initial(job: Job) -> nn.Module:

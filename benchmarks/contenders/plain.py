@@ -16,12 +16,12 @@ if __name__ == "__main__":
         chosen = torch.randperm(job.clients)[: job.per_round].tolist()
         clients = [tuple(map(torch.from_numpy, data.client(i))) for i in chosen]
         total = sum(len(y) for _, y in clients)
-        mean = {k: torch.zeros_like(v) for k, v in state.items()}
+        mean = {k: torch.zeros_like(v if v.is_floating_point() else v.double()) for k, v in state.items()}
         for x, y in clients:
             model.load_state_dict(state)
             work.fit(model, x, y, job)
             for name, value in model.state_dict().items():
                 mean[name].add_(value, alpha=len(y) / total)
-        state = mean
+        state = {k: v if v.dtype == state[k].dtype else v.round().to(state[k].dtype) for k, v in mean.items()}
         clock.tick(total)
     work.report(clock, state, data)

@@ -34,6 +34,7 @@ KINDS = {
     "secure": "mutirao.secure",
     "schedule": "mutirao.schedules",
 }
+ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 # What the code that calls a part hands over; users cannot set these.
 HANDED_OVER = {
@@ -95,7 +96,9 @@ class Common:
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
     exclude: str = setting("", "clients that take no part, separated by commas")
-    engine: str = setting("auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "plain"))
+    engine: str = setting(
+        "auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "processes", "plain")
+    )
     device: str = setting("cpu", "where torch models are trained: auto, cpu, cuda, cuda:N or mps")
     precision: str = setting("float32", "numbers of a forward pass on a GPU", choices=("float32", "bf16"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.config import OPTIMIZERS, Common
+from mutirao.config import ENGINES, OPTIMIZERS, Common
 from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
@@ -47,7 +47,6 @@ Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
 Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
-ENGINES = ("auto", "fused", "stacked", "threads", "plain")
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class PlainTrainer:
         if fault := fault_of_optimizer(self.optimizer, self.momentum, self.weight_decay):
             raise ValueError(fault)
         if callable(self.optimizer) and self.engine in ("fused", "stacked"):
-            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use threads or plain")
+            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use auto")
         if self.transform is not None and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
         if self.keep_optimizer and self.engine in ("fused", "stacked"):

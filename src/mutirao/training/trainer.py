@@ -50,5 +50,5 @@ class Trainer(PlainTrainer):
     def make(self) -> nn.Module:
         """A module for one thread; its convolutions are done by our kernel unless `engine` asks for torch's own."""
         module = super().make()
-        own = self.engine in ("auto", "threads") and self.place().type == "cpu"
+        own = self.engine in ("auto", "threads", "processes") and self.place().type == "cpu"
         return hasten(module) if own else module

@@ -217,20 +217,27 @@ def test_few_clients_and_few_samples(engine: str, sizes: list[int]) -> None:
     assert_same(trained("mlp", engine, sizes), trained("mlp", "plain", sizes))
 
 
-@pytest.mark.parametrize("model", ["mlp", "dropout", "batch norm", "attention", "lstm"])
-def test_threads_are_bit_for_bit_the_plain_path_without_convolutions(model: str) -> None:
-    assert digest(trained(model, "threads", UNEQUAL)[0]) == digest(trained(model, "plain", UNEQUAL)[0])
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("model", ["mlp", "dropout", "batch norm", "noisy", "embedding"])
+def test_threads_and_processes_are_bit_for_bit_the_plain_path(engine: str, model: str) -> None:
+    assert digest(trained(model, engine, UNEQUAL)[0]) == digest(trained(model, "plain", UNEQUAL)[0])
 
 
-def test_a_client_alone_gives_the_bits_it_gives_among_others() -> None:
+@pytest.mark.parametrize("model", ["wide cnn", "attention", "lstm"])
+def test_processes_are_bit_for_bit_threads_where_kernels_do_the_work(model: str) -> None:
+    assert digest(trained(model, "processes", UNEQUAL)[0]) == digest(trained(model, "threads", UNEQUAL)[0])
+
+
+@pytest.mark.parametrize("model", ["wide cnn", "mlp", "lstm", "embedding"])
+def test_a_client_alone_gives_the_bits_it_gives_among_others(model: str) -> None:
     """As over a network, where each client is trained by itself."""
-    trainer, clients = Trainer(wide, lr=0.1, batch_size=8), population(UNEQUAL)
+    trainer, clients = Trainer(MODELS[model], lr=0.1, batch_size=8), population(UNEQUAL)
     sites = {c: Site(c, clients[c]) for c in clients}
     requests = {c: Request("train", trainer.initial(0), {**SEEDS, "round": 1}) for c in clients}
     for client, reply in trainer.many(requests, sites).items():
         assert isinstance(reply, Reply)
         assert digest(reply.arrays) == digest(
-            Trainer(wide, lr=0.1, batch_size=8)(requests[client], sites[client]).arrays
+            Trainer(MODELS[model], lr=0.1, batch_size=8)(requests[client], sites[client]).arrays
         )
 
 

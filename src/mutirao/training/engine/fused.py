@@ -81,6 +81,15 @@ def call(trainer: PlainTrainer, pace: Pace, layers: Sequence[Layer], arrays: Arr
     return kernel(weights, *samples, pace.lr, trainer.momentum, trainer.weight_decay, pace.mu, squared)
 
 
+def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
+    """Whether the kernel can train this model on samples of this kind."""
+    try:
+        only_tensors(jobs)
+        return bool(layers_of(trainer, jobs))
+    except (Unsupported, ValueError):
+        return False
+
+
 def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
     """The layers of a trainer's network from the first to the last, found out and proven once."""
     known = trainer._recorded.setdefault("dense", {})

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -22,38 +23,49 @@ from mutirao.training.plain import PlainTrainer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Timed = tuple[Reply | Failure, float]  # what came of a client, and the seconds it took
 
 
 def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
-    template = trainer.blank()
     if "memory" not in trainer._recorded:
         hold_memory()
         trainer._recorded["memory"] = "held"
-
-    joined = join_pools if trainer.place().type == "cpu" else nn.Module.eval  # our kernels are for the CPU
+    template = trainer.blank()
 
     def prepared(item: Item) -> Result:
         if not hasattr(trainer._own, "module"):
-            trainer._own.module = joined(copy.deepcopy(template))
+            trainer._own.module = own_module(trainer, template)
         return work(item)
 
     return run_in_threads(trainer.workers, prepared, items)
 
 
-def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply | Failure]:
-    """Train each client by the plain path, several at a time; left out is who draws where no generator can be given."""
+def own_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
+    """A module like another one for a thread or a process of its own, with what is done at once in one pass."""
+    own = copy.deepcopy(template)
+    return join_pools(own) if trainer.place().type == "cpu" else own.eval()  # our kernels are for the CPU
+
+
+def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
+    """Train each client by the plain path, several at a time, and tell the seconds each took.
+
+    Left out is who draws where no generator can be given.
+    """
     randomness = partial(OwnRandomness, trainer) if draws(trainer, jobs) else contextlib.nullcontext
 
-    def train(job: Job) -> Reply | Failure | None:
+    def train(job: Job) -> Timed | None:
+        began = time.perf_counter()
         try:
-            return trainer.train(job.request, job.site, randomness)
+            outcome: Reply | Failure = trainer.train(job.request, job.site, randomness)
         except Unsupported:
             return None
         except Exception as error:  # a client may raise anything: it is its own failure alone
-            return failure_of(error)
+            outcome = failure_of(error)
+        return outcome, time.perf_counter() - began
 
-    outcomes = zip(jobs, in_threads(trainer, train, jobs), strict=True)
+    longest = sorted(jobs, key=lambda job: -sum(job.lengths))  # so that nobody waits for one that began late
+    outcomes = zip(longest, in_threads(trainer, train, longest), strict=True)
     return {job.client: outcome for job, outcome in outcomes if outcome is not None}
 
 

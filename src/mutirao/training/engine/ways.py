@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from torch import Tensor
+
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import is_heavy
-from mutirao.training.engine.fused import train_fused
+from mutirao.training.engine.cost import is_busy
+from mutirao.training.engine.fused import fits_kernel, train_fused
 from mutirao.training.engine.jobs import Job, by_kind, only_tensors, plan_jobs
 from mutirao.training.engine.judging import evaluate_model, judge_many
 from mutirao.training.engine.machine import Machine
+from mutirao.training.engine.singly import TRAIN, train_singly
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tape import Unsupported
-from mutirao.training.engine.threads import train_threads
 from mutirao.training.figures import PROBED, probe_samples, read_extras
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, attempt
 from mutirao.training.samples import Samples, own_test_of
@@ -23,8 +26,9 @@ from mutirao.training.samples import Samples, own_test_of
 log = logging.getLogger("mutirao")
 
 MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
-# Rounds as small as this are trained plainly: they take a tenth of a second at most, and give the very bits that the
-# same clients give over a network, where nobody can stack them.
+SINGLY = "auto"
+# Of small models that the kernel cannot train, so few are trained plainly: they take a tenth of a second at most, and
+# give the very bits that the same clients give over a network, where nobody can stack them.
 FEW_CLIENTS, FEW_STEPS = 16, 512
 
 
@@ -32,7 +36,7 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
     trainer.hold_told(request.config, site.data)
     if request.do == "train":
-        return trainer.train(request, site)
+        return train_alone(trainer, request, site)
     if request.do == "evaluate":
         samples = own_test_of(site.data)
         return Reply({}, metrics=evaluate_model(trainer, request.arrays, samples), n=len(samples))
@@ -66,36 +70,48 @@ def refuse_told(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outc
     return outcomes
 
 
+def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
+    """One client's training, with the bits it has among others wherever a client's bits are its own."""
+    jobs, _ = plan_jobs(trainer, {site.id: request}, {site.id: site})
+    if jobs and choose_way(trainer, jobs) == "fused" and (replies := in_kernel(trainer, jobs)):
+        return replies[site.id]
+    return trainer.train(request, site)  # where whatever is wrong with its data is said
+
+
 def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
-    way = choose_way(trainer, jobs)
     for group in by_kind(jobs):
-        if way == "threads":
-            outcomes |= train_threads(trainer, group)
-        elif way == "fused":
+        way = choose_way(trainer, group)
+        if way == "fused":
             outcomes |= in_kernel(trainer, group)
-        if way == "stacked" or (way == "fused" and trainer.engine == "auto"):
-            outcomes |= in_stacks(trainer, [job for job in group if job.client not in outcomes])
-    for job in jobs:
-        if job.client not in outcomes:
-            outcomes[job.client] = attempt(trainer.train, job.request, job.site)
+        elif way == "stacked":
+            outcomes |= in_stacks(trainer, group)
+        left = [job for job in group if job.client not in outcomes]
+        outcomes |= train_singly(trainer, left, way if way in TRAIN else SINGLY) if left else {}
     return outcomes
 
 
 def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
-    """The way the clients of a round go: what the trainer's `engine` says, or what suits its model and their work."""
+    """The way clients of one kind go: what the trainer's `engine` says, or what suits its model and their samples.
+
+    `auto` means one by one, on the fastest of the ways that differ in nothing but time.
+    """
     if trainer.engine != "auto":
         return trainer.engine
-    if is_heavy(trainer.blank(), trainer.batch_size):
-        return "threads"
-    if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer:
-        return "plain"  # as recorded steps and the kernel take the samples as they are, and begin afresh
-    if trainer.place().type != "cpu":
+    job, gpu = jobs[0], trainer.place().type != "cpu"
+    heavy = is_heavy(trainer.blank(), trainer.batch_size)
+    if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer or (gpu and heavy):
+        return SINGLY  # as recorded steps and the kernel take the samples as they are, and begin afresh
+    if gpu:
         return "stacked"  # many small models at once are what keeps a GPU busy
+    if not heavy and fits_kernel(trainer, jobs):
+        return "fused"
+    if not isinstance(job.samples.x, Tensor) or is_busy(trainer, job):
+        return SINGLY
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
-    return "plain" if small else "fused"
+    return "plain" if small else "stacked"
 
 
 def in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
