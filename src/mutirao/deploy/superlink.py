@@ -10,6 +10,7 @@ from typing import Any
 
 from mutirao.deploy import internals
 from mutirao.deploy.door import Door
+from mutirao.deploy.holding import Holding
 from mutirao.deploy.keys import secret_in
 from mutirao.deploy.layout import MARK, server_in
 from mutirao.errors import ConfigError
@@ -45,7 +46,6 @@ def guard(app: Any, secret: str) -> Any:
         from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
         from starlette.middleware import Middleware
 
-        from mutirao.deploy.holding import Holding
         from mutirao.deploy.ownership import Ownership
     except ImportError as error:
         internals.end(f"lacks what the check of whose message is whose is made of ({error})")
