@@ -104,7 +104,9 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
-    request = replace(request, arrays={}, extras={})  # the model has done its part, and may be large
+    request = replace(
+        request, arrays={}
+    )  # it has done its part; extras tell what was agreed on
     if name in answers.failures:
         return answers.failures[name]
     reply = answers.replies[name]
