@@ -104,9 +104,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
-    request = replace(
-        request, arrays={}
-    )  # it has done its part; extras tell what was agreed on
+    request = replace(request, arrays={})  # it has done its part; extras tell what was agreed on
     if name in answers.failures:
         return answers.failures[name]
     reply = answers.replies[name]
