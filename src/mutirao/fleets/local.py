@@ -18,6 +18,7 @@ from mutirao.core.threads import one_thread
 
 log = logging.getLogger("mutirao")
 
+ANSWER = (Reply, Failure)  # made once: there is a look at every client of every round
 Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
 
 
@@ -56,7 +57,7 @@ class LocalFleet(Fleet):
         if outcomes is None:
             outcomes = {c: self._alone(c, requests[c]) for c in sorted(requests)}
         for client, (outcome, state) in outcomes.items():
-            if isinstance(outcome, Reply) and (state or client in self.states):
+            if (state or client in self.states) and isinstance(outcome, Reply):
                 self.states[client] = state
         return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
 
@@ -125,7 +126,7 @@ class LocalFleet(Fleet):
 
 def _sound(answer: Any) -> Reply | Failure:
     """A handler's answer, if it is one at all; one that answers for many may also say who failed."""
-    if isinstance(answer, Reply | Failure):
+    if isinstance(answer, ANSWER):
         return answer
     return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
 

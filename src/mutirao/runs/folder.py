@@ -119,7 +119,8 @@ class Folder:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
-        old, facts = self._too_old(), self.facts(run)
+        rest = arrays_beside(run)
+        old, facts = self._too_old(), self.facts(run, rest)
         self.audit.append(
             "round",
             round=run.round,
@@ -132,7 +133,7 @@ class Folder:
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
             **({"site_versions": done.versions} if done.versions else {}),
         )
-        self.checkpoint(run, facts, durable)
+        self.checkpoint(run, facts, durable, rest)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
@@ -181,25 +182,26 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def facts(self, run: Run) -> dict[str, Any]:
-        """What a state file says of itself, as far as the trail can vouch for it."""
+    def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
+        """What a state file says of itself, as far as the trail can vouch for it; `rest` is what it holds."""
         return {
             "schema": SCHEMA,
             "seed": run.seed,
             "round": run.round,
             "model": digest(run.arrays),
-            "rest": digest(arrays_beside(run)),
+            "rest": digest(arrays_beside(run) if rest is None else rest),
             "history": self.history.rows,
             "clients": self.clients.rows,
             "elapsed": self._seconds(),
         }
 
-    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool) -> None:
+    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool, rest: Arrays | None = None) -> None:
         """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
         full = {**facts, "trail": [self.audit.first, self.audit.head]}
         full["check"] = fingerprint(full)
-        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays_beside(run), full, durable)
+        rest = arrays_beside(run) if rest is None else rest
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
 
     def load(self, number: int) -> tuple[Run, dict[str, Any]]:
         """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
@@ -244,9 +246,9 @@ class Folder:
 
     def _too_old(self) -> list[int]:
         """Rounds whose checkpoints no longer fit; the last two stay, and with the one to come that makes three."""
-        rounds, total = sorted(self._sizes), sum(self._sizes.values())
-        old: list[int] = []
+        total, old = sum(self._sizes.values()), list[int]()
         most = KEEP_BYTES if self.keep_bytes is None else self.keep_bytes
+        rounds = sorted(self._sizes) if total > most else []
         while total > most and len(rounds) - len(old) > 2:
             total -= self._sizes[rounds[len(old)]]
             old.append(rounds[len(old)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.files import append_whole, plain, write_whole
-from mutirao.core.text import write_rows
+from mutirao.core.text import write_plain, write_rows
 from mutirao.errors import Damaged
 
 MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a table without end
@@ -32,10 +32,10 @@ class Table:
         elif new:
             self.columns += new
             self._write([])
-        block = self._text(rows)
-        append_whole(self.path, block.encode())
+        cells = self._cells(rows)
+        append_whole(self.path, write_plain(cells).encode())
         self.rows += len(rows)
-        return [{k: t for k in self.columns if (t := str(plain(row.get(k, "")))) != ""} for row in rows]
+        return [{k: t for k, cell in zip(self.columns, line, strict=True) if (t := str(cell)) != ""} for line in cells]
 
     def read(self) -> list[dict[str, str]]:
         """All whole rows; empty cells are left out."""
@@ -64,10 +64,10 @@ class Table:
         return not content or content.endswith(b"\n")
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_whole(self.path, write_rows([self.columns]) + self._text(rows))
+        write_whole(self.path, write_rows([self.columns]) + write_plain(self._cells(rows)))
 
-    def _text(self, rows: Iterable[Mapping[str, Any]]) -> str:
-        return write_rows([row.get(k, "") for k in self.columns] for row in rows)
+    def _cells(self, rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+        return [[plain(row.get(k, "")) for k in self.columns] for row in rows]
 
 
 def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
