@@ -39,7 +39,7 @@ ABOVE = 1e-9  # by how much, of itself, the unknown stands above the highest kno
 
 def since(column: str) -> Score:
     """An age: rounds since the round that a column of the roster holds (0: never, so since the beginning)."""
-    return lambda roster, round: (round - getattr(roster, column)).astype(np.float64)
+    return lambda roster, round: np.subtract(round, getattr(roster, column), dtype=np.float64)
 
 
 def last(figure: str) -> Score:
@@ -112,10 +112,12 @@ def mix_scores(
         if values.shape != (len(roster),):
             raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
         most = math.log(classes) if classes and name == "entropy" else LARGEST
-        known = np.clip(values[rows], -LARGEST, most)
+        known = np.clip(values if len(rows) == len(roster) else values[rows], -LARGEST, most)
         if name in UTILITIES and name != "entropy":
             known = cut_tails(known)
-        total += weight * scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
+        scaled = scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
+        scaled *= weight  # in place: each further array of a million takes longer to get than to fill
+        total += scaled
     return total
 
 
@@ -139,7 +141,7 @@ def fill_unknown(values: Floats, start: float = -LARGEST) -> Floats:
         return values
     if unknown.all():
         return np.full(len(values), max(start, 0.0))
-    highest = float(values[~unknown].max())
+    highest = float(np.fmax.reduce(values))
     above = highest + ABOVE * (abs(highest) or 1.0)
     return np.where(unknown, start if start > highest else above, values)
 
@@ -148,13 +150,31 @@ def scale_to_one(values: Floats) -> Floats:
     """(x - min) / (max - min), from 0 to 1; all 0 if all are equal."""
     if not len(values) or not (spread := values.max() - (low := values.min())) > 0:
         return np.zeros(len(values))
-    return np.asarray((values - low) / spread)
+    scaled: Floats = values - low
+    scaled /= spread
+    return scaled
 
 
 def top(scores: Floats, count: int, rng: np.random.Generator) -> Rows:
     """Positions of the `count` highest scores; who is in is drawn by lot among equals at the margin."""
     if count >= len(scores):
         return np.arange(len(scores))
-    margin = np.partition(scores, -count)[-count]
+    margin = kth_highest(scores, count)
     above, level = np.flatnonzero(scores > margin), np.flatnonzero(scores == margin)
     return np.concatenate([above, rng.choice(level, count - len(above), replace=False, shuffle=False)])
+
+
+def kth_highest(scores: Floats, count: int) -> float:
+    """The lowest of the `count` highest scores.
+
+    Of many, only those are sorted that are no lower than the highest of `count` stretches: there are enough of them.
+    """
+    stretches = 4 * count
+    if len(scores) >= 4 * stretches:
+        wide = len(scores) // stretches
+        highest = scores[: stretches * wide].reshape(stretches, wide).max(axis=1)
+        low = float(np.partition(highest, -count)[-count])
+        if low == scores.max():
+            return low
+        scores = scores[scores >= low]
+    return float(np.partition(scores, -count)[-count])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, MultiKrum
 from mutirao.core.arrays import Arrays, digest, flat, square
 from mutirao.core.bounds import cap_sizes, faults_of_length, strange_metrics, update_length
+from mutirao.core.checks import faults
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.record import Round
 from mutirao.core.roster import Roster
@@ -177,6 +178,27 @@ def test_honest_updates_are_never_too_long_however_the_round_is_made_up() -> Non
     assert faults_of_length(settled, late) == {}
     diverging = {f"c{i}": Reply({"w": np.full(50, 3e38, np.float32)}, n=1) for i in range(5)}
     assert faults_of_length(start, diverging) == {}  # all of them: that is named by the round
+
+
+def test_replies_cut_from_one_array_are_refused_as_those_of_their_own_are() -> None:
+    current: Arrays = {"w": np.ones((4, 5), np.float32)}
+    for bad, kind in ((np.nan, "not_finite"), (1e20, "too_long"), (1e9, "too_long")):
+        stack = np.ones((6, 4, 5), np.float32)
+        stack[2, 1, 1] = bad
+        for pieces in (list(stack), [piece.copy() for piece in stack]):
+            replies = {f"c{i}": Reply({"w": piece}, n=1) for i, piece in enumerate(pieces)}
+            found = faults(current, replies) or faults_of_length(current, replies)
+            assert {c: f.kind for c, f in found.items()} == {"c2": kind}
+
+
+def test_a_row_sent_many_times_is_no_shorter_for_it() -> None:
+    current: Arrays = {"w": np.ones((100, 5), np.float32)}
+    store = np.zeros((300, 5), np.float32)
+    store[0] = 50  # alone it is below the bound, a hundred times above
+    replies = {f"c{i}": Reply({"w": store[100:200]}, n=1) for i in range(5)}
+    replies["bia"] = Reply({"w": np.broadcast_to(store[0], (100, 5))}, n=1)
+    store[100:200] = 1.01
+    assert list(faults_of_length(current, replies)) == ["bia"]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([np.float16, np.float32, np.float64]))

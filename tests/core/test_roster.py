@@ -1,10 +1,13 @@
 """What the server knows of its clients survives newcomers, leavers and a checkpoint."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mutirao.core.arrays import digest
 from mutirao.core.roster import COUNTS, MOST_FIGURES, Roster
 
 ids = st.lists(st.text(max_size=5), max_size=12, unique=True)
@@ -156,3 +159,30 @@ def test_who_was_only_probed_is_kept_in_a_checkpoint_and_old_ones_can_be_read() 
     assert (again.ids, again.last_probed.tolist(), again.n.tolist()) == (["bia"], [3], [40])
     old = Roster.from_arrays({k: v for k, v in saved.items() if k not in ("last_probed", "last_improved")})
     assert old.last_probed.tolist() == [0]
+
+
+@given(ids, st.data())
+def test_what_all_tell_is_heard_as_from_each(names: list[str], data: st.DataObject) -> None:
+    one, two = Roster(), Roster()
+    figure = st.dictionaries(st.sampled_from(["loss", "entropy"]), st.floats(0, 2), max_size=2)
+    for roster in (one, two):
+        roster.meet(names)
+    for t in (1, 2, 3):
+        same = data.draw(figure)
+        told = {c: dict.fromkeys(same, float(i)) if data.draw(st.booleans()) else same for i, c in enumerate(names)}
+        told |= {c: data.draw(figure) for c in names[:1] if data.draw(st.booleans())}
+        two.hear_all(t, told)
+        for c, figures in told.items():
+            one.hear(t, c, figures)
+        assert digest(one.to_arrays()) == digest(two.to_arrays())
+
+
+@given(ids, st.data())
+def test_names_are_saved_as_the_json_of_those_touched(names: list[str], data: st.DataObject) -> None:
+    roster = Roster()
+    roster.meet(names)
+    for t in (1, 2):
+        roster.mark(t, data.draw(st.lists(st.sampled_from(names), unique=True)) if names else [], {})
+        touched = [c for c in roster.ids if roster.asked[roster.row(c)]]
+        assert roster.to_arrays()["ids"].tobytes() == json.dumps(touched).encode()
+        roster.meet([*names, "somebody new"])

@@ -132,9 +132,10 @@ def test_clients_are_counted_searched_and_sorted(tmp_path: Path) -> None:
         "1,a,1,5,0.5,,\n1,b,0,0,0,late: no answer,\n2,a,1,6,0.25,,\n2,b,1,3,0.5,,too far\n3,c,1,9,0.9,,\n"
     )
     found = clients_of(Columns(tmp_path / "clients.csv"))
-    by = {c.name: c for c in found}
-    assert (by["a"].selected, by["a"].replied, by["a"].last, by["a"].n, by["a"].weight) == (2, 2, 2, 6, 0.25)
-    assert (by["b"].replied, by["b"].failure, by["b"].failed) == (0, "rejected: too far", 2)
+    by = {line["name"]: line for line in map(found.line, range(len(found)))}
+    assert [by["a"][k] for k in ("selected", "replied", "last", "n", "weight")] == [2, 2, 2, 6, 0.25]
+    assert [by["b"][k] for k in ("replied", "failure", "failed", "group")] == [0, "rejected: too far", 2, ""]
+    assert by["a"]["failure"] == ""
     assert [r["name"] for r in page_of(found, "", "lost", 0)["rows"]] == ["b", "a", "c"]
     assert [r["name"] for r in page_of(found, "TOO FAR", "client", 0)["rows"]] == ["b"]
     assert page_of(found, "", "weight", 1)["rows"][0]["name"] == "a"

@@ -32,7 +32,8 @@ def test_only_item_rows_and_a_loss_cross_the_wire(loss: str) -> None:
     seen: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = []
 
     def listen(message: Message, reply: Message) -> list[Message]:
-        arrays, extras = (unpack(reply.content[name]) for name in ("arrays", "extras"))  # type: ignore[arg-type]
+        records = (reply.content.get(name, ArrayRecord()) for name in ("arrays", "extras"))
+        arrays, extras = (unpack(record) for record in records)  # type: ignore[arg-type]
         do = str(message.content["request"]["do"])  # type: ignore[call-overload, index]
         seen.append((do, arrays, extras, set(reply.content["metrics"])))  # type: ignore[arg-type]
         return [reply]

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import ErrorCode
 
 from loopgrid import Meddle, connected, failure_of_bia, identity, softmax_task
+from mutirao.core.agreement import as_extra, digest_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.fleets.flower.messages import pack
@@ -237,3 +238,13 @@ def test_a_reply_counts_only_with_the_digest_of_what_was_agreed_on(meddle: Meddl
     assert list(answers.replies) == ["ana"]
     assert answers.failures["bia"].kind == "refused"
     assert answers.failures["bia"].reason.startswith(f"agreed.body: its answer comes with {fault} of the body")
+
+
+def test_what_was_agreed_on_may_come_with_the_request_itself() -> None:
+    task = softmax_task()
+    _, fleet = connected(task, ["ana"])
+    fleet.clients()
+    schema = b"columns"
+    request = Request("train", task.initial(), {"agreed.schema": digest_of(schema)}, as_extra("schema", schema))
+    answers = fleet.ask({"ana": request})
+    assert list(answers.replies) == ["ana"], answers.failures

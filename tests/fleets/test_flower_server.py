@@ -34,7 +34,7 @@ def test_the_model_of_a_round_is_packed_once(monkeypatch: pytest.MonkeyPatch) ->
     _, fleet = connected(task)
     fleet.clients()
     start, packed = task.initial(), []
-    monkeypatch.setattr(server, "pack", lambda arrays: packed.append(arrays is start) or pack(arrays))
+    monkeypatch.setattr(server, "pack_together", lambda arrays: packed.append(arrays is start) or pack(arrays))
     fleet.ask({name: Request("train", start) for name in NAMES})
     assert sum(packed) == 1
 

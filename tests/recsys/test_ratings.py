@@ -147,3 +147,11 @@ def test_planted_ratings_look_like_ratings() -> None:
     assert popular[:20].sum() > 2 * popular[-20:].sum()
     again = plant(200, 100, np.random.default_rng(0))
     np.testing.assert_array_equal(ratings.values, again.values)
+
+
+def test_ratings_held_ready_do_not_grow_with_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mutirao.recsys.ratings.KEPT", 10)
+    users = Users(plant(30, 40, np.random.default_rng(0)))
+    first = {name: users[name] for name in users}
+    assert len(users._tastes) <= 10
+    assert all(np.array_equal(users[name].items, first[name].items) for name in users)

@@ -24,8 +24,11 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.recipes import task as recipes
 from mutirao.report import charts as charts_of
 from mutirao.report import execute, render, write_report
+from mutirao.report.page import Page
+from mutirao.report.run import add_ends
 from mutirao.report.state import RunState, state_of
 from mutirao.report.words import sentences
+from mutirao.runs import tables
 from mutirao.runs.folder import Folder
 from mutirao.runs.reader import Columns, Record, clean
 
@@ -229,6 +232,38 @@ def test_heat_maps_of_many_clients_are_counted_together(tmp_path: Path) -> None:
     assert len(heat["cols"]) <= 200
     assert sum(map(sum, heat["values"])) == len(rows)
     assert "A row stands for" in heat["about"]
+
+
+def test_of_many_clients_the_ends_are_named(tmp_path: Path) -> None:
+    often = [f"{r},c{c:03d},1,,late: no answer" for r in range(1, 5) for c in range(0, 120, r)]
+    (tmp_path / "clients.csv").write_text("round,client,replied,rejected,failure\n" + "\n".join(often) + "\n")
+    page = Page("")
+    add_ends(page, Record(tmp_path))
+    (table,) = page.parts
+    assert "<td>c000</td><td class=number>4</td><td class=number>4</td><td class=number>4</td>" in table
+    assert "<td>110 more</td>" in table
+    assert "<td>c119</td><td class=number>1</td>" in table
+    assert table.count("<tr>") == 12
+    (tmp_path / "clients.csv").write_text("round,client\n" + "\n".join(f"1,c{c}" for c in range(100)) + "\n")
+    add_ends(page, Record(tmp_path))
+    assert len(page.parts) == 1  # each has a line in the heat map
+
+
+def test_columns_go_in_parts_and_keep_every_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "PART", 3)
+    rows = [f'{i},"a, {i % 4}",{i if i % 3 else ""}' for i in range(10)]
+    (tmp_path / "t.csv").write_text("n,who,x\n" + "\n".join(rows) + '\n10,"two\nlines",1e400\n11,cut')
+    table = Columns(tmp_path / "t.csv")
+    assert table.lengths == [3, 3, 3, 2]
+    assert table.texts("who") == (*(f"a, {i % 4}" for i in range(10)), "two lines")
+    names, codes = table.codes("who")
+    assert names == ["a, 0", "a, 1", "a, 2", "a, 3", "two lines"]
+    assert codes.tolist() == [i % 4 for i in range(10)] + [4]
+    np.testing.assert_array_equal(table.numbers("x"), [*(i if i % 3 else np.nan for i in range(10)), np.nan])
+    assert table.wholes("x").tolist() == [i if i % 3 else 0 for i in range(10)] + [0]
+    assert table.where("who", "a, 1").nonzero()[0].tolist() == [1, 5, 9]
+    assert table.texts("none") == ("",) * 11
+    assert table.codes("none")[0] == [""]
 
 
 def test_columns_read_whole_rows_only(tmp_path: Path) -> None:

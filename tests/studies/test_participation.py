@@ -56,8 +56,8 @@ def test_times_and_the_matrix_count_rounds_not_tries() -> None:
     found = participation([*rows(), {"round": 3, "client": "bia", "try": 2}], clients=5, rounds=4)
     assert found.clients == ["(unseen 1)", "(unseen 2)", "ana", "bia", "caio"]
     assert found.times.tolist() == [0, 0, 3, 2, 1]
-    assert found.matrix.shape == (5, 4)
-    assert found.matrix[3].tolist() == [True, False, True, False]
+    assert found.among(range(5)).shape == (5, 4)
+    assert found.among([4, 3]).tolist() == [[False, True, False, False], [True, False, True, False]]
     assert found.figures == {
         "gini": gini([0, 0, 3, 2, 1]),
         "jain": 36 / 70,

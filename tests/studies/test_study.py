@@ -201,6 +201,33 @@ def test_a_larger_loss_is_worse_and_of_a_metric_nobody_knows_there_is_no_verdict
     assert "best regret" not in page
 
 
+BROKEN = """
+import os
+from mutirao.recipes import quickstart
+from mutirao.recipes.task import Recipe
+
+def task(config):
+    if config.lr == 0.2 and config.seed == 0:
+        os.kill(os.getpid(), 9)
+    if config.lr == 0.2:
+        raise ValueError("a bug")
+    return quickstart.task(config)
+
+recipe = Recipe(quickstart.Config, task)
+"""
+
+
+def test_a_cell_that_breaks_or_is_killed_is_lost_alone(odd: Path) -> None:
+    (odd / "broken.py").write_text(BROKEN)
+    text = ODD_STUDY.replace("odd:", "broken:").replace("seeds = 5", "seeds = 2")
+    (odd / "broken.toml").write_text(text.replace('metrics = ["accuracy", "regret", "val_loss"]', ""))
+    study = read_study(odd / "broken.toml", trust=lambda where, names: True)
+    killed = "its process was killed (SIGKILL), as it happens where memory runs out"
+    lost = [f"large/seed0: {killed}", "large/seed1: ValueError: a bug"]
+    assert carry_out(study, odd / "out", workers=1) == lost
+    assert len(list((odd / "out").glob("cells/small/*/summary.json"))) == 2
+
+
 def workers_of(pid: int) -> list[int]:
     """The processes that a process has started."""
     found = []

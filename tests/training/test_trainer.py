@@ -191,7 +191,7 @@ def test_what_cannot_be_done_is_said_plainly(request_: Request, data: object, sa
         ("steps", (-1,), "0 (whole epochs) or above"),
         ("mu", (-0.1, float("nan")), "0 (none) or above"),
         ("clip", (-1.0, float("inf")), "0 (none) or above"),
-        ("engine", ("warp",), "one of auto, fused, stacked, threads, plain"),
+        ("engine", ("warp",), "one of auto, fused, stacked, threads, processes, plain"),
     ],
 )
 def test_a_wrong_setting_is_refused_as_the_trainer_is_made(setting: str, wrong: tuple[object, ...], right: str) -> None:

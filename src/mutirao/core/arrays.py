@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 NUMBERS = "biufc"  # the kinds of NumPy types that may travel: no objects, no text, no structures
+JOINT = 50  # times the model: what replies are cut from may be so long to be looked at as a whole
 SMALL = 10_000  # numbers; BLAS works on longer arrays with several threads
 
 
@@ -103,14 +104,47 @@ def _finite(v: Array) -> bool:
 
 def square(arrays: Arrays) -> float:
     """The sum of squares of all numbers of floating point; not finite if one is not, or if it is too large."""
+    return squares([arrays])[0]
+
+
+def squares(models: Iterable[Arrays]) -> list[float]:
+    """The `square` of each."""
+    totals = []
+    with np.errstate(over="ignore", invalid="ignore"):  # entered once: it takes as long as the square of a small model
+        for arrays in models:
+            total = 0.0
+            for v in arrays.values():
+                if v.size <= SMALL and v.dtype.char in "fd":  # nearly always: there are hundreds of calls a round
+                    total += float(np.vdot(v, v))
+                elif v.dtype.kind == "f":
+                    line = np.ravel(v if v.dtype.char in "fd" else v.astype(np.float64))
+                    parts = (line[i : i + SMALL] for i in range(0, line.size, SMALL))
+                    total += sum(float(np.vdot(part, part)) for part in parts)
+            totals.append(total)
+    return totals
+
+
+def joint_square(current: Arrays, models: Collection[Arrays]) -> float:
+    """No model's `square` is above this one: that of the arrays they are all cut from, name by name.
+
+    Models that were made together mostly are so cut, and one look at the whole tells that nothing is wrong with any.
+    It is infinite, which says nothing, where one is not, and where there is more than the pieces or than is worth it.
+    """
     total = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for v in arrays.values():
-            if v.size <= SMALL and v.dtype.char in "fd":  # nearly always: there are hundreds of calls a round
-                total += float(np.vdot(v, v))
-            elif v.dtype.kind == "f":
-                line = np.ravel(v if v.dtype.char in "fd" else v.astype(np.float64))
-                total += sum(float(np.vdot(b, b)) for b in (line[i : i + SMALL] for i in range(0, line.size, SMALL)))
+    for name, mine in current.items():
+        if mine.dtype.kind not in "fc":
+            continue
+        base, size = next((arrays[name].base for arrays in models), None), 0
+        if not isinstance(base, np.ndarray) or base.dtype.char not in "fd" or base.size > JOINT * mine.size:
+            return math.inf
+        for arrays in models:
+            piece = arrays[name]
+            if piece.base is not base or piece.dtype != base.dtype or not piece.flags.c_contiguous:
+                return math.inf  # one that is not contiguous may hold a number many times
+            size += piece.size
+        if base.size > size or not base.flags.c_contiguous:
+            return math.inf
+        total += square({name: base})
     return total
 
 
@@ -129,5 +163,5 @@ def digest(arrays: Arrays) -> str:
         value = np.asarray(arrays[name], order="C")
         little = value.astype(value.dtype.newbyteorder("<"), copy=False)
         sha.update(f"{name}\x1f{little.dtype.str}\x1f{value.shape}\x1e".encode())
-        sha.update(little.tobytes())
+        sha.update(little.reshape(-1).view(np.uint8).data)  # the bytes as they lie there, not a copy
     return sha.hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays, square
+from mutirao.core.arrays import Arrays, joint_square, square, squares
 from mutirao.core.checks import MOST_METRICS
 from mutirao.core.fleet import Answers, ClientId, Failure, Reply
 from mutirao.core.roster import Roster
@@ -66,7 +66,8 @@ def faults_of_length(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict
     few = len(replies) < FEWEST
     least = ALONE * max(length, math.sqrt(sum(v.size for v in current.values()))) if few else REACH * length
     reach = least - 1.01 * length  # squares are summed up in the type of the array, with its rounding
-    if not any(square(r.arrays) > reach * reach for r in replies.values()):
+    models = [r.arrays for r in replies.values()]
+    if joint_square(current, models) <= reach * reach or not any(s > reach * reach for s in squares(models)):
         return {}
     moved = {c: update_length(current, r.arrays) for c, r in replies.items()}
     limit = least if few else max(least, LONGEST * float(np.median(list(moved.values()))))

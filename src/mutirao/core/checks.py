@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 
-from mutirao.core.arrays import NUMBERS, Arrays, is_finite, nbytes
+from mutirao.core.arrays import NUMBERS, Arrays, is_finite, joint_square, nbytes
 from mutirao.core.fleet import ARRAY, Answers, ClientId, Failure, Reply, fault_of_fields
 from mutirao.core.parts import Merged
 from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
@@ -22,7 +22,15 @@ METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
 
 def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Failure]:
     """What is wrong with replies to a training request: names, types, shapes, sizes, finiteness, count, rows."""
-    found = {c: wrong for c, r in replies.items() if (wrong := _fault(current, r)) is not None}
+    known = {*current, *(name + ROWS for name in current)}
+    found = {c: wrong for c, r in replies.items() if (wrong := _fault_of_make(current, known, r)) is not None}
+    sound = {c: r for c, r in replies.items() if c not in found}
+    finite = math.isfinite(joint_square(current, [r.arrays for r in sound.values()]))  # then there is no need to look
+    for c, r in sound.items():
+        if not finite and not is_finite(r.arrays):
+            found[c] = Failure("not_finite", "sent NaN or infinity in its arrays")
+        elif (wrong := _fault_of_extras(r)) is not None:
+            found[c] = wrong
     for name, mine in current.items():
         key = name + ROWS
         rows = {c: r.arrays[key] for c, r in replies.items() if c not in found and key in r.arrays}
@@ -35,21 +43,21 @@ def fault(current: Arrays, reply: Reply) -> Failure | None:
     return faults(current, {"": reply}).get("")
 
 
-def _fault(current: Arrays, reply: Reply) -> Failure | None:
+def _fault_of_make(current: Arrays, known: Set[str], reply: Reply) -> Failure | None:
     if (wrong := fault_of_fields(reply)) is not None:
         return wrong
-    if not reply.arrays:
+    sent = reply.arrays
+    if not sent:
         return Failure("empty", "sent no arrays")
-    for name in reply.arrays:
-        if name not in current and name.removesuffix(ROWS) not in current:
-            return Failure("unknown_key", f"sent {name[:80]!r}, which the model does not have")
+    if not sent.keys() <= known:
+        strange = next(name for name in sent if name not in known)
+        return Failure("unknown_key", f"sent {strange[:80]!r}, which the model does not have")
     for name, mine in current.items():
-        theirs = reply.arrays.get(name)
+        theirs = sent.get(name)
         if theirs is None:
             return Failure("missing_key", f"did not send {name!r}")
         shape = mine.shape
-        if name + ROWS in reply.arrays:  # only these rows travelled
-            rows = reply.arrays[name + ROWS]
+        if (rows := sent.get(name + ROWS)) is not None:  # only these rows travelled
             if (wrong := fault_of_rows(name, rows, mine)) is not None:
                 return wrong
             shape = (len(rows), *mine.shape[1:])
@@ -58,9 +66,7 @@ def _fault(current: Arrays, reply: Reply) -> Failure | None:
             return Failure(kind, f"{name!r} has shape {theirs.shape}, expected {shape}")
         if theirs.dtype != mine.dtype:
             return Failure("dtype", f"{name!r} is {theirs.dtype}, expected {mine.dtype}")
-    if not is_finite(reply.arrays):
-        return Failure("not_finite", "sent NaN or infinity in its arrays")
-    return _fault_of_extras(reply)
+    return None
 
 
 def fault_of_extras(reply: Reply) -> Failure | None:

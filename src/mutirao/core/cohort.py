@@ -90,7 +90,8 @@ class Cohort:
 
     def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
         """What its clients answered, held to what one of them may claim; and the samples of who claimed more."""
-        known = USUAL | names_of(self.needs, "metrics") | names_of(self.needs, "probe") | set(self.metrics or ())
+        needs = self.needs
+        known = USUAL | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
         strict = self.metrics is not None
         return hold_to_bounds(answers, run.roster, run.round + 1, self.size_cap, known, strict)
 

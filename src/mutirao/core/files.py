@@ -61,6 +61,9 @@ def lock(handle: int, path: Path) -> None:
 
 def plain(value: Any) -> Any:
     """A value as CSV and JSON can hold it: NumPy scalars become Python's, text stays on one line."""
+    kind = type(value)
+    if kind is int or kind is float:  # most cells of a table
+        return value
     if isinstance(value, np.generic):
         value = value.item()
     return " ".join(value.split()) if isinstance(value, str) else value

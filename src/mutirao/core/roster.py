@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from mutirao.core.arrays import Arrays
 
 ClientId = str
 MOST_FIGURES = 256
+OPEN, CLOSE = np.frombuffer(b"[", np.uint8), np.frombuffer(b"]", np.uint8)
 COUNTS = (
     *("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved"),
     *("first_n", "asked"),
@@ -50,6 +52,7 @@ class Roster:
                 setattr(self, name, np.zeros(len(self.ids), np.int64))
         self._index = {c: i for i, c in enumerate(self.ids)}
         self._met: Sequence[ClientId] | None = None
+        self._named: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,7 +78,7 @@ class Roster:
         column = self.figures.get(name)
         if column is None:
             return np.full(len(self), default)
-        return np.where(np.isnan(column), default, column)
+        return column.copy() if np.isnan(default) else np.where(np.isnan(column), default, column)
 
     def meet(self, clients: Sequence[ClientId]) -> None:
         """Mark who is present; newcomers get a row."""
@@ -91,7 +94,7 @@ class Roster:
         if not new:
             return
         old, self.ids = self.ids, sorted([*self.ids, *new])
-        self._index = {c: i for i, c in enumerate(self.ids)}
+        self._index, self._named = {c: i for i, c in enumerate(self.ids)}, None
         place = np.array([self._index[c] for c in old], np.intp)
 
         def widen(column: npt.NDArray[np.generic], empty: object) -> npt.NDArray[np.generic]:
@@ -120,6 +123,23 @@ class Roster:
             self.last_improved[self._index[client]] = round
         self.note(client, figures)
 
+    def hear_all(self, round: int, told: Mapping[ClientId, Mapping[str, float]]) -> None:
+        """Note what clients said in a round, as `hear` does for one; those who tell the same figures in one go."""
+        names = next(iter(told.values()), {}).keys()
+        if not all(names == figures.keys() for figures in told.values()):
+            for client, figures in told.items():
+                self.hear(round, client, figures)
+            return
+        rows = np.array([self._index[c] for c in told], np.intp)
+        for name in names:
+            if name not in self.figures and len(self.figures) >= MOST_FIGURES:
+                continue
+            column = self.figures.setdefault(name, np.full(len(self), np.nan))
+            values = np.array([figures[name] for figures in told.values()], np.float64)
+            if name == "loss":
+                self.last_improved[rows[~(values >= column[rows])]] = round
+            column[rows] = values
+
     def figure_of(self, client: ClientId, name: str) -> float:
         """One client's figure, NaN if it is not known."""
         return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
@@ -145,21 +165,43 @@ class Roster:
         self.n[rows] = list(samples.values())
         self.first_n[rows] = np.where(self.first_n[rows] > 0, self.first_n[rows], self.n[rows])
 
-    def to_arrays(self) -> Arrays:
-        """The rows that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
-        touched = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
+    def touched(self) -> npt.NDArray[np.bool_]:
+        """Whose rows differ from a newcomer's."""
+        found = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
         for column in self.figures.values():
-            touched |= ~np.isnan(column)
-        rows = np.flatnonzero(touched)
-        names = json.dumps([self.ids[i] for i in rows]).encode()  # a name may hold any character
-        out: Arrays = {"ids": np.frombuffer(names, np.uint8).copy()}
+            found |= ~np.isnan(column)
+        return found
+
+    def to_arrays(self, rows: npt.NDArray[np.intp] | None = None) -> Arrays:
+        """These rows, or all that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
+        if rows is None:
+            touched = self.touched()
+            rows, names = np.flatnonzero(touched), self._names_of(touched)
+        else:
+            some = json.dumps([self.ids[i] for i in rows.tolist()]).encode()  # a name may hold any character
+            names = np.frombuffer(some, np.uint8).copy()
+        out: Arrays = {"ids": names}
         out |= {name: getattr(self, name)[rows] for name in COUNTS}
         return out | {f"figure.{k}": v[rows] for k, v in self.figures.items()}
+
+    def _names_of(self, touched: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """The names of some rows as a JSON list, cut out of that of all: a name may hold any character."""
+        if self._named is None:
+            quoted = [encode_basestring_ascii(c) + ", " for c in self.ids]
+            all_of_them = np.frombuffer("".join(quoted).encode(), np.uint8)
+            self._named = all_of_them, np.fromiter(map(len, quoted), np.intp, len(quoted))
+        letters, lengths = self._named
+        some = letters[np.repeat(touched, lengths)][:-2]
+        return np.concatenate([OPEN, some, CLOSE])
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Roster":
         """The roster saved by `to_arrays`; clients not in it come back with the fleet."""
-        ids = json.loads(arrays["ids"].tobytes())
+        return cls.of(json.loads(arrays["ids"].tobytes()), arrays)
+
+    @classmethod
+    def of(cls, ids: list[ClientId], arrays: Arrays) -> "Roster":
+        """The roster of these clients, sorted by name, with the columns among the arrays."""
         return cls(
             ids=ids,
             present=np.zeros(len(ids), np.bool_),

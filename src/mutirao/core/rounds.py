@@ -84,8 +84,7 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
     found = {c: figures for made in enough for c, figures in findings(run, made, merged[made.cohort.name]).items()}
     for made in enough:
         run.roster.mark(number, made.chosen, {c: r.n for c, r in made.replies.items()})
-    for c, figures in found.items():
-        run.roster.hear(number, c, figures)
+    run.roster.hear_all(number, found)
     for name, result in merged.items():
         run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
     run.memory, run.round, run.sites = memory, number, fleet.snapshot()

@@ -63,6 +63,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 def write_rows(rows: Iterable[Iterable[Any]]) -> str:
     """Rows as CSV, one a line: a cell's own line breaks, carriage returns among them, become blanks."""
+    return write_plain([plain(cell) for cell in row] for row in rows)
+
+
+def write_plain(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV whose cells are `plain` already."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([plain(cell) for cell in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from fastapi import Body, FastAPI, HTTPException, Query
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from mutirao.dash.clients import Client, clients_of, page_of
+from mutirao.dash.clients import Clients, clients_of, page_of
 from mutirao.dash.control import Control, Refused
 from mutirao.dash.shelf import Item, mark_of
 from mutirao.dash.watching import Watcher
@@ -208,7 +208,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     @app.get("/api/clients")
     def clients(id: str, q: str = "", sort: str = "client", start: int = Query(0, ge=0)) -> dict[str, Any]:
         item = item_of(id)
-        everyone: list[Client] = shared.get("clients", item, "clients.csv", lambda: clients_of(record_of(item).clients))
+        everyone: Clients = shared.get("clients", item, "clients.csv", lambda: clients_of(record_of(item).clients))
         return page_of(everyone, q, sort, start)
 
     @app.get("/api/log")

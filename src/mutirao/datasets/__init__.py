@@ -26,7 +26,7 @@ DATA_SETS = {
         about="1,797 handwritten digits of 8 x 8 pixels in 10 classes",
         source="embedded: it comes with scikit-learn (from the UCI Machine Learning Repository)",
         layout="no files",
-        check="mutirao.datasets:check_digits",
+        check="mutirao.datasets.digits:check_digits",
     ),
     "cifar10": DataSet(
         about="60,000 colour pictures of 32 x 32 pixels in 10 classes; 'synthetic' is an embedded stand-in",
@@ -130,13 +130,3 @@ def check_data_set(name: str, path: Path | str | None = None) -> list[str]:
         raise ConfigError(f"no data set is called {name!r}{nearest(name, DATA_SETS)}")
     findings: list[str] = load_name(DATA_SETS[name].check)(path)
     return findings
-
-
-def check_digits(path: Path | str | None) -> list[str]:
-    """The digits need no files, so a path can only be a mistake."""
-    if path is not None:
-        raise ConfigError(f"digits are embedded and read no files; leave {str(path)!r} out")
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return [f"embedded in scikit-learn: {len(digits.images):,} pictures of 8 x 8, {len(digits.target_names)} classes"]

@@ -53,7 +53,7 @@ LOAD = Internal(
 )
 SERVE = Internal(
     "flwr.superlink.main:create_app",
-    "a door stands before the SuperLink, and a look at whose message is whose behind it",
+    "a door stands before the SuperLink; behind it a look at whose message is whose, and questions that can wait",
     "config, superlink_lifespan_class",
     same("ee966b630c8ba8b5"),
 )

@@ -36,6 +36,7 @@ KEPT_LOGS = 9
 COMMANDS = Path(sys.executable).parent
 FOUND, LOST = ("SuperNode ID:", "Connection successful after"), "Connection attempt failed"  # as Flower logs it
 LOCAL = "localhost,127.0.0.1,::1"
+POLLS = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # seconds until the one who starts Flower's apps looks again; else 1
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,7 @@ def environment(place: Server | Node) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        POLLS: os.environ.get(POLLS, "0.2" if isinstance(place, Node) else "0.5"),
         "FORWARDED_ALLOW_IPS": "",  # nobody may say for another where a request came from
         "NO_PROXY": direct,  # its own processes speak over loopback
         "no_proxy": direct,

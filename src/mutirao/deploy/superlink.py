@@ -1,4 +1,5 @@
-"""The SuperLink as a federation runs it: Flower's own, with a door in front and a look at whose message is whose."""
+"""The SuperLink as a federation runs it: Flower's own, with a door in front, a look at whose message is whose, and
+answers that wait for what they are about."""
 
 import logging
 import os
@@ -9,6 +10,7 @@ from typing import Any
 
 from mutirao.deploy import internals
 from mutirao.deploy.door import Door
+from mutirao.deploy.holding import Holding
 from mutirao.deploy.keys import secret_in
 from mutirao.deploy.layout import MARK, server_in
 from mutirao.errors import ConfigError
@@ -39,7 +41,7 @@ def main() -> None:
 
 
 def guard(app: Any, secret: str) -> Any:
-    """Flower's application with both: the door outermost, and ownership innermost, where keys have been proven."""
+    """Flower's application with all three: the door outermost, ownership where keys have been proven, holding last."""
     try:
         from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
         from starlette.middleware import Middleware
@@ -50,7 +52,7 @@ def guard(app: Any, secret: str) -> Any:
     if NodeAuthMiddleware not in [layer.cls for layer in app.user_middleware] or not app.state.enable_supernode_auth:
         internals.end("checks the keys of sites in another way")
     links = app.state.linkstate_factory
-    app.user_middleware.append(Middleware(Ownership, state_of=links.state))
+    app.user_middleware += [Middleware(Ownership, state_of=links.state), Middleware(Holding)]
     app.add_middleware(Door, secret=secret, node_of=lambda key: links.state().get_node_id_by_public_key(key))
     return app
 

@@ -12,7 +12,8 @@ from mutirao.drawing.participation import draw_participation
 from mutirao.drawing.plots import draw_curves, draw_partition, draw_weights
 from mutirao.errors import ConfigError
 from mutirao.recipes.task import Task
-from mutirao.runs.participation import participation
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.tables import Table
 
@@ -41,11 +42,11 @@ def draw_run(run: Run, task: Task, out: Path) -> None:
     metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
     if any(task.judge in row for row in run.history):
         draw_curves(run.history, [m for m in metrics if m not in exhibits.constant], out / "curves.png")
-    clients = Table(out / "clients.csv").read()
-    if any("risk" in row for row in clients):
-        draw_weights(clients, out / "weights.png")
+    record = Record(out)
+    if "risk" in record.clients:
+        draw_weights(Table(out / "clients.csv").each(), out / "weights.png")
     if any(row["selected"] < len(run.roster) for row in run.history):
-        draw_participation(participation(clients, len(run.roster), run.round), out / "participation.png")
+        draw_participation(participation_in(record, len(run.roster)), out / "participation.png")
     for file, picture in exhibits.pictures.items():
         if (data := picture.data(run)) is not None:
             painter(picture.kind)(data, out / file)

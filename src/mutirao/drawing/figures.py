@@ -148,7 +148,7 @@ def plot_histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
 
 def times_of(record: Record) -> Any:
     """How often each client was selected, those never selected included."""
-    names, counts = np.unique(np.array(record.clients.texts("client")), return_counts=True)
+    names, counts = record.selections()
     return np.concatenate([counts, np.zeros(max(0, record.population - len(names)), np.int64)]).astype(np.int64)
 
 

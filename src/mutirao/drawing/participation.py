@@ -11,6 +11,7 @@ from mutirao.runs.participation import Participation, lorenz, participation_in
 from mutirao.runs.reader import Record
 from mutirao.studies.participation import best_so_far, mean_best
 
+MOST_DOTS = 10_000  # of a Lorenz curve: of more clients, every so manieth
 MOST_ROWS = 400  # clients in the heat map; of more, every so manieth is shown
 
 
@@ -19,16 +20,15 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    clients, rounds = found.matrix.shape
+    clients, rounds = len(found.clients), found.rounds
     shown = np.arange(0, clients, every(clients, MOST_ROWS))
     figure = Figure(figsize=(9.6, 4.6), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
     heat, bars, curve = (figure.add_subplot(g) for g in (grid[:, 0], grid[0, 1], grid[1, 1]))
     extent = (0.5, rounds + 0.5, len(shown) - 0.5, -0.5)
     colours = ListedColormap([PALE, BRIGHT[0]])
-    heat.imshow(
-        found.matrix[shown], aspect="auto", interpolation="nearest", cmap=colours, extent=extent, vmin=0, vmax=1
-    )
+    cells = found.among(shown)
+    heat.imshow(cells, aspect="auto", interpolation="nearest", cmap=colours, extent=extent, vmin=0, vmax=1)
     few = "" if len(shown) == clients else f" ({len(shown)} of {clients:,} shown)"
     step = every(len(shown), 12)
     heat.set_yticks(np.arange(len(shown))[::step], [str(shown[i]) for i in range(0, len(shown), step)])
@@ -37,7 +37,7 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     bars.bar(values, counts, width=0.9, color=BRIGHT[0])
     bars.set(title="how often", xlabel="times selected", ylabel="clients")
     count_on(bars.xaxis, bars.yaxis)
-    x, y = lorenz(found.times)
+    x, y = (part[:: every(clients, MOST_DOTS)] for part in lorenz(found.times))
     curve.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     curve.fill_between(x, y, x, color=BRIGHT[0], alpha=0.15, linewidth=0)
     curve.plot(x, y, color=BRIGHT[0], linewidth=1.8)
@@ -78,7 +78,7 @@ def draw_shares(methods: Mapping[str, Sequence[Record]], path: Path | str) -> No
         values, counts = np.unique(times, return_counts=True)
         width = 0.8 * counts / counts.max()
         many.barh(values, width, left=i - width / 2, height=0.85, color=colour)
-        x, y = lorenz(times)
+        x, y = (part[:: every(len(times), MOST_DOTS)] for part in lorenz(times))
         gini = np.mean([each.gini for each in found])
         curves.plot(x, y, color=colour, linewidth=1.8, label=f"{name}, Gini {gini:.3f}")
     many.set_xticks(range(len(methods)), list(methods), rotation=20 if len(methods) > 4 else 0)

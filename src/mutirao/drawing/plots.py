@@ -140,13 +140,14 @@ def average(runs: Iterable[Iterable[tuple[float, float]]]) -> tuple[Floats, Floa
     return np.array(sorted(by_round)), means, np.nan_to_num(halves)
 
 
-def draw_weights(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
+def draw_weights(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
     """Draw the weight of every client in every round, coloured by its risk."""
-    known = [(float(r["round"]), float(r["weight"]), float(r["risk"])) for r in rows if "risk" in r and "weight" in r]
-    if not known:
+    told = ([float(r[k]) for k in ("round", "weight", "risk")] for r in rows if "risk" in r and "weight" in r)
+    known = np.fromiter(told, np.dtype((np.float64, 3)))
+    if not len(known):
         raise ConfigError("no client has a risk, so there are no weights to draw")
     figure, axes = blank(8.2, 3.6)
-    rounds, weights, risks = np.array(known).T
+    rounds, weights, risks = known.T
     bar = scatter_risks(figure, axes, rounds, weights, risks, size=9, edge=0.2)
     bar.set_label("risk", color=INK)
     bar.outline.set_visible(False)

@@ -18,6 +18,7 @@ from mutirao.core.threads import one_thread
 
 log = logging.getLogger("mutirao")
 
+ANSWER = (Reply, Failure)  # made once: there is a look at every client of every round
 Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
 
 
@@ -27,12 +28,20 @@ class LocalFleet(Fleet):
     `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
     one that takes longer than so many seconds is late: the round goes on without it. A site keeps its state only if
     its reply arrived, as over a network. Whoever runs torch in a handler has one thread of it.
+    Without `copies` a client gets the very arrays of its request: for one whose request is nobody else's.
     """
 
-    def __init__(self, handler: AnyHandler, population: Mapping[ClientId, Any], timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        handler: AnyHandler,
+        population: Mapping[ClientId, Any],
+        timeout: float | None = None,
+        *,
+        copies: bool = True,
+    ) -> None:
         self.handler = as_handler(handler)
         self.population = population
-        self.timeout = timeout
+        self.timeout, self.copies = timeout, copies
         self.states: dict[ClientId, Arrays] = {}  # only of clients that keep one
         self._clients = sorted(population)
 
@@ -48,7 +57,7 @@ class LocalFleet(Fleet):
         if outcomes is None:
             outcomes = {c: self._alone(c, requests[c]) for c in sorted(requests)}
         for client, (outcome, state) in outcomes.items():
-            if isinstance(outcome, Reply) and (state or client in self.states):
+            if (state or client in self.states) and isinstance(outcome, Reply):
                 self.states[client] = state
         return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
 
@@ -94,10 +103,12 @@ class LocalFleet(Fleet):
         def work() -> Outcome:
             try:
                 site = self._site(client)
-                own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))
+                own = request
+                if self.copies:
+                    own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))
                 with one_thread():
                     reply = _sound(self.handler(own, site))
-                if isinstance(reply, Reply):
+                if isinstance(reply, Reply) and self.copies:
                     reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)
                 return reply, site.state
             except (Exception, SystemExit) as error:  # a client may raise anything: it is its own failure alone
@@ -115,7 +126,7 @@ class LocalFleet(Fleet):
 
 def _sound(answer: Any) -> Reply | Failure:
     """A handler's answer, if it is one at all; one that answers for many may also say who failed."""
-    if isinstance(answer, Reply | Failure):
+    if isinstance(answer, ANSWER):
         return answer
     return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
 

@@ -1,7 +1,6 @@
 """A fleet that sends each client only the rows it wants of the model's tables; it asks for them first."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -70,5 +69,5 @@ class SlicedFleet(Wrapper):
             for client, begin, end in zip(clients, [0, *ends], ends, strict=False):
                 request = requests[client]
                 own = {**model, self.table: taken[begin:end], self.table + ROWS: rows[client]}
-                cut[client] = replace(request, arrays=own)
+                cut[client] = Request(request.do, own, request.config, request.extras)
         return cut

@@ -95,7 +95,7 @@ class FedRecon:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer a request to `train`, `evaluate` or `probe`, or for the `rows` of the items it works on."""
-        local = self.local(site.data, site.id, request.config, request.do)
+        local = self.local(site.data, site.id, *read_round(request.config), request.do)
         return self._answers([request], [local])[0]
 
     def many(
@@ -104,19 +104,21 @@ class FedRecon:
         """The same answers for many users at once: no user's work depends on another's."""
         failures: dict[ClientId, Reply | Failure] = {}
         ready: dict[ClientId, Local] = {}
+        config, seed, round = None, 0, 0
         for client in sorted(requests):
             try:
                 request = requests[client]
-                ready[client] = self.local(sites[client].data, client, request.config, request.do)
+                if request.config is not config:  # mostly one for all
+                    seed, round = read_round(request.config)
+                    config = request.config
+                ready[client] = self.local(sites[client].data, client, seed, round, request.do)
             except (ValueError, TypeError, Refused) as error:  # its own failure alone
                 failures[client] = failure_of(error)
         answers = self._answers([requests[c] for c in ready], list(ready.values()))
         return failures | dict(zip(ready, answers, strict=True))
 
-    def local(self, taste: Taste, client: ClientId, config: Mapping[str, Scalar], do: str = "train") -> Local:
+    def local(self, taste: Taste, client: ClientId, seed: int, round: int, do: str = "train") -> Local:
         """What a user works on in a round: its ratings, or its items and others drawn for them."""
-        read_told(config, ("mu",))
-        seed, round = int(config["seed"]), int(config["round"])
         if not isinstance(taste, Taste):
             raise ValueError(f"holds {type(taste).__name__}, not ratings")
         count = len(taste.items)
@@ -184,15 +186,17 @@ class FedRecon:
     def _replies(self, batch: Batch, do: str, asked: frozenset[str]) -> list[Reply]:
         """What leaves the clients: the rows of the query, trained, and figures of how well it had been predicted."""
         rows, losses, begins = batch.rows[batch.query], self.losses(batch), batch.begins.tolist()
+        trains, judges, trained = do == "train", do == "evaluate" and self.loss != "bpr", batch.trained
         replies = []
-        for user, (begin, end) in enumerate(pairwise(begins)):
-            metrics, extras = {"loss": losses[user]}, {}
-            if do == "evaluate" and self.loss != "bpr":
-                metrics["rmse"] = losses[user] ** 0.5
+        for user, (loss, (begin, end)) in enumerate(zip(losses, pairwise(begins), strict=True)):
+            metrics: dict[str, float] = {"loss": loss}
+            extras: Arrays = {}
+            if judges:
+                metrics["rmse"] = loss**0.5
             if asked:
                 metrics |= self._figures(batch, user, asked)
                 extras = self._errors(batch, user) if "squared_errors" in asked else {}
-            arrays = {ITEMS: batch.trained[begin:end], ITEM_ROWS: rows[begin:end]} if do == "train" else {}
+            arrays = {ITEMS: trained[begin:end], ITEM_ROWS: rows[begin:end]} if trains else {}
             replies.append(Reply(arrays, extras, metrics, end - begin))
         return replies
 
@@ -244,6 +248,12 @@ class FedRecon:
 
     def _scale(self) -> npt.NDArray[np.float64]:
         return np.array((0.0, 1.0) if self.implicit else self.levels)
+
+
+def read_round(config: Mapping[str, Scalar]) -> tuple[int, int]:
+    """Seed and round of a request; Refused is one that tells what nobody knows here."""
+    read_told(config, ("mu",))
+    return int(config["seed"]), int(config["round"])
 
 
 def gather_rows(

@@ -13,6 +13,8 @@ from mutirao.recsys.catalogues import Catalogue
 
 log = logging.getLogger("mutirao")
 
+KEPT = 10_000  # users whose ratings are held ready: more take memory round by round
+
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -166,7 +168,7 @@ class Users(Mapping[str, Taste]):
             ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order]
         )
         self._places = dict(zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True))
-        self._tastes: dict[str, Taste] = {}  # of those asked for: the same users come again
+        self._tastes: dict[str, Taste] = {}  # of those asked for: they are asked again, in the same round at least
 
     def __len__(self) -> int:
         return len(self.ratings.users)
@@ -177,6 +179,8 @@ class Users(Mapping[str, Taste]):
     def __getitem__(self, name: str) -> Taste:
         taste = self._tastes.get(name)
         if taste is None:
+            if len(self._tastes) >= KEPT:
+                self._tastes.clear()
             begin, end = self._places[name]
             taste = self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
         return taste

@@ -10,7 +10,7 @@ from mutirao.metrics import Direction, direction_of, gini
 from mutirao.report.words import figure
 from mutirao.runs.participation import lorenz as lorenz_of
 from mutirao.runs.progress import size
-from mutirao.runs.reader import Columns, Floats, Record, clean, json_of
+from mutirao.runs.reader import Columns, Counts, Floats, Record, clean, json_of
 from mutirao.runs.schema import CLIENTS, SIMULATED
 
 Spec = dict[str, Any]
@@ -94,27 +94,31 @@ def chart_partition(record: Record) -> list[Spec]:
 
 def chart_participation(record: Record) -> Iterator[Spec]:
     """Who was selected: when, how often, how evenly."""
-    if counts := Counter(record.clients.texts("client")):
-        values = np.sort([*counts.values(), *[0] * (record.population - len(counts))])
-        yield from (chart_heat(record, counts), chart_times(values), chart_lorenz(values))
+    names, counts = record.selections()
+    if names:
+        values = np.sort(np.concatenate([counts, np.zeros(record.population - len(counts), counts.dtype)]))
+        yield from (chart_heat(record, names, counts), chart_times(values), chart_lorenz(values))
 
 
-def chart_heat(record: Record, counts: Counter[str]) -> Spec:
+def chart_heat(record: Record, found: Sequence[str], counts: Counts) -> Spec:
     """Clients by rounds: who was selected when."""
-    names = sorted(counts, key=lambda c: (-counts[c], c))
+    order = sorted(range(len(found)), key=found.__getitem__)
+    order = [order[i] for i in np.argsort(-counts[order], kind="stable").tolist()]
     rounds = record.clients.numbers("round")
     keep = rounds >= 1
-    last = int(max([1.0, *rounds[keep]]))
-    tall, wide = -(-len(names) // MOST_ROWS), -(-last // MOST_COLUMNS)
-    place = {name: i // tall for i, name in enumerate(names)}
-    values = np.zeros((-(-len(names) // tall), -(-last // wide)), np.intp)
-    row = np.array([place[c] for c in record.clients.texts("client")], np.intp)[keep]
+    last = int(rounds[keep].max(initial=1.0))
+    tall, wide = -(-len(order) // MOST_ROWS), -(-last // MOST_COLUMNS)
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order)) // tall
+    values = np.zeros((-(-len(order) // tall), -(-last // wide)), np.intp)
+    row = place[record.clients.codes("client")[1][keep]]
     np.add.at(values, (row, (rounds[keep].astype(np.intp) - 1) // wide), 1)
-    rows = [f"{i * tall + 1}–{min(len(names), (i + 1) * tall)}" for i in range(len(values))] if tall > 1 else names
+    ends = [(i * tall + 1, min(len(order), (i + 1) * tall)) for i in range(len(values))]
+    rows = [f"{a:,}–{b:,}" for a, b in ends] if tall > 1 else [found[i] for i in order]
     cols = [i * wide + 1 for i in range(values.shape[1])]
-    grouped = f" A row stands for {tall} clients." if tall > 1 else ""
+    grouped = f" A row stands for {tall:,} clients." if tall > 1 else ""
     grouped += f" A column stands for {wide} rounds." if wide > 1 else ""
-    about = f"{len(names):,} clients, the busiest on top, over {last} rounds.{grouped}"
+    about = f"{len(order):,} clients, the busiest on top, over {last} rounds.{grouped}"
     cells = {"rows": rows, "cols": cols, "values": values.tolist(), "most": int(max(1, values.max())), "unit": "times"}
     axes = {"x": {"label": "round"}, "y": {"label": "client" if tall == 1 else "clients, busiest first"}}
     return spec("heat", "Selected when", about, **cells, **axes)
@@ -155,17 +159,16 @@ def chart_weights(record: Record) -> Iterator[Spec]:
         rows = rows[:: max(1, -(-len(rows) // MOST_DOTS))]
         if len(rows):
             most = float(max(1e-9, np.abs(risk[rows]).max()))
-            names = table.texts("client")
+            names, who = table.codes("client")
             series = {"name": "weights", "x": clean(rounds[rows]), "y": clean(weight[rows]), "shade": clean(risk[rows])}
-            series["labels"] = [names[r] for r in rows]
+            series["labels"] = [names[i] for i in who[rows].tolist()]
             about = f"Risk from {figure(risk[rows].min())} to {figure(risk[rows].max())}."
             axes = {"x": ROUND, "y": {"label": "weight", "zero": True}, "shade": {"label": "risk", "most": most}}
             yield spec("scatter", "Weight of each client, coloured by its risk", about, series=[series], **axes)
     if used.any():
         yield chart_spread("weight", rounds[used], weight[used], "Weights of the clients in a round")
     for name in table.names:
-        values = table.numbers(name)
-        if name in CLIENTS - SIMULATED or np.isnan(values).all():
+        if name in CLIENTS - SIMULATED or np.isnan(values := table.numbers(name)).all():
             continue
         keep = ~np.isnan(values)
         yield chart_spread(name, rounds[keep], values[keep], f"{name}, over the clients of a round")
@@ -234,16 +237,16 @@ def chart_training(table: Columns) -> Iterator[Spec]:
     """What clients reported in training, as the mean of their group."""
     if "group" not in table:
         return
-    groups, rounds = np.array(table.texts("group")), table.numbers("round")
+    (groups, codes), rounds = table.codes("group"), table.numbers("round")
     for name in ("accuracy", "loss"):
         values = table.numbers(name)
         if np.isnan(values).all():
             continue
         series = []
-        for i, group in enumerate(sorted(set(groups.tolist()) - {""})):
-            rows = (groups == group) & ~np.isnan(values)
-            at = np.unique(rounds[rows])
-            means = np.array([values[rows & (rounds == r)].mean() for r in at])
+        for i, group in enumerate(sorted({*groups} - {""})):
+            rows = (codes == groups.index(group)) & ~np.isnan(values)
+            at, place = np.unique(rounds[rows], return_inverse=True)
+            means = np.bincount(place, values[rows]) / np.bincount(place)
             if len(at):
                 series.append(line(f"group {group}", at, means, tint=i))
         if series:

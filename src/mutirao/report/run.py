@@ -15,6 +15,7 @@ from mutirao.runs.reader import Record
 
 OWN = {"curves.png", "weights.png", "participation.png"}  # drawn again on the page, where one can zoom
 MOST_REASONS = 200
+ENDS = 5  # clients at each end that are named where there are many
 
 
 def run_page(record: Record) -> Page:
@@ -28,6 +29,7 @@ def run_page(record: Record) -> Page:
     add_charts(page, "How it learned", charts.chart_curves(record))
     add_charts(page, "The data", charts.chart_partition(record))
     add_charts(page, "Who took part", charts.chart_participation(record))
+    add_ends(page, record)
     add_charts(page, "Groups", charts.chart_groups(record))
     if groups := record.groups():
         rows = [(g, str(len(v)), ", ".join(v[:60]) + (" ..." if len(v) > 60 else "")) for g, v in groups.items()]
@@ -54,6 +56,22 @@ def add_charts(page: Page, title: str, charts: Iterable[charts.Spec]) -> None:
     if specs := list(charts):
         page.section(title)
         page.charts(specs)
+
+
+def add_ends(page: Page, record: Record) -> None:
+    """Who was selected most and least often, by name, where there are too many for a line each in the heat map."""
+    names, times = record.selections()
+    if len(names) <= charts.MOST_ROWS:
+        return
+    _, counted = record.participation()
+    last = np.zeros(len(names), np.int64)
+    np.maximum.at(last, record.clients.codes("client")[1], record.clients.wholes("round"))
+    order = np.lexsort((last, -times)).tolist()  # among equals those who have waited longest come first
+    shown = [*order[:ENDS], *order[-ENDS:]]
+    rows = [(names[i], str(times[i]), str(counted[i]), str(last[i])) for i in shown]
+    rows.insert(ENDS, (f"{len(names) - 2 * ENDS:,} more", "", "", ""))
+    title = "Those selected most often, and those least"
+    page.table(title, ("client", "times selected", "replies that counted", "last in round"), rows, numbers=[1, 2, 3])
 
 
 def run_headline(record: Record) -> dict[str, tuple[str, str]]:

@@ -70,8 +70,8 @@ def tell_quality(record: Record) -> Iterator[str]:
 
 def tell_participation(record: Record) -> Iterator[str]:
     """Who took part, and how evenly."""
-    counts, total = record.participation(), record.population
-    took = sum(c > 0 for c in counts.values())
+    (names, counts), total = record.participation(), record.population
+    took = int(np.count_nonzero(counts))
     if not total or not len(record.clients):
         return
     never = total - took
@@ -79,10 +79,10 @@ def tell_participation(record: Record) -> Iterator[str]:
     if took < 2:
         yield f"{who} took part."
         return
-    all_counts = [*counts.values(), *[0] * (total - len(counts))]
-    busiest = max(counts, key=lambda c: counts[c])
+    all_counts = np.concatenate([counts, np.zeros(total - len(counts), counts.dtype)])
+    busiest = int(counts.argmax())
     yield (
-        f"{who} took part; {busiest} did most often, {count(counts[busiest], 'time')}, "
+        f"{who} took part; {names[busiest]} did most often, {count(int(counts[busiest]), 'time')}, "
         f"the middle one {np.median(all_counts):g} (Gini {gini(all_counts):.2f}; 0 is even)."
     )
 
@@ -98,7 +98,8 @@ def tell_losses(record: Record) -> Iterator[str]:
         return
     most = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common(3))
     yield f"{kinds.total():,} of {asked:,} requests brought nothing usable ({most})."
-    if again := sum(t not in ("", "1") for t in record.clients.texts("try")):
+    tries, codes = record.clients.codes("try")
+    if again := int(np.count_nonzero(np.array([t not in ("", "1") for t in tries], np.bool_)[codes])):
         yield f"Rounds had to be tried again for lack of replies ({count(again, 'request')})."
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from mutirao.core.files import write_whole
 from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
-from mutirao.runs.reader import Record
+from mutirao.runs.columns import Columns
+from mutirao.runs.schema import TEXTS, typed
 
 TABLES = ("history", "clients")
 FORMATS = (".parquet", ".csv")
@@ -21,18 +22,27 @@ def export(folder: Path, out: Path, table: str = "history") -> int:
         raise ConfigError(f"there is no table {table!r} (valid: {', '.join(TABLES)})")
     single = (folder / f"{table}.csv").is_file()
     files = [folder / f"{table}.csv"] if single else sorted(folder.rglob(f"{table}.csv"))
-    rows = []
-    for file in files:
-        name = {} if single else {"run": file.parent.relative_to(folder).as_posix()}
-        record = Record(file.parent)
-        rows += [name | row for row in (record.rows if table == "history" else record.asked)]
-    if not rows:
+    found = {file.parent.relative_to(folder).as_posix(): Columns(file) for file in files}
+    found = {name: rows for name, rows in found.items() if len(rows)}
+    if not found:
         raise ConfigError(f"{folder} holds no run with a table {table}.csv")
-    names = list(dict.fromkeys(k for row in rows for k in row))
-    columns = {k: column([row.get(k) for row in rows]) for k in names}
+    columns = {} if single else {"run": [name for name, rows in found.items() for _ in range(len(rows))]}
+    texts = TEXTS if table == "clients" else frozenset()
+    for name in dict.fromkeys(k for rows in found.values() for k in as_they_come(rows)):
+        cells = (cell for rows in found.values() for part in rows.cells(name) for cell in part)
+        columns[name] = column([(cell if name in texts else typed(cell)) if cell else None for cell in cells])
     content = parquet(columns) if out.suffix.lower() == ".parquet" else text(columns)
     write_whole(out, content)
-    return len(rows)
+    return sum(map(len, found.values()))
+
+
+def as_they_come(rows: Columns) -> list[str]:
+    """The columns with anything in them, in the order in which a row has something in each."""
+    first = {}
+    for name in rows.names:
+        cells = (cell for part in rows.cells(name) for cell in part)
+        first[name] = next((i for i, cell in enumerate(cells) if cell), None)
+    return sorted((k for k, at in first.items() if at is not None), key=lambda k: first[k] or 0)
 
 
 def column(values: list[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.naming import dotted_in
 from mutirao.runs.audit import START, Audit
+from mutirao.runs.rosters import Journal
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
 from mutirao.runs.trust import mark
@@ -33,6 +34,7 @@ log = logging.getLogger("mutirao")
 SCHEMA = 1
 KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
 TABLES = ("history.json", "history.csv", "clients.csv")
+LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -45,10 +47,12 @@ class Folder:
         self.history = Table(path / "history.csv")
         self.clients = Table(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
+        self.journal = Journal(self.checkpoints / "roster.journal")
         self.elapsed = 0.0
         self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
+        self._told = 0  # rounds in history.json
 
     @classmethod
     @contextlib.contextmanager
@@ -88,6 +92,7 @@ class Folder:
                 continue
             self.history.go_on_after(facts["history"])
             self.clients.go_on_after(facts["clients"])
+            self.journal.go_on_after(facts.get("roster"), run.roster)
             self.elapsed = float(facts["elapsed"])
             self._sizes = {n: self._size(n) for n in rounds if n <= number}
             if number < rounds[0]:
@@ -119,7 +124,9 @@ class Folder:
             save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
-        old, facts = self._too_old(), self.facts(run)
+        self.journal.save(run.roster)
+        rest = self._beside(run)
+        old, facts = self._too_old(), self.facts(run, rest)
         self.audit.append(
             "round",
             round=run.round,
@@ -132,13 +139,14 @@ class Folder:
             **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
             **({"site_versions": done.versions} if done.versions else {}),
         )
-        self.checkpoint(run, facts, durable)
+        self.checkpoint(run, facts, durable, rest)
         for number in old:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
             self.model(number).unlink(missing_ok=True)
         if durable:
-            self._write_history(run)
+            if LAG * (len(run.history) - self._told) >= self._told:
+                self._write_history(run)
             self._synced = time.monotonic()
 
     def fail(self, run: Run, error: Exception) -> None:
@@ -181,28 +189,46 @@ class Folder:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
-    def facts(self, run: Run) -> dict[str, Any]:
-        """What a state file says of itself, as far as the trail can vouch for it."""
+    def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
+        """What a state file says of itself, as far as the trail can vouch for it; `rest` is what it holds."""
         return {
             "schema": SCHEMA,
             "seed": run.seed,
             "round": run.round,
             "model": digest(run.arrays),
-            "rest": digest(arrays_beside(run)),
+            "rest": digest(self._beside(run) if rest is None else rest),
             "history": self.history.rows,
             "clients": self.clients.rows,
+            **({"roster": self.journal.mark} if self.journal.is_used else {}),
             "elapsed": self._seconds(),
         }
 
-    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool) -> None:
+    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool, rest: Arrays | None = None) -> None:
         """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
         full = {**facts, "trail": [self.audit.first, self.audit.head]}
         full["check"] = fingerprint(full)
-        self._sizes[run.round] = size + save_arrays(self.state(run.round), arrays_beside(run), full, durable)
+        rest = self._beside(run) if rest is None else rest
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
 
     def load(self, number: int) -> tuple[Run, dict[str, Any]]:
         """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
+        arrays, rest, facts = self.examine(number)
+        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
+        for name, value in rest.items():
+            part, _, key = name.partition("/")
+            parts[part][key] = value
+        history = [typed_row(row) for row in self.history.first(facts["history"])]
+        try:
+            mark = facts.get("roster")
+            roster = self.journal.read(mark) if mark else Roster.from_arrays(parts["roster"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
+        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
+        return run, facts
+
+    def examine(self, number: int) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        """The model, what lies beside it and the facts of one checkpoint; Damaged if anything of it is not whole."""
         rest, facts = load_arrays(self.state(number))
         check = facts.pop("check", "")
         if fingerprint(facts) != check or digest(rest) != facts["rest"]:
@@ -212,18 +238,11 @@ class Folder:
         arrays, _ = load_arrays(self.model(number))
         if digest(arrays) != facts["model"]:
             raise Damaged(f"{self.model(number)} was altered or belongs to another run")
-        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
-        for name, value in rest.items():
-            part, _, key = name.partition("/")
-            parts[part][key] = value
-        history = [typed_row(row) for row in self.history.first(facts["history"])]
-        self.clients.first(facts["clients"])
-        try:
-            roster = Roster.from_arrays(parts["roster"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
-        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
-        return run, facts
+        self.history.check(facts["history"])
+        self.clients.check(facts["clients"])
+        if "roster" in facts:
+            self.journal.check(facts["roster"])
+        return arrays, rest, facts
 
     def newest(self) -> Run:
         """The run as of the last whole round; nothing is changed on disk."""
@@ -233,6 +252,12 @@ class Folder:
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
         raise Damaged(f"{self.path} holds no whole checkpoint")
+
+    def _beside(self, run: Run) -> Arrays:
+        """What a state file holds: all that a run has to remember besides its model and what the journal has."""
+        roster = {} if self.journal.is_used else run.roster.to_arrays()
+        parts = {"memory": run.memory, "roster": roster, "sites": run.sites}
+        return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
 
     def _size(self, number: int) -> int:
         return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
@@ -244,9 +269,9 @@ class Folder:
 
     def _too_old(self) -> list[int]:
         """Rounds whose checkpoints no longer fit; the last two stay, and with the one to come that makes three."""
-        rounds, total = sorted(self._sizes), sum(self._sizes.values())
-        old: list[int] = []
+        total, old = sum(self._sizes.values()), list[int]()
         most = KEEP_BYTES if self.keep_bytes is None else self.keep_bytes
+        rounds = sorted(self._sizes) if total > most else []
         while total > most and len(rounds) - len(old) > 2:
             total -= self._sizes[rounds[len(old)]]
             old.append(rounds[len(old)])
@@ -261,6 +286,7 @@ class Folder:
     def _write_history(self, run: Run) -> None:
         rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
+        self._told = len(rows)
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
@@ -268,13 +294,8 @@ class Folder:
 
 def hash_of(file: Path) -> str:
     """The sha256 of a file's bytes."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def arrays_beside(run: Run) -> Arrays:
-    """What a run has to remember besides its model."""
-    parts = {"memory": run.memory, "roster": run.roster.to_arrays(), "sites": run.sites}
-    return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def is_plain(name: str) -> bool:

@@ -87,7 +87,7 @@ def rounds_of(folder: Path, trust: Trust = distrust) -> int:
 def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
     """Write the run folder from which to go on: everything up to the last round without the client."""
     source = Folder(folder)
-    rows = [row for row in Table(folder / "clients.csv").read() if row["client"] == client]
+    rows = [row for row in Table(folder / "clients.csv").each() if row["client"] == client]
     if not rows:
         find(recipe).prepare(config)  # says so if there is no such client
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)

@@ -1,6 +1,6 @@
 """Who was selected when, and how evenly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,18 +12,38 @@ from mutirao.core.fleet import ClientId
 from mutirao.metrics import gini, jain
 from mutirao.runs.reader import Floats, Record
 
+Places = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class Participation:
-    """Who was selected when: `matrix` has a row a client, sorted by name, and a column a round."""
+    """Who was selected when: for each time the place of the client, sorted by name, and that of the round, once."""
 
     clients: list[ClientId]
-    matrix: npt.NDArray[np.bool_]
+    rounds: int
+    who: Places
+    when: Places
+
+    @classmethod
+    def of(cls, clients: list[ClientId], rounds: int, who: npt.ArrayLike, when: npt.ArrayLike) -> "Participation":
+        """The same from places that may occur twice, as when a round is tried again."""
+        pairs = np.unique(np.asarray(who, np.int64) * max(1, rounds) + np.asarray(when, np.int64))
+        return cls(clients, rounds, *np.divmod(pairs, max(1, rounds)))
+
+    def among(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """The same of some clients as a matrix: a row a client and a column a round."""
+        chosen = np.asarray(rows, np.intp)
+        place = np.full(len(self.clients), -1, np.intp)
+        place[chosen] = np.arange(len(chosen))
+        matrix = np.zeros((len(chosen), self.rounds), np.bool_)
+        held = place[self.who] >= 0
+        matrix[place[self.who[held]], self.when[held]] = True
+        return matrix
 
     @cached_property
-    def times(self) -> npt.NDArray[np.int64]:
+    def times(self) -> Places:
         """How often each client was selected."""
-        return np.asarray(self.matrix.sum(axis=1, dtype=np.int64))
+        return np.bincount(self.who, minlength=len(self.clients)).astype(np.int64)
 
     @property
     def gini(self) -> float:
@@ -62,16 +82,20 @@ def lorenz(times: npt.ArrayLike) -> tuple[Floats, Floats]:
     return np.linspace(0, 1, len(sums)), sums / (sums[-1] or 1.0)
 
 
-def participation(rows: Sequence[Mapping[str, Any]], clients: int = 0, rounds: int = 0) -> Participation:
+def participation(rows: Iterable[Mapping[str, Any]], clients: int = 0, rounds: int = 0) -> Participation:
     """From the rows of `clients.csv`; `clients` counts also those who were never selected."""
-    seen = sorted({str(r["client"]) for r in rows})
-    names = everybody(seen, clients)
-    place = {c: i for i, c in enumerate(names)}
-    last = max([rounds, *(int(r["round"]) for r in rows)])
-    matrix = np.zeros((len(names), last), np.bool_)
-    for r in rows:
-        matrix[place[str(r["client"])], int(r["round"]) - 1] = True
-    return Participation(names, matrix)
+    seen: dict[ClientId, int] = {}
+    pairs = [(seen.setdefault(str(r["client"]), len(seen)), int(r["round"])) for r in rows]
+    codes, numbers = np.array(pairs, np.int64).reshape(-1, 2).T
+    return place_by_name(list(seen), codes, numbers, clients, rounds)
+
+
+def place_by_name(names: list[ClientId], codes: Places, numbers: Places, clients: int, rounds: int) -> Participation:
+    """From the clients selected, the place among them of each row's, and the rows' rounds."""
+    everyone = everybody(sorted(names), clients)
+    places = {c: i for i, c in enumerate(everyone)}
+    place = np.array([places[c] for c in names], np.int64)
+    return Participation.of(everyone, int(numbers.max(initial=rounds)), place[codes], numbers - 1)
 
 
 def everybody(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
@@ -83,6 +107,10 @@ def everybody(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
     return sorted([*seen, *(f"(unseen {i + 1})" for i in range(clients - len(seen)))])
 
 
-def participation_in(record: Record) -> Participation:
-    """Who was selected when in a run."""
-    return participation(record.asked, record.population, record.rounds)
+def participation_in(record: Record, clients: int | None = None) -> Participation:
+    """Who was selected when in a run, of so many clients if that is known."""
+    names, codes = record.clients.codes("client")
+    numbers = record.clients.wholes("round")
+    held = numbers >= 1
+    population = record.population if clients is None else clients
+    return place_by_name(names, codes[held], numbers[held], population, record.rounds)

@@ -15,50 +15,13 @@ import numpy.typing as npt
 from mutirao.errors import ConfigError
 from mutirao.metrics import Direction, direction_of
 from mutirao.runs.audit import read_events
+from mutirao.runs.columns import Columns as Columns
+from mutirao.runs.columns import Floats as Floats
+from mutirao.runs.columns import number as number
 from mutirao.runs.schema import TEXTS, likely_judge, metrics_among, typed_row
-from mutirao.runs.tables import Table, read_csv
+from mutirao.runs.tables import Table
 
-Floats = npt.NDArray[np.float64]
-
-
-class Columns:
-    """A CSV file by columns; a missing column is empty."""
-
-    def __init__(self, path: Path) -> None:
-        self.names, rows = read_csv(path)
-        self.length = len(rows)
-        self._texts = dict(zip(self.names, zip(*rows, strict=True), strict=True)) if rows else {}
-        self._numbers: dict[str, Floats] = {}
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._texts
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A column as it stands."""
-        return self._texts.get(name, ("",) * self.length)
-
-    def numbers(self, name: str) -> Floats:
-        """A column as numbers, NaN where there is none."""
-        if name not in self._numbers:
-            try:
-                values = np.array([t or "nan" for t in self.texts(name)], np.float64)
-                values[~np.isfinite(values)] = np.nan
-            except ValueError:  # not all of them are numbers
-                values = np.array([number(t) for t in self.texts(name)], np.float64)
-            self._numbers[name] = values
-        return self._numbers[name]
-
-
-def number(text: str) -> float:
-    """A finite number, or NaN."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
+Counts = npt.NDArray[np.intp]
 
 
 @dataclass
@@ -107,7 +70,7 @@ class Record:
 
     @cached_property
     def asked(self) -> list[dict[str, Any]]:
-        """The rows of clients.csv, numbers as numbers."""
+        """The rows of clients.csv, numbers as numbers: all at once, so for runs that are not large."""
         return [typed_row(row, TEXTS) for row in Table(self.path / "clients.csv").read()]
 
     @property
@@ -140,23 +103,28 @@ class Record:
     def population(self) -> int:
         """Clients there are, selected or not."""
         told = self.summary.get("clients") or self.config.get("clients") or 0
-        seen = len(set(self.clients.texts("client")))
+        seen = len(self.clients.codes("client")[0])
         return max(int(told) if isinstance(told, int | float) else 0, seen)
 
-    def participation(self) -> dict[str, int]:
-        """How often each client that was ever selected gave a reply that counted."""
-        counts: dict[str, int] = dict.fromkeys(self.clients.texts("client"), 0)
-        for client, replied, rejected in zip(
-            *(self.clients.texts(n) for n in ("client", "replied", "rejected")), strict=True
-        ):
-            if replied == "1" and not rejected:
-                counts[client] += 1
-        return counts
+    def selections(self) -> tuple[list[str], Counts]:
+        """The clients that were ever selected, and how often each was."""
+        names, codes = self.clients.codes("client")
+        return names, np.bincount(codes, minlength=len(names))
+
+    def participation(self) -> tuple[list[str], Counts]:
+        """The clients that were ever selected, and how often each gave a reply that counted."""
+        names, codes = self.clients.codes("client")
+        counted = self.clients.where("replied", "1") & self.clients.where("rejected", "")
+        return names, np.bincount(codes[counted], minlength=len(names))
 
     def lost(self) -> Iterator[tuple[str, str, str, str]]:
         """(round, client, kind, reason) of every request that brought nothing."""
-        columns = (self.clients.texts(n) for n in ("round", "client", "failure", "rejected"))
-        for round, client, failure, rejected in zip(*columns, strict=True):
+        rows = np.flatnonzero(~(self.clients.where("failure", "") & self.clients.where("rejected", ""))).tolist()
+        if not rows:
+            return
+        columns = [self.clients.codes(n) for n in ("round", "client", "failure", "rejected")]
+        for row in rows:
+            round, client, failure, rejected = (texts[codes[row]] for texts, codes in columns)
             if failure:
                 kind, _, reason = failure.partition(": ")
                 yield round, client, kind, reason or kind
@@ -168,11 +136,16 @@ class Record:
         told = self.summary.get("groups")
         if isinstance(told, Mapping):
             return {str(k): [str(c) for c in v] for k, v in told.items() if isinstance(v, list)}
-        found: dict[str, dict[str, None]] = {}
-        for client, group in zip(self.clients.texts("client"), self.clients.texts("group"), strict=True):
-            if group:
-                found.setdefault(group, {})[client] = None
-        return {k: list(v) for k, v in found.items()}
+        if "group" not in self.clients:
+            return {}
+        (names, who), (groups, where) = (self.clients.codes(n) for n in ("client", "group"))
+        found: dict[str, list[str]] = {}
+        pairs, first = np.unique(where * len(names) + who, return_index=True)
+        for pair in pairs[np.argsort(first)].tolist():
+            group, client = divmod(pair, len(names))
+            if groups[group]:
+                found.setdefault(groups[group], []).append(names[client])
+        return found
 
     def privacy(self) -> dict[str, float]:
         """The privacy budget that was spent: whatever the summary says of epsilon and delta."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mutirao.config import Part, build, complete, read, resolve
 from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnySelector, as_selector
@@ -46,10 +44,9 @@ class Replay:
     def participation(self, which: Sequence[Sequence[ClientId]]) -> Participation:
         """Who was selected when, in `actual` or in `other`."""
         place = {c: i for i, c in enumerate(self.clients)}
-        matrix = np.zeros((len(self.clients), len(which)), np.bool_)
-        for t, names in enumerate(which):
-            matrix[[place[c] for c in names], t] = True
-        return Participation(self.clients, matrix)
+        who = [place[c] for names in which for c in names]
+        when = [t for t, names in enumerate(which) for _ in names]
+        return Participation.of(self.clients, len(which), who, when)
 
 
 def replay(

@@ -37,13 +37,14 @@ def likely_judge(names: Iterable[str]) -> str:
 
 def typed_row(row: Mapping[str, str], texts: Set[str] = frozenset()) -> dict[str, Any]:
     """A row of a table with numbers as numbers again, but for the columns that are text."""
+    return {k: v if k in texts else typed(v) for k, v in row.items()}
 
-    def value(text: str) -> Any:
-        if re.fullmatch(r"-?\d+", text):
-            return int(text)
-        try:
-            return float(text)
-        except ValueError:
-            return text
 
-    return {k: v if k in texts else value(v) for k, v in row.items()}
+def typed(text: str) -> Any:
+    """A cell as the number it is, or else as it stands."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text

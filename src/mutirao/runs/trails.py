@@ -34,7 +34,7 @@ def keepers_in(path: Path) -> set[str]:
 
 
 def count_heads(
-    rounds: Mapping[int, Event], rows: Sequence[Mapping[str, str]], known: Iterable[str] = ()
+    rounds: Mapping[int, Event], rows: Iterable[Mapping[str, str]], known: Iterable[str] = ()
 ) -> tuple[list[str], list[str]]:
     """Count heads against replies: each of a client whose site keeps a trail must have come with one.
 
@@ -42,8 +42,11 @@ def count_heads(
     """
     told = {(str(number), client) for number, event in rounds.items() for client in table_in(event, "heads")}
     keepers = {client for _, client in told}.union(known)
+    if not keepers:
+        return [], []
+    made = {str(number) for number in rounds}
     replied = {(r["round"], r["client"]) for r in rows if r.get("replied") == "1" and r.get("client") in keepers}
-    counted = {(number, client) for number, client in replied if number in map(str, rounds)}
+    counted = {(number, client) for number, client in replied if number in made}
     gone = sorted((int(number), client) for number, client in counted - told)
     if gone:
         return [], [f"audit.jsonl: the reply of {client} in round {n} has no head of its trail" for n, client in gone]

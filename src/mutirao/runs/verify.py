@@ -1,5 +1,6 @@
 """Check a run folder against its own audit trail, and say exactly what was altered."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
     ):
         problems += check
         good += [] if check else [f"{name}: as audited"]
-    heads, missing = count_heads(rounds, Table(path / "clients.csv").read(), keepers)
+    heads, missing = count_heads(rounds, Table(path / "clients.csv").each(), keepers)
     return good + heads, problems + missing
 
 
@@ -89,15 +90,15 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
     """Every round's rows must hash to what the trail says."""
     problems = []
     for name in ("history", "clients"):
-        by_round: dict[str, list[dict[str, str]]] = {}
-        for row in Table(path / f"{name}.csv").read():
-            by_round.setdefault(row.get("round", "?"), []).append(row)
+        by_round: dict[str, str] = {}
+        for round, rows in itertools.groupby(Table(path / f"{name}.csv").each(), lambda row: row.get("round", "?")):
+            by_round[round] = fingerprint(list(rows)) if round not in by_round else "in two places"
         for number, event in rounds.items():
-            rows = by_round.pop(str(number), [])
-            if not rows and event[name] != fingerprint([]):
-                problems.append(f"{name}.csv: the rows of round {number} are missing")
-            elif fingerprint(rows) != event[name]:
-                problems.append(f"{name}.csv: the rows of round {number} were altered")
+            found = by_round.pop(str(number), fingerprint([]))
+            if found == event[name]:
+                continue
+            how = "are missing" if found == fingerprint([]) else "were altered"
+            problems.append(f"{name}.csv: the rows of round {number} {how}")
         strangers = [r for r in by_round if not (r.isdecimal() and int(r) == max(rounds, default=0) + 1)]
         problems += [f"{name}.csv: rows of round {number} that was never audited" for number in strangers]
     return problems
@@ -146,17 +147,18 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
     for number in folder.committed():
         name = folder.state(number).relative_to(folder.path)
         try:
-            _, facts = folder.load(number)
+            _, _, facts = folder.examine(number)
         except Damaged as error:
-            if str(folder.state(number)) in str(error):
-                problems.append(f"{name}: {str(error).removeprefix(str(folder.state(number))).strip()}")
+            for file in (folder.state(number), folder.journal.path):
+                if str(file) in str(error):
+                    problems.append(f"{file.relative_to(folder.path)}: {str(error).removeprefix(str(file)).strip()}")
             continue  # damage elsewhere is reported where it is
         event = by_hash.get(facts["trail"][1])
         if event is None:
             problems.append(f"audit.jsonl: events known to {name} are gone")
         elif event.get("state", told := fingerprint({k: v for k, v in facts.items() if k != "trail"})) != told:
             problems.append(f"{name}: it is not the audited one")
-    return problems
+    return list(dict.fromkeys(problems))  # a journal that is cut off is missed by every state after that
 
 
 def check_model(folder: Folder, path: Path, digests: list[str], round: int | None = None) -> list[str]:

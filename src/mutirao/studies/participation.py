@@ -71,7 +71,11 @@ def cost_to(record: Record, metric: str, target: float) -> dict[str, float] | No
 
 def by_client(record: Record, metric: str = "accuracy") -> dict[ClientId, float]:
     """The last value each client reported of its own data, of those who ever did."""
-    return {row["client"]: float(row[metric]) for row in record.asked if metric in row}
+    (names, codes), told = record.clients.codes("client"), record.clients.numbers(metric)
+    known = ~np.isnan(told)
+    last = np.full(len(names), np.nan)
+    last[codes[known]] = told[known]  # of several the last stands
+    return {names[i]: float(last[i]) for i in np.flatnonzero(~np.isnan(last)).tolist()}
 
 
 def worst_decile(record: Record, metric: str = "accuracy") -> float:

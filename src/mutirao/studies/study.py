@@ -1,19 +1,12 @@
 """A study is a grid of runs, methods x folds x seeds, whose finished cells are kept and whose ends are compared."""
 
-import contextlib
 import itertools
 import json
-import os
-import signal
-import sys
-import threading
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from mutirao.config import Common, flatten, nearest, one_line, read, resolve, write_value
@@ -27,9 +20,11 @@ from mutirao.runs.folder import is_plain, locked
 from mutirao.runs.reader import Record, text_of
 from mutirao.runs.schema import metrics_among
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
+from mutirao.studies.crew import Alone, Crew, Start, gather_crew
+
+log = logging.getLogger("mutirao")
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
-HANDED: list[str | Recipe] = []  # of a worker: the recipe it was handed when it began
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
 
 Pairs = tuple[tuple[str, Any], ...]
@@ -151,55 +146,34 @@ def carry_out(
     out: Path,
     workers: int = 0,
     watch: Callable[[int, str], None] | None = None,
-    start: Literal["spawn", "fork", "here"] = "spawn",
+    start: Start = "warm",
 ) -> list[str]:
     """Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
 
     Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left. `start` is
     how they begin: `fork` hands them a recipe that is an object, and `here` there are none, but one cell after another.
     """
-    with locked(out), crew(study, workers, start) as pool:
-        if study.metrics:
-            first = study.cells[0]
-            known = pool.submit(metrics_here, first).result() if pool else declared_metrics(study.recipe, first)
-            check_declared(study.metrics, known)
+    most = min(workers or len(study.cells), len(study.cells))
+    with locked(out), gather_crew(most, start, study.recipe) as crew:
+        for _, known, _ in crew.each(declared_metrics, study.cells[:1] if study.metrics else ()):
+            check_declared(study.metrics, known or ())
         plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
         write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
-        return run_cells(study, out, pool, watch)
+        return run_cells(study, out, crew, watch)
 
 
-@contextlib.contextmanager
-def crew(study: Study, workers: int, start: str) -> Iterator[Executor | None]:
-    """Workers with a core each, who know the recipe; None if cells are made by this process."""
-    if start == "here":
-        yield None
-        return
-    context = get_context(start)
-    free, (over, alive) = context.Queue(), context.Pipe(duplex=False)
-    cores = own_cores()[: workers or None][: len(study.cells)]
-    for core in cores:
-        free.put(core)
-    told = (free, over, alive if start == "fork" else None, study.recipe)  # a fork has it anyway, and must close it
-    with ProcessPoolExecutor(len(cores), mp_context=context, initializer=settle_on, initargs=told) as pool:
-        try:
-            yield pool
-        except BaseException:
-            alive.close()  # the workers see it, as they do if this process is killed
-            raise
-
-
-def run_cells(study: Study, out: Path, pool: Executor | None, watch: Callable[[int, str], None] | None) -> list[str]:
+def run_cells(study: Study, out: Path, crew: Alone | Crew, watch: Callable[[int, str], None] | None) -> list[str]:
     """Make the cells, the first of each method before the second of any; return what went wrong."""
     places = list(dict.fromkeys(cell.place for cell in study.cells))
     cells = sorted(study.cells, key=lambda cell: places.index(cell.place))
     for method in study.methods:
         (out / "cells" / method).mkdir(parents=True, exist_ok=True)
-    in_turn = ((cell, run_cell(study.recipe, cell, out / "cells" / cell.name)) for cell in cells)
+    items = [(cell, out / "cells" / cell.name) for cell in cells]
     problems = []
     found: set[str] = set()  # metrics of the first finished cell of each method: not all methods have all
     unknown = set(study.methods)
-    for done, (cell, problem) in enumerate(in_pool(pool, cells, out) if pool else in_turn, 1):
-        if problem:
+    for done, ((cell, _), said, fault) in enumerate(crew.each(run_cell, items), 1):
+        if problem := said or fault:
             problems.append(f"{cell.name}: {problem}")
         elif cell.method in unknown:
             unknown.remove(cell.method)
@@ -210,28 +184,12 @@ def run_cells(study: Study, out: Path, pool: Executor | None, watch: Callable[[i
     return problems
 
 
-def in_pool(pool: Executor, cells: Sequence[Cell], out: Path) -> Iterator[tuple[Cell, str]]:
-    """Cells as the workers finish them, with what went wrong."""
-    waiting = {pool.submit(make_here, cell, out / "cells" / cell.name): cell for cell in cells}
-    while waiting:
-        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            yield waiting.pop(future), future.result()
-
-
-def own_cores() -> list[int]:
-    """The cores this process may use."""
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return list(range(os.cpu_count() or 1))
-
-
 def declared_metrics(recipe: str | Recipe, cell: Cell) -> tuple[str, ...]:
     """The metrics that a cell's task says it will have; none if it does not say, or cannot even be prepared."""
     try:
         _, found = name_recipe(recipe)
         return found.prepare(resolve(found.config, {}, cell.settings)).metrics
-    except MutiraoError:
+    except Exception:
         return ()  # the cell will say it
 
 
@@ -254,39 +212,11 @@ def plan_of(study: Study) -> dict[str, Any]:
     return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
 
 
-def settle_on(free: Any, over: Connection, alive: Connection | None, recipe: str | Recipe) -> None:
-    """Give this worker a core of its own, so that neither it nor torch takes another's; it ends with the study."""
-    if alive is not None:  # forked
-        alive.close()
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a bar's, whose lock a thread left behind may hold
-    HANDED[:] = [recipe]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study decides
-    threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
-    core = free.get()
-    with contextlib.suppress(AttributeError):  # not on every system
-        os.sched_setaffinity(0, {core})
-
-
-def end_with_study(over: Connection) -> None:
-    """A worker whose study was stopped or killed must not go on alone: its end of the pipe is closed then."""
-    connection.wait([over])
-    os._exit(1)
-
-
-def metrics_here(cell: Cell) -> tuple[str, ...]:
-    """`declared_metrics`, asked of a worker."""
-    return declared_metrics(HANDED[0], cell)
-
-
-def make_here(cell: Cell, out: Path) -> str:
-    """`run_cell`, asked of a worker."""
-    return run_cell(HANDED[0], cell, out)
-
-
-def run_cell(recipe: str | Recipe, cell: Cell, out: Path) -> str:
-    """Make or finish one run; a clear error is the cell's result, not the study's end."""
+def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
+    """Make or finish one run in its folder; an error is the cell's result, not the study's end."""
     from mutirao.training.descent import one_thread  # late: it brings torch
 
+    cell, out = place
     name, found = name_recipe(recipe)
     config = resolve(found.config, {}, cell.settings)
     if (out / "config.toml").exists() and not is_run_of(out, name, config):
@@ -298,6 +228,9 @@ def run_cell(recipe: str | Recipe, cell: Cell, out: Path) -> str:
         return ""  # a run that its privacy budget ended is finished, too
     except (MutiraoError, OSError) as error:
         return one_line(error)
+    except Exception as error:  # of somebody's own part
+        log.exception("%s", cell.name)
+        return f"{type(error).__name__}: {one_line(error)}"
     return ""
 
 

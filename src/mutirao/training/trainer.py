@@ -6,7 +6,9 @@ from torch import nn
 
 from mutirao.core.told import TOLD
 from mutirao.privacy import DPSGD
+from mutirao.training.engine.encoder import hasten_encoders
 from mutirao.training.engine.judging import evaluate_model
+from mutirao.training.engine.recurrent import hasten_recurrent
 from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
@@ -48,7 +50,7 @@ class Trainer(PlainTrainer):
         return PrivateTrainer.of(self, privacy)
 
     def make(self) -> nn.Module:
-        """A module for one thread; its convolutions are done by our kernel unless `engine` asks for torch's own."""
+        """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""
         module = super().make()
         own = self.engine in ("auto", "threads", "processes") and self.place().type == "cpu"
-        return hasten(module) if own else module
+        return hasten_recurrent(hasten_encoders(hasten(module))) if own else module

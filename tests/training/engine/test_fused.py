@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.training.engine import fused
+from mutirao.training.descent import seeded
+from mutirao.training.engine import fused, masks
 from mutirao.training.engine.jobs import plan_jobs
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.ways import train_many
@@ -60,6 +61,35 @@ class Branching(Written):
         return super().forward(x if x.mean() > -100 else -x)
 
 
+class Dropping(Written):
+    """Dropout written as a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(x, training=False)
+        hidden = functional.dropout(self.first(x), p=0.3, training=self.training)
+        return self.last(hidden.relu())
+
+
+class Noisy(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(FEATURES))
+
+
+def dropping(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 40), nn.ReLU(), *layers, nn.Linear(40, CLASSES))
+
+
+DROPOUT: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: dropping(nn.Dropout(0.4)),
+    "dropout as a function": Dropping,
+    "dropout of inputs": lambda: nn.Sequential(nn.Dropout(0.2, inplace=True), nn.Flatten(), *dropping(nn.Dropout(0.5))),
+    "dropout in several places": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 33), nn.ReLU(), nn.Dropout(0.1), nn.Linear(33, 17), nn.Dropout(0.7), nn.ReLU(),
+        nn.Linear(17, CLASSES),
+    ),
+    "dropout of nothing": lambda: dropping(nn.Dropout(0), nn.Dropout(0.2)),
+    "dropout of all": lambda: nn.Sequential(nn.Dropout(0.1), *dropping(nn.Dropout(1.0))),
+}  # fmt: skip
 FITS: dict[str, Callable[[], nn.Module]] = {
     "one layer": lambda: nn.Linear(FEATURES, CLASSES),
     "as written": Written,
@@ -68,10 +98,15 @@ FITS: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(), nn.Sequential(nn.Linear(FEATURES, 33), nn.ReLU(), nn.Identity()), nn.Linear(33, 17), nn.ReLU(),
         nn.Linear(17, CLASSES),
     ),
+    **DROPOUT,
 }  # fmt: skip
 SHARED = nn.Linear(8, 8)
 DOES_NOT: dict[str, Callable[[], nn.Module]] = {
-    "dropout": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, CLASSES)),
+    "dropout last": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Dropout(0.1)),
+    "dropout twice": lambda: dropping(nn.Dropout(0.1), nn.Dropout(0.1)),
+    "alpha dropout": lambda: dropping(nn.AlphaDropout(0.1)),
+    "dropout of features": lambda: dropping(nn.Dropout1d(0.1)),
+    "noise": Noisy,
     "tanh": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
     "no relu": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)),
     "relu last": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.ReLU()),
@@ -122,7 +157,7 @@ def test_the_same_models_metrics_and_extras_as_the_plain_path(model: str, option
         trainer = Trainer(FITS[model], **{"lr": 0.1, "batch_size": 8, "epochs": 3, **options}, engine=engine)
         made.append(answers(trainer, population(SIZES), extras="squared_errors,entropy"))
     assert_same(*made)
-    assert fused.layers_of(trainer, jobs_of(trainer, population(SIZES)))
+    assert fused.layers_of(trainer, population(SIZES)["c0"].kind)
 
 
 @here
@@ -143,7 +178,7 @@ def test_any_widths(widths: list[int], batch: int, sizes: list[int]) -> None:
     assert_same(*made)
 
 
-def jobs_of(trainer: Trainer, clients: VirtualClients) -> list[Any]:
+def jobs_of(trainer: Trainer, clients: Any) -> list[Any]:
     arrays = trainer.initial(0)
     requests = {c: Request("train", arrays, {"seed": 3, "round": 1}) for c in clients}
     return plan_jobs(trainer, requests, {c: Site(c, clients[c]) for c in clients})[0]
@@ -180,13 +215,66 @@ def test_without_the_kernel_the_stacked_way_is_gone(monkeypatch: pytest.MonkeyPa
 
 
 @here
-def test_no_bit_depends_on_the_workers_or_on_the_other_clients() -> None:
-    clients = population([50] * 20)
-    made = [answers(Trainer(Written, batch_size=8, workers=w), clients) for w in (1, 2, 5)]
-    alone = answers(Trainer(Written, batch_size=8, engine="fused"), {"c07": clients["c07"]})["c07"]
+@pytest.mark.parametrize("model", ["as written", "dropout of inputs"])
+def test_no_bit_depends_on_the_workers_or_on_the_other_clients(model: str) -> None:
+    clients = population([50, 3, 47, 1] * 5)
+    made = [answers(Trainer(FITS[model], batch_size=8, workers=w, engine="fused"), clients) for w in (1, 2, 5)]
     for client in clients:
-        assert len({digest(replies[client].arrays) for replies in made}) == 1
-    assert digest(alone.arrays) == digest(made[0]["c07"].arrays)
+        x, y = clients[client].batch(np.arange(len(clients[client])))
+        alone = [answers(Trainer(FITS[model], batch_size=8, engine="fused"), {client: (x, y)})[client]]
+        alone += [answers(Trainer(FITS[model], batch_size=8, engine="fused"), {client: (x.T.clone().T, y)})[client]]
+        assert len({digest(reply.arrays) for reply in [*alone, *(replies[client] for replies in made)]}) == 1
+
+
+@here
+@pytest.mark.parametrize("model", DROPOUT)
+def test_dropout_leaves_out_the_same_numbers_as_torch_round_by_round(model: str) -> None:
+    made = []
+    for engine in ("fused", "plain", "threads"):
+        trainer = Trainer(FITS[model], lr=0.1, batch_size=16, epochs=2, engine=engine)
+        arrays = trainer.initial(0)
+        for round in range(4):
+            replies = answers(trainer, population(SIZES), arrays, round=round)
+            arrays = {n: np.mean([r.arrays[n] for r in replies.values()], axis=0) for n in arrays}
+        made.append(flat(arrays))
+    for other in made[1:]:
+        assert np.linalg.norm(made[0] - other) <= 1e-4 * np.linalg.norm(other)
+
+
+@here
+def test_masks_drawn_by_torch_are_those_drawn_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for drawn_here in (True, False):
+        monkeypatch.setattr(masks, "draws_like_torch", lambda drawn_here=drawn_here: drawn_here)
+        trainer = Trainer(FITS["dropout of inputs"], batch_size=16, epochs=2, engine="fused")
+        made.append({c: digest(reply.arrays) for c, reply in answers(trainer, population(SIZES)).items()})
+    assert made[0] == made[1] or not masks.draws_like_torch.__wrapped__()
+
+
+@pytest.mark.parametrize(("width", "dropped"), [(512, 0.2), (1, 0.5), (37, 0.9), (16, 1e-3)])
+def test_masks_are_those_of_torch(width: int, dropped: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "draws_like_torch", lambda: False)
+    layers, layer = [(5, 0.0), (width, dropped), (3, 1.0), (7, 0.3)], nn.Dropout(dropped)
+    (unused, (_, first), (kept, none), (_, other)), draw = masks.masks_for(layers, 32, seed=2**62 + 5)
+    assert (unused, kept) == (None, 0)
+    with seeded(2**62 + 5):
+        for length in (32, 32, 1, 24, 32, 17):
+            draw(length)
+            np.testing.assert_array_equal(first[:length], layer(torch.ones(length, width)) > 0)
+            np.testing.assert_array_equal(other[:length], nn.Dropout(0.3)(torch.ones(length, 7)) > 0)
+            assert not none.any()
+
+
+@here
+@pytest.mark.parametrize("labels", [[0], [CLASSES - 1] * 9, [99] * 50])
+def test_whether_a_model_fits_does_not_depend_on_the_clients(labels: list[int]) -> None:
+    trainer = Trainer(Written, engine="fused", batch_size=8)
+    x, y = np.zeros((len(labels), FEATURES), np.float32), np.array(labels)
+    replies = fused.train_fused(trainer, jobs_of(trainer, {"ana": (x, y)}))
+    assert list(replies) == (["ana"] if max(labels) < CLASSES else [])
+    assert not fused.fits_kernel(trainer, jobs_of(trainer, {"ana": (x[:, :5], y)}))
+    broken = Trainer(lambda: dropping(nn.Dropout(0.1, inplace=True)))  # what ReLU needs to go back is overwritten
+    assert not fused.fits_kernel(broken, jobs_of(broken, {"ana": (x, y)}))
 
 
 @here
@@ -202,7 +290,8 @@ def test_a_client_with_wrong_data_fails_alone() -> None:
 def test_the_kernel_checks_what_it_is_given() -> None:
     weight, bias = np.zeros((3, 2), np.float32), np.zeros(3, np.float32)
     x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
-    rows, lengths, rest = np.arange(4), np.array([4]), (0.1, 0.0, 0.0, 0.0, None)
+    rows, lengths, rates = np.arange(4), np.array([4]), (0.1, 0.0, 0.0, 0.0, None)
+    rest = (*rates, None, None)
     assert fused.kernel is not None
     fused.kernel([weight, bias], x, y, rows, lengths, *rest)
     for wrong in (
@@ -227,6 +316,14 @@ def test_the_kernel_checks_what_it_is_given() -> None:
     for wrong_type in ((weight, bias), ["a", "b"]):
         with pytest.raises(TypeError):
             fused.kernel(wrong_type, x, y, rows, lengths, *rest)
+    mask = np.ones((4, 2), np.float32)
+    for some in ([], [None, None], mask, [(0.5, mask[:3])], [(0.5, mask > 0)]):
+        with pytest.raises(ValueError, match="mask"):
+            fused.kernel([weight, bias], x, y, rows, lengths, *rates, some, int)
+    with pytest.raises(TypeError):
+        fused.kernel([weight, bias], x, y, rows, lengths, *rates, [(0.5, None)], "seed")
+    with pytest.raises(ZeroDivisionError):
+        fused.kernel([weight, bias], x, y, rows, lengths, *rates, [(0.5, mask)], lambda length: 1 // 0)
     with pytest.raises((BufferError, ValueError)):
         fused.kernel([weight.T, bias], x, y, rows, lengths, *rest)
 

@@ -55,7 +55,6 @@ class Federation:
         self.server: Server = found_server(folder / "server", list(hosts), port=free_port(), host=host)
         made = found_sites(folder, self.server, NAMES, "quickstart", list(TRIVIAL.items()), hosts[-1])
         self.nodes: dict[str, Node] = {node.name: node for node in made}
-        self.env: dict[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
         self.away: set[str] = set()  # sites that are not to be started again
         self.extra: dict[str, dict[str, str]] = {}  # what a site's environment has besides
         self.spaces: dict[str, str] = {}  # the network namespace a site is in
@@ -72,12 +71,12 @@ class Federation:
 
     def start_link(self) -> Process:
         """Start the SuperLink."""
-        return start_superlink(self.server.folder, self.env)
+        return start_superlink(self.server.folder)
 
     def start_node(self, name: str, env: dict[str, str] | None = None) -> Process:
         """Start a site's SuperNode."""
-        env = self.env | self.extra.get(name, {}) | (env or {})
-        return start_inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, env))
+        more = self.extra.get(name, {}) | (env or {})
+        return start_inside(self.spaces.get(name, ""), lambda: start_supernode(self.nodes[name].folder, more))
 
     def until_connected(self, name: str, seconds: float = 60.0) -> None:
         """Wait for a site to be let in."""

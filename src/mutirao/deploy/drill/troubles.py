@@ -216,7 +216,7 @@ def certificate(folder: Path, trial: Trial) -> None:
         def expire() -> None:
             stop(server.folder)
             renew(server.folder, days=0)
-            launch(server, superlink_command(server), environment(server) | federation.env)
+            launch(server, superlink_command(server), environment(server))
             minded = until(lambda: any("expired" in process.text() for process in sites), 40)
             words.append("sites refused it as expired" if minded else "NO SITE MINDED")
 

@@ -28,9 +28,11 @@ from mutirao.fleets.flower.messages import (
     REFUSED,
     head_in,
     pack,
+    pack_together,
     reply_content,
     request_in,
     unpack,
+    without_arrays,
 )
 from mutirao.fleets.flower.stock import is_stock, stock_reply, stock_request_in
 from mutirao.fleets.local import LocalFleet
@@ -89,11 +91,12 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
     stock = is_stock(message)
     request = stock_request_in(message, seed_in(context)) if stock else request_in(message)
+    without_arrays(message)  # Flower holds on to it until all is done
     number, began, do = request.config.get("round"), 0, summed_in(request)
     handler = task.secure.at_client(task.handler)
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
     data = data_of(task, name)
-    alone = LocalFleet(lambda request, site: handler(request, site), {name: data})
+    alone = LocalFleet(lambda request, site: handler(request, site), {name: data}, copies=False)
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
         state |= states.take_fleeting()
@@ -101,6 +104,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
+    request = replace(request, arrays={})  # it has done its part; extras tell what was agreed on
     if name in answers.failures:
         return answers.failures[name]
     reply = answers.replies[name]
@@ -111,7 +115,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
         if states is not None and isinstance(number, int):
             states.keep(number if do == "train" else began, alone.states[name])
         else:
-            context.state[STATE] = pack(alone.states[name])
+            context.state[STATE] = pack_together(alone.states[name])
     return content
 
 

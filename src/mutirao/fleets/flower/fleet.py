@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -22,10 +24,12 @@ from mutirao.fleets.flower.messages import (
     head_in,
     name_in,
     pack,
+    pack_together,
     reply_in,
     request_message,
     tag,
     to_line,
+    without_arrays,
 )
 from mutirao.fleets.flower.stock import stock_message, stock_reply_in, wanted_in
 
@@ -37,6 +41,18 @@ KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to k
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
 GREETING = "query.name"
+LOOK = 0.1  # seconds between two looks for answers, at first; a SuperNode takes half a second to send one
+
+T = TypeVar("T")
+Read = Callable[[str, Message], T]  # what an answer to the message of that number holds
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The reply in an answer, and the answer without its arrays."""
+
+    reply: Reply
+    rest: Message
 
 
 class FlowerFleet(Fleet):
@@ -125,7 +141,7 @@ class FlowerFleet(Fleet):
 
         def pack_once(arrays: Arrays) -> ArrayRecord:
             if id(arrays) not in records:
-                records[id(arrays)] = pack(arrays)
+                records[id(arrays)] = (pack if self.plain else pack_together)(arrays)
             return records[id(arrays)]
 
         for client, request in sorted(requests.items()):
@@ -145,20 +161,23 @@ class FlowerFleet(Fleet):
             if message.metadata.message_id not in taken:
                 yield client, Failure("gone", "the SuperLink did not take the message")
         sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
-        for message_id, answer in self._listen(sent, self.timeout):
-            client = sent[message_id]
-            if isinstance(answer, Failure):
-                yield client, answer
-            elif self.plain:
-                yield client, stock_reply_in(answer, self._nodes[client], wanted_in(requests[client]))
-            else:
-                yield client, self._read(client, answer, requests[client])
+        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages.values()}
+        messages.clear()
+        records.clear()  # what was sent is not needed any more: a model may be large
 
-    def _read(self, client: ClientId, answer: Message, request: Request) -> Reply | Failure:
+        def read(message_id: str, answer: Message) -> Reply | Failure | Opened:
+            if self.plain:
+                return stock_reply_in(answer, nodes[message_id], wanted_in(requests[sent[message_id]]))
+            reply = reply_in(answer, nodes[message_id])
+            return reply if isinstance(reply, Failure) else Opened(reply, without_arrays(answer))
+
+        for message_id, answer in self._listen(sent, self.timeout, read):
+            client = sent[message_id]
+            yield client, self._approve(client, answer, requests[client]) if isinstance(answer, Opened) else answer
+
+    def _approve(self, client: ClientId, opened: Opened, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""
-        reply = reply_in(answer, self._nodes[client])
-        if isinstance(reply, Failure):
-            return reply
+        reply, answer = opened.reply, opened.rest
         if (wrong := fault_of_agreed(answer, request)) is not None:
             return wrong
         if head := head_in(answer, "audit"):
@@ -169,32 +188,36 @@ class FlowerFleet(Fleet):
             return Failure("malformed", "the reply comes without a sound head of its site's audit trail")
         return reply
 
-    def _listen(self, ids: Iterable[str], seconds: float) -> Iterator[tuple[str, Message | Failure]]:
-        """Pass on the answers that come in time; one that is damaged or slow to arrive holds up no other."""
-        waiting, deadline, pause = set(ids), time.monotonic() + seconds, 0.02
-        pulls: dict[Future[list[Message | Failure]], str] = {}
+    def _listen(self, ids: Iterable[str], seconds: float, read: Read[T]) -> Iterator[tuple[str, T | Failure]]:
+        """Pass on what is read in answers that come in time; one that is damaged or slow holds up no other."""
+        waiting, began = set(ids), time.monotonic()
+        pulls: dict[Future[list[T | Failure]], str] = {}
         pool = ThreadPoolExecutor(32, "mutirao-answers")
         try:
             while waiting and not self._closed.is_set():
-                pulls |= {pool.submit(self._pull, i): i for i in waiting.difference(pulls.values())}
+                pulls |= {pool.submit(self._pull, i, read): i for i in waiting.difference(pulls.values())}
                 for pull in wait(pulls, timeout=1.0).done:
                     message_id, answers = pulls.pop(pull), pull.result()
                     if answers:
                         waiting.discard(message_id)
                     yield from ((message_id, answer) for answer in answers)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                passed = time.monotonic() - began
+                if passed >= seconds:
                     return
-                self._closed.wait(min(pause, left) if waiting else 0)
-                pause = min(1.5 * pause, 0.5 + len(waiting) / 50)  # spare a SuperLink with many clients
+                # A twentieth of what was waited already adds little to it; a SuperLink with many clients is spared.
+                pause = min(max(LOOK, passed / 20), 0.5) + len(waiting) / 50
+                self._closed.wait(min(pause, seconds - passed) if waiting else 0)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _pull(self, message_id: str) -> list[Message | Failure]:
-        """The answers to one message: pulled together, a single undecodable one would cost all of them."""
+    def _pull(self, message_id: str, read: Read[T]) -> list[T | Failure]:
+        """What is read in the answers to one message: pulled together, a single undecodable one would cost them all.
+
+        They are read here, at once, so that what Flower holds of one is gone before the next comes.
+        """
         try:
             found = self.grid.pull_messages([message_id])
-            return [m for m in found if m.metadata.reply_to_message_id == message_id]
+            return [read(message_id, m) for m in found if m.metadata.reply_to_message_id == message_id]
         except Exception as error:  # whatever a client sent must stay that client's failure
             return [Failure("malformed", f"the answer cannot be read: {to_line(failure_of(error).reason)}")]
 
@@ -219,7 +242,7 @@ class FlowerFleet(Fleet):
         self._hear_names(list(self._asked), 0)  # those who took longer than a call of clients() may
 
     def _hear_names(self, ids: list[str], seconds: float) -> None:
-        for message_id, answer in self._listen(ids, seconds):
+        for message_id, answer in self._listen(ids, seconds, lambda _, answer: answer):
             node = self._asked.pop(message_id, None)
             if node is None:
                 continue

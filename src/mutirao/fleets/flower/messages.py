@@ -19,6 +19,7 @@ from flwr.common.constant import ErrorCode
 from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
+from mutirao.fleets.flower.bundles import STYPE, MalformedError, bundle, unbundle
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -29,22 +30,38 @@ GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Erro
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
 NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
 AGREED_RECORD = "agreed"  # the record of an answer in which a site says by digest what it worked with
+ROOM = 16 * 2**20  # bytes of arrays in one parcel; Flower needs thrice the memory of a parcel while it opens it
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
 
 
-class MalformedError(ValueError):
-    """A message that does not hold what it should."""
-
-
 def pack(arrays: Arrays) -> ArrayRecord:
-    """Arrays as Flower carries them, bit for bit."""
-    whole = {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in arrays.items()}
-    return ArrayRecord({k: Parcel.from_numpy_ndarray(v) for k, v in whole.items()})
+    """Arrays as Flower's own apps send them, bit for bit, one by one."""
+    return ArrayRecord({k: Parcel.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
+
+
+def pack_together(arrays: Arrays) -> ArrayRecord:
+    """Arrays as ours send them, bit for bit: in as few parcels as may be, none of which takes much memory to open."""
+    groups: list[Arrays] = []
+    room = 0
+    for name, value in arrays.items():
+        whole = np.asarray(value)
+        if not groups or whole.nbytes > room:
+            groups.append({})
+            room = ROOM
+        groups[-1][name] = whole
+        room -= whole.nbytes
+    return ArrayRecord({str(i): bundle(group) for i, group in enumerate(groups)})
 
 
 def unpack(record: ArrayRecord) -> Arrays:
     """The arrays of a record; MalformedError if one is not what it says it is."""
-    return {name: unpack_one(name[:80], parcel) for name, parcel in record.items()}
+    arrays: Arrays = {}
+    for name, parcel in record.items():
+        found = unbundle(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
+        if not arrays.keys().isdisjoint(found):
+            raise MalformedError("two arrays of one name")
+        arrays |= found
+    return arrays
 
 
 def unpack_one(name: str, parcel: Parcel) -> Array:
@@ -93,8 +110,8 @@ def reply_content(reply: Reply) -> RecordDict:
     """All that leaves a client."""
     return RecordDict(
         {
-            "arrays": pack(reply.arrays),
-            "extras": pack(reply.extras),
+            "arrays": pack_together(reply.arrays),
+            **({"extras": pack_together(reply.extras)} if reply.extras else {}),
             "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
             "count": MetricRecord({"n": int(reply.n)}),
         }
@@ -115,7 +132,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
             raise MalformedError("a metric is a list, not a number")
         return Reply(
             unpack(record_of(content, "arrays", ArrayRecord)),
-            unpack(record_of(content, "extras", ArrayRecord)),
+            unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {},
             {k: float(v) for k, v in metrics.items() if not isinstance(v, list)},
             n,
         )
@@ -123,6 +140,13 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
         return Failure("malformed", to_line(str(error)))
     except Exception as error:
         return Failure("malformed", failure_of(error).reason)
+
+
+def without_arrays(message: Message) -> Message:
+    """A message that was read, without its arrays: they may be large, and Flower's own copy of them is not needed."""
+    for name in [name for name, record in message.content.items() if isinstance(record, ArrayRecord)]:
+        del message.content[name]
+    return message
 
 
 def name_in(message: Message, node: int) -> ClientId | Failure:

@@ -16,7 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, failure_of
 from mutirao.errors import ConfigError
-from mutirao.fleets.flower.messages import MalformedError, failure_in, pack, to_line, unpack
+from mutirao.fleets.flower.bundles import MalformedError
+from mutirao.fleets.flower.messages import failure_in, pack, to_line, unpack
 
 COUNT = "num-examples"
 ROUND = "server-round"

@@ -38,7 +38,8 @@ from mutirao.core.rounds import (
     trouble,
 )
 from mutirao.errors import ConfigError, Diverged
-from mutirao.fleets.flower.messages import MalformedError, pack, unpack
+from mutirao.fleets.flower.bundles import MalformedError
+from mutirao.fleets.flower.messages import pack, unpack
 from mutirao.fleets.flower.stock import COUNT, ERRORS, ROUND, config_for, errors_in, stock_reply_in
 from mutirao.selection import Uniform
 

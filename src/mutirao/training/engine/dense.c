@@ -11,217 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_LAYERS 32
-#define FILL 16 /* rows are filled up to a multiple of so many numbers, whatever the vector width */
-#define ALWAYS static inline __attribute__((always_inline))
+#include "dense_train.h"
 
-typedef struct {
-    float lr, momentum, weight_decay, mu;
-} Descent;
-
-typedef enum { FORWARD, BACK, DESCEND } What;
-
-typedef struct { /* C = A B, and what is done with it */
-    What what;
-    long rows, columns, inner;
-    const float *a, *b;
-    long a_down, a_along, b_stride;
-    float *c;
-    long c_stride;
-    int rectify;                                   /* FORWARD: ReLU */
-    const float *active;                           /* BACK: the layer's outputs */
-    long active_stride;
-    const Descent *descent;                        /* DESCEND */
-    const float *origin;
-    float *moment;
-} Product;
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512")
-#define NAME(x) x##_avx512
-#define LANES 16
-#define ROWS 6
-#define WIDE 4
-#include "dense_step.h"
-#undef NAME
-#undef LANES
-#undef ROWS
-#undef WIDE
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#define NAME(x) x##_avx2
-#define LANES 8
-#define ROWS 6
-#define WIDE 2
-#include "dense_step.h"
-#undef NAME
-#undef LANES
-#undef ROWS
-#undef WIDE
-#pragma GCC pop_options
-#endif
-
-#define NAME(x) x##_any
-#define LANES 4
-#define ROWS 6
-#define WIDE 2
-#include "dense_step.h"
-
-typedef void (*Multiply)(const Product *);
-
-static Multiply multiply_here(const char **name) {
-#ifdef CHOICES
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw")) {
-        *name = "avx512";
-        return product_avx512;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        *name = "avx2";
-        return product_avx2;
-    }
-#endif
-    *name = "any";
-    return product_any;
-}
-
-typedef struct { /* what one layer works with */
-    long in, out, in_fill, out_fill, rows; /* rows: inputs, and one more if there is a bias */
-    float *weights, *turned, *origin, *moment;
-    float *outputs, *errors; /* a row a sample */
-    float *theirs, *their_bias;
-} Layer;
-
-typedef struct {
-    int layers;
-    Layer layer[MOST_LAYERS];
-    const float *x;
-    const int64_t *y, *rows, *lengths;
-    long steps, longest;
-    Descent descent;
-    uint8_t *squared; /* or NULL */
-    double loss;
-    int64_t right;
-    int bad_label, too_large;
-} Work;
-
-static long filled(long n) { return (n + FILL - 1) / FILL * FILL; }
-
-static void pack(Layer *l) {
-    for (long o = 0; o < l->out; o++)
-        for (long i = 0; i < l->in; i++) l->weights[i * l->out_fill + o] = l->theirs[o * l->in + i];
-    if (l->their_bias) memcpy(l->weights + l->in * l->out_fill, l->their_bias, l->out * sizeof(float));
-    if (l->origin) memcpy(l->origin, l->weights, l->rows * l->out_fill * sizeof(float));
-}
-
-static void unpack(Layer *l) {
-    for (long o = 0; o < l->out; o++)
-        for (long i = 0; i < l->in; i++) l->theirs[o * l->in + i] = l->weights[i * l->out_fill + o];
-    if (l->their_bias) memcpy(l->their_bias, l->weights + l->in * l->out_fill, l->out * sizeof(float));
-}
-
-/* Softmax, loss and errors of the outputs: (p - [c = y]) / batch. */
-static int judge(Work *w, const int64_t *y, long batch, uint8_t *squared) {
-    Layer *last = &w->layer[w->layers - 1];
-    for (long s = 0; s < batch; s++) {
-        const float *out = last->outputs + s * (last->out_fill + FILL);
-        float *error = last->errors + s * last->out_fill, most = out[0], sum = 0;
-        long found = 0;
-        if (y[s] < 0 || y[s] >= last->out) return w->bad_label = 1;
-        for (long c = 1; c < last->out; c++)
-            if (out[c] > most) most = out[c], found = c;
-        for (long c = 0; c < last->out; c++) sum += error[c] = expf(out[c] - most);
-        w->loss += logf(sum) + most - out[y[s]];
-        for (long c = 0; c < last->out; c++) error[c] = (error[c] / sum - (c == y[s])) / batch;
-        w->right += found == y[s];
-        if (squared) {
-            int64_t distance = (found - y[s]) * (found - y[s]);
-            if (distance > 255) w->too_large = 1;
-            squared[s] = (uint8_t)distance;
-        }
-    }
-    return 0;
-}
-
-static void train(Work *w, float *input, Multiply multiply) {
-    Layer *first = w->layer;
-    const long width = first->in, input_stride = first->in_fill + FILL;
-    const int64_t *rows = w->rows;
-    for (long step = 0; step < w->steps; rows += w->lengths[step++]) {
-        const long batch = w->lengths[step];
-        int64_t y[batch];
-        for (long s = 0; s < batch; s++) {
-            memcpy(input + s * input_stride, w->x + rows[s] * width, width * sizeof(float));
-            input[s * input_stride + width] = 1;
-            y[s] = w->y[rows[s]];
-        }
-        if (step + 1 < w->steps) /* samples lie all over the storage: fetch the next ones while these are worked on */
-            for (long s = 0; s < w->lengths[step + 1]; s++)
-                for (long i = 0; i < width; i += 16) __builtin_prefetch(w->x + rows[batch + s] * width + i);
-        const float *in = input;
-        long in_stride = input_stride;
-        for (int l = 0; l < w->layers; l++) {
-            Layer *a = &w->layer[l];
-            Product p = {.what = FORWARD, .rows = batch, .columns = a->out_fill, .inner = a->rows, .a = in,
-                         .a_down = in_stride, .a_along = 1, .b = a->weights, .b_stride = a->out_fill,
-                         .c = a->outputs, .c_stride = a->out_fill + FILL, .rectify = l + 1 < w->layers};
-            multiply(&p);
-            in = a->outputs, in_stride = a->out_fill + FILL;
-            for (long s = 0; s < batch; s++) a->outputs[s * in_stride + a->out] = 1; /* the next layer's bias */
-        }
-        if (judge(w, y, batch, w->squared ? w->squared + (rows - w->rows) : NULL)) return;
-        for (int l = w->layers - 1; l >= 0; l--) {
-            Layer *a = &w->layer[l], *below = a - 1;
-            if (l) {
-                for (long i = 0; i < a->in; i++)
-                    for (long o = 0; o < a->out; o++) a->turned[o * a->in_fill + i] = a->weights[i * a->out_fill + o];
-                Product p = {.what = BACK, .rows = batch, .columns = a->in_fill, .inner = a->out, .a = a->errors,
-                             .a_down = a->out_fill, .a_along = 1, .b = a->turned, .b_stride = a->in_fill,
-                             .c = below->errors, .c_stride = a->in_fill, .active = below->outputs,
-                             .active_stride = a->in_fill + FILL};
-                multiply(&p);
-            }
-            Product p = {.what = DESCEND, .rows = a->rows, .columns = a->out_fill, .inner = batch,
-                         .a = l ? below->outputs : input, .a_down = 1,
-                         .a_along = l ? below->out_fill + FILL : input_stride, .b = a->errors,
-                         .b_stride = a->out_fill, .c = a->weights, .c_stride = a->out_fill, .descent = &w->descent,
-                         .origin = a->origin, .moment = a->moment};
-            multiply(&p);
-        }
-    }
-}
-
-/* All the memory a client needs, in one piece that begins with zeros; returns it, or NULL. */
-static float *lay_out(Work *w, float **input) {
-    size_t need = (size_t)w->longest * (w->layer[0].in_fill + FILL) + FILL;
-    for (int l = 0; l < w->layers; l++) {
-        const Layer *a = &w->layer[l];
-        need += 3 * (size_t)a->rows * a->out_fill + (size_t)a->out_fill * a->in_fill;
-        need += (size_t)w->longest * (2 * a->out_fill + FILL);
-    }
-    float *memory = calloc(need, sizeof(float));
-    if (!memory) return NULL;
-    float *at = (float *)(((uintptr_t)memory + 63) / 64 * 64);
-    *input = at, at += w->longest * (w->layer[0].in_fill + FILL);
-    for (int l = 0; l < w->layers; l++) {
-        Layer *a = &w->layer[l];
-        a->weights = at, at += a->rows * a->out_fill;
-        if (w->descent.mu != 0) a->origin = at, at += a->rows * a->out_fill;
-        if (w->descent.momentum != 0) a->moment = at, at += a->rows * a->out_fill;
-        a->turned = at, at += a->out_fill * a->in_fill;
-        a->outputs = at, at += w->longest * (a->out_fill + FILL);
-        a->errors = at, at += w->longest * a->out_fill;
-    }
-    return memory;
-}
-
-/* The rest is how Python calls it. */
-
-#define MOST_BUFFERS (2 * MOST_LAYERS + 8)
+#define MOST_BUFFERS (3 * MOST_LAYERS + 8)
 
 typedef struct {
     Py_buffer view[MOST_BUFFERS];
@@ -298,42 +90,95 @@ static int take_samples(Work *w, Buffers *b, PyObject *x, PyObject *y, PyObject 
     return squared == Py_None || (w->squared = borrow(b, squared, "squared errors", 'B', 1, 1, total)) ? 0 : -1;
 }
 
+/* The twister as torch starts it. */
+static int start_twister(Twister *t, PyObject *seed) {
+    t->state[0] = (uint32_t)PyLong_AsUnsignedLongLongMask(seed);
+    if (PyErr_Occurred()) return -1;
+    for (uint32_t i = 1; i < TWISTER; i++)
+        t->state[i] = 1812433253u * (t->state[i - 1] ^ t->state[i - 1] >> 30) + i;
+    t->used = TWISTER / 2;
+    return 0;
+}
+
+/* For each layer None, or the probability that an input is kept and a mask, or None; and what fills the masks, or a
+   seed to draw them from here. */
+static int take_masks(Work *w, Buffers *b, PyObject *masks, PyObject *draw) {
+    if (masks == Py_None) return 0;
+    if (PyCallable_Check(draw))
+        w->draw = draw;
+    else if (start_twister(&w->twister, draw))
+        return -1;
+    if (!PyList_Check(masks) || PyList_Size(masks) != w->layers) {
+        PyErr_SetString(PyExc_ValueError, "a mask, or None, is wanted a layer");
+        return -1;
+    }
+    for (int l = 0; l < w->layers; l++) {
+        Layer *a = &w->layer[l];
+        PyObject *item = PyList_GetItem(masks, l), *mask;
+        if (item == Py_None) continue;
+        if (!PyArg_ParseTuple(item, "dO", &a->kept, &mask)) return -1;
+        a->drops = 1;
+        if (w->draw && !(a->mask = borrow(b, mask, "a mask", 'f', 4, 0, w->longest * a->in))) return -1;
+    }
+    return 0;
+}
+
 static PyObject *dense_train(PyObject *self, PyObject *args) {
-    PyObject *arrays, *x, *y, *rows, *lengths, *squared;
+    PyObject *arrays, *x, *y, *rows, *lengths, *squared, *masks, *draw;
     Work w = {0};
     Buffers b;
     b.held = 0;
-    if (!PyArg_ParseTuple(args, "O!OOOOffffO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
-                          &w.descent.momentum, &w.descent.weight_decay, &w.descent.mu, &squared))
+    if (!PyArg_ParseTuple(args, "O!OOOOffffOOO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
+                          &w.descent.momentum, &w.descent.weight_decay, &w.descent.mu, &squared, &masks,
+                          &draw))
         return NULL;
+    w.here = instructions_here();
     PyObject *result = NULL;
     float *input, *memory;
-    const char *name;
-    if (take_layers(&w, &b, arrays) || take_samples(&w, &b, x, y, rows, lengths, squared)) goto done;
-    Py_BEGIN_ALLOW_THREADS
+    if (take_layers(&w, &b, arrays) || take_samples(&w, &b, x, y, rows, lengths, squared) || take_masks(&w, &b, masks, draw))
+        goto done;
+    w.thread = PyEval_SaveThread();
     memory = lay_out(&w, &input);
     if (memory) {
-        for (int l = 0; l < w.layers; l++) pack(&w.layer[l]);
-        train(&w, input, multiply_here(&name));
-        for (int l = 0; l < w.layers; l++) unpack(&w.layer[l]);
+        for (int l = 0; l < w.layers; l++) pack(&w, &w.layer[l]);
+        train(&w, input);
+        for (int l = 0; l < w.layers; l++) unpack(&w, &w.layer[l]);
         free(memory);
     }
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(w.thread);
     if (!memory)
         PyErr_NoMemory();
-    else if (w.bad_label || w.too_large)
+    else if (!w.raised && (w.bad_label || w.too_large))
         PyErr_SetString(PyExc_ValueError, w.bad_label ? "a label is no class" : "squared errors do not fit a byte");
-    else
+    else if (!w.raised)
         result = Py_BuildValue("dL", w.loss, (long long)w.right);
 done:
     while (b.held) PyBuffer_Release(&b.view[--b.held]);
     return result;
 }
 
+static PyObject *dense_draw(PyObject *self, PyObject *args) {
+    PyObject *seed, *numbers;
+    double kept;
+    Twister t;
+    Buffers b;
+    b.held = 0;
+    if (!PyArg_ParseTuple(args, "OdO", &seed, &kept, &numbers) || start_twister(&t, seed)) return NULL;
+    float *to = borrow(&b, numbers, "a mask", 'f', 4, 1, 0);
+    if (to) instructions_here().drop(&t, kept, 1, to, b.view[0].len / 4);
+    while (b.held) PyBuffer_Release(&b.view[--b.held]);
+    if (!to) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"train", dense_train, METH_VARARGS,
-     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared) -> (loss, right)\n\n"
-     "Train in place the weights and biases in `arrays`, batch by batch; the summed loss and hits before each step."},
+     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared, masks, draw) -> (loss, right)\n\n"
+     "Train in place the weights and biases in `arrays`, batch by batch; the summed loss and hits before each step.\n\n"
+     "With dropout `masks` has (kept, mask) a layer, or None, and `draw(length)` fills the masks before each step;\n"
+     "or `draw` is a seed, and no mask is needed."},
+    {"draw", dense_draw, METH_VARARGS,
+     "draw(seed, kept, numbers)\n\nMultiply numbers by 0 where a generator like torch's does not keep them."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_dense", "Training of small dense networks.", -1, methods,
@@ -341,9 +186,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_dense", "Traini
 
 PyMODINIT_FUNC PyInit__dense(void) {
     PyObject *module = PyModule_Create(&definition);
-    const char *name;
-    multiply_here(&name);
-    if (module && PyModule_AddStringConstant(module, "instructions", name)) {
+    if (module && PyModule_AddStringConstant(module, "instructions", instructions_here().name)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -1,11 +1,11 @@
 """Small dense networks, trained by a kernel in C (`dense.c`): one call a client, several clients in threads.
 
-It takes Linear and ReLU layers with cross-entropy and SGD (momentum, weight decay and the proximal term included),
-however the module is written: what it does is followed, and then proven by its own gradients.
+It takes Linear, ReLU and Dropout layers with cross-entropy and SGD (momentum, weight decay and the proximal term
+included), however the module is written: what it does is followed, and then proven by its own gradients. Whether a
+model fits depends on it and on the shape of a sample alone, never on the clients that are there.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,11 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.randomness import number
 from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job, only_tensors, storage_of
 from mutirao.training.engine.machine import close
+from mutirao.training.engine.masks import masks_for
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
 from mutirao.training.figures import extras_of, mean_metrics
@@ -34,28 +36,31 @@ else:
 
 MOST_LAYERS = 32
 CLOSE = 1e-4
+PROVEN = 7  # samples of a step that is proven
 
 
 class Layer(NamedTuple):
-    """The names of a layer's arrays."""
+    """The names of a layer's arrays, how many inputs it has, and the share of them that dropout leaves out."""
 
     weight: str
     bias: str | None
+    inputs: int
+    dropped: float
 
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
     only_tensors(jobs)
-    layers = layers_of(trainer, jobs)
+    layers = layers_of(trainer, jobs[0].samples.kind)
     x, y, rows = storage_of([job.samples for job in jobs])
-    if not (x.is_contiguous() and y.is_contiguous()):
-        raise Unsupported("its samples do not lie one after the other")
-    numbers, classes = x.numpy(), y.numpy()
+    numbers, classes = x.numpy(), np.ascontiguousarray(y.numpy())
 
     def train(share: tuple[Job, Index]) -> Reply | None:
         job, owned = share
         try:
-            return descend(layers, job, numbers, classes, owned[job.order()])
+            if numbers.flags.c_contiguous:
+                return descend(layers, job, numbers, classes, owned[job.order()])
+            return descend(layers, job, np.ascontiguousarray(numbers[owned]), classes[owned], job.order())
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
             return None
 
@@ -67,36 +72,40 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     """One client's training: its arrays are copied, and moved batch by batch."""
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
-    loss, right = call(job.trainer, job.pace, layers, arrays, x, y, rows, job.lengths, squared)
+    seed = number(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
+    loss, right = call(job.trainer, job.pace, layers, arrays, seed, x, y, rows, job.lengths, squared)
     extras = {} if squared is None else extras_of(squared, job.lengths)
     return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))
 
 
-def call(trainer: PlainTrainer, pace: Pace, layers: Sequence[Layer], arrays: Arrays, *data: Any) -> tuple[float, int]:
+def call(
+    trainer: PlainTrainer, pace: Pace, layers: Sequence[Layer], arrays: Arrays, seed: int, *data: Any
+) -> tuple[float, int]:
     """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
     weights = [a for layer in layers for a in (arrays[layer.weight], layer.bias and arrays[layer.bias])]
-    *samples, squared = data
-    return kernel(weights, *samples, pace.lr, trainer.momentum, trainer.weight_decay, pace.mu, squared)
+    *samples, lengths, squared = data
+    dropout = masks_for([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
+    rates = pace.lr, trainer.momentum, trainer.weight_decay, pace.mu
+    return kernel(weights, *samples, lengths, *rates, squared, *dropout)
 
 
 def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the kernel can train this model on samples of this kind."""
     try:
         only_tensors(jobs)
-        return bool(layers_of(trainer, jobs))
+        return bool(layers_of(trainer, jobs[0].samples.kind))
     except (Unsupported, ValueError):
         return False
 
 
-def layers_of(trainer: PlainTrainer, jobs: Sequence[Job]) -> list[Layer]:
-    """The layers of a trainer's network from the first to the last, found out and proven once."""
+def layers_of(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[Layer]:
+    """The layers of a trainer's network from the first to the last, found out and proven once a kind of samples."""
     known = trainer._recorded.setdefault("dense", {})
-    kind = jobs[0].samples.kind
     if kind not in known:
         try:
-            known[kind] = prove(trainer, named_layers(trainer), jobs)
+            known[kind] = prove(trainer, named_layers(trainer), kind)
         except Unsupported as reason:
             known[kind] = str(reason)
     if isinstance(known[kind], str):
@@ -111,12 +120,12 @@ def named_layers(trainer: PlainTrainer) -> list[Layer]:
         raise Unsupported("the kernel for dense networks is for the CPU")
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
         raise Unsupported("it is trained with something else than cross-entropy and SGD")
-    module = trainer.blank()
+    module = trainer.travel.prepare(trainer.blank())
     layers = [
-        Layer(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if linear.bias is not None else None)
-        for name, linear in chain_of(module)
+        Layer(f"{path}weight", f"{path}bias" if linear.bias is not None else None, linear.in_features, dropped)
+        for path, linear, dropped in chain_of(module)
     ]
-    names = [name for layer in layers for name in layer if name is not None]
+    names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
     if not 0 < len(layers) <= MOST_LAYERS or sorted(names) != sorted(module.state_dict()):
         raise Unsupported("it is made of other layers than Linear, or uses one twice")
     if any(p.dtype is not torch.float32 or not p.requires_grad for p in module.parameters()):
@@ -124,23 +133,28 @@ def named_layers(trainer: PlainTrainer) -> list[Layer]:
     return layers
 
 
-def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """The Linear layers in the order they are used, if what happens is: flatten, Linear, ReLU, ..., Linear."""
+def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
+    """The Linear layers in the order they are used, if what happens is: flatten, Linear, ReLU, ..., Linear.
+
+    With each comes the share of its inputs that dropout leaves out.
+    """
     if isinstance(module, nn.Linear):
-        return [("", module)]
+        return [("", module, 0.0)]
     try:
         graph, parts = fx.symbolic_trace(module).graph, dict(module.named_modules())
     except Exception as error:  # a module may do anything when it is looked at
         raise Unsupported(f"what it does cannot be followed ({type(error).__name__})") from None
-    found: list[tuple[str, nn.Linear]] = []
-    rectified = True
+    found: list[tuple[str, nn.Linear, float]] = []
+    rectified, dropped = True, 0.0
     for node in graph.nodes:
         part = parts.get(node.target) if node.op == "call_module" else None
         name = getattr(node.target, "__name__", node.target)
         if type(part) is nn.Linear and rectified:
-            found, rectified = [*found, (str(node.target), part)], False
+            found, rectified, dropped = [*found, (f"{node.target}.", part, dropped)], False, 0.0
         elif (type(part) is nn.ReLU or name in ("relu", "relu_")) and found and not rectified:
             rectified = True
+        elif (type(part) is nn.Dropout or node.target is functional.dropout) and not dropped:
+            dropped = share_dropped(node, part)
         elif not (
             node.op in ("placeholder", "output")
             or type(part) is nn.Identity
@@ -148,37 +162,49 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear]]:
             or (not found and name in ("size", "getitem"))
         ):
             raise Unsupported(f"it does something else than Linear and ReLU ({name})")
-    if rectified:
+    if rectified or dropped:
         raise Unsupported("its last layer is not Linear")
     return found
 
 
-def prove(trainer: PlainTrainer, layers: list[Layer], jobs: Sequence[Job]) -> list[Layer]:
-    """The same layers, if a step of the kernel is a step of the module, with weights drawn at random."""
-    for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
-        x, y = job.first()
-        if x.dtype is not torch.float32 or y.dtype is not torch.int64 or y.dim() != 1:
-            raise Unsupported("its samples are not numbers with a class each")
-        if int(y.min()) >= 0 and int(y.max()) < len(job.arrays[layers[-1].weight]):
-            break
-    else:
-        raise ValueError("labels are no classes")
-    rows, lengths = np.arange(len(y)), np.array([len(y)])
-    far = replace(job.pace, lr=1.0, mu=0.0)  # one step as long as its gradient, so that rounding is small beside it
+def share_dropped(node: fx.Node, part: nn.Module | None) -> float:
+    """What share a dropout layer leaves out; 0 where it does nothing."""
+    given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    if isinstance(part, nn.Dropout):
+        given = vars(part)
+    share, training = given.get("p", 0.5), given.get("training", True)
+    if not isinstance(share, int | float) or not isinstance(training, bool):
+        raise Unsupported("what its dropout leaves out is not a number")
+    return float(share) if training else 0.0
+
+
+def prove(trainer: PlainTrainer, layers: list[Layer], kind: tuple[Any, ...]) -> list[Layer]:
+    """The same layers, if a step of the kernel is a step of the module, with weights and samples drawn at random."""
+    shape, dtype, label_shape, label_dtype = kind
+    if dtype is not torch.float32 or label_dtype is not torch.int64 or label_shape:
+        raise Unsupported("its samples are not numbers with a class each")
+    rows, lengths = np.arange(PROVEN), np.array([PROVEN])
+    far = Pace(lr=1.0, epochs=1, steps=0, batch_size=PROVEN, mu=0.0)  # a step as long as its gradient: little rounding
+    shapes = {name: tuple(t.shape) for name, t in trainer.blank().state_dict().items()}
     for draw in range(2):
         rng = np.random.default_rng(draw)
-        arrays = {n: rng.normal(0, 1 / np.sqrt(a.shape[-1]), a.shape).astype(np.float32) for n, a in job.arrays.items()}
+        arrays = {n: rng.normal(0, 1 / np.sqrt(s[-1]), s).astype(np.float32) for n, s in shapes.items()}
+        x = rng.normal(size=(PROVEN, *shape)).astype(np.float32)
+        y = rng.integers(0, shapes[layers[-1].weight][0], PROVEN)
         with one_thread(), seeded(draw):
-            named = dict(trainer.fill(arrays).train().named_parameters())
-            loss = functional.cross_entropy(trainer.blank()(x), y)
-            slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            named = dict(trainer.travel.prepare(trainer.fill(arrays)).named_parameters())
+            try:
+                loss = functional.cross_entropy(trainer.blank()(torch.tensor(x)), torch.from_numpy(y))
+                slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            except Exception as error:  # who has such samples is told when they are trained on
+                raise ValueError(f"the model cannot be trained on such samples ({type(error).__name__})") from None
         if any(slope is None for slope in slopes):
             raise Unsupported("some of its layers are not used")
         before = [p.detach().clone() for p in named.values()]
         wanted = [-(g + trainer.weight_decay * p) for p, g in zip(before, slopes, strict=True)]
-        total, _ = call(trainer, far, layers, arrays, x.numpy(), y.numpy(), rows, lengths, None)
+        total, _ = call(trainer, far, layers, arrays, draw, x, y, rows, lengths, None)
         moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
         mean = loss.item()
-        if not close(moved, wanted, CLOSE) or abs(total / len(y) - mean) > CLOSE * (1 + abs(mean)):
+        if not close(moved, wanted, CLOSE) or abs(total / PROVEN - mean) > CLOSE * (1 + abs(mean)):
             raise Unsupported("its gradients are others")
     return layers

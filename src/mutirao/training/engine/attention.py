@@ -1,0 +1,141 @@
+"""Self-attention without the copies that torch makes of queries, keys and values, and of their gradients.
+
+One product gives queries, keys and values side by side; where the sequence is short, a kernel in C (`attention.c`) does
+what lies between there and the product behind it, straight from these rows. The numbers are torch's but for rounding.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from mutirao.training.engine.tape import Recorder
+
+try:
+    from mutirao.training.engine import _attention  # type: ignore[attr-defined]  # compiled
+except ImportError:  # installed without a C compiler
+    _attention = None
+
+kernel: Any = _attention
+LONGEST = 1024  # tokens: beyond, little is left of the kernel's lead over torch's own
+WIDEST = 128  # numbers of a head
+
+
+def hasten_attention(module: nn.Module) -> nn.Module:
+    """The module with its self-attention done here where that fits; names and weights stay."""
+    for attention in module.modules():
+        if type(attention) is nn.MultiheadAttention and fits(attention):
+            attention.forward = partial(attend, attention)  # type: ignore[method-assign]
+    return module
+
+
+def fits(attention: nn.MultiheadAttention) -> bool:
+    """Whether the layer may be done here: one matrix for queries, keys and values, and no rows but those given."""
+    return (
+        attention._qkv_same_embed_dim
+        and attention.batch_first
+        and attention.bias_k is None
+        and attention.bias_v is None
+        and not attention.add_zero_attn
+    )
+
+
+def attend(
+    attention: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What the layer makes of a sequence that attends to itself; torch does all else."""
+    weight = attention.in_proj_weight
+    if (
+        query is key is value
+        and not need_weights
+        and not is_causal
+        and not (attention.dropout and attention.training)
+        and key_padding_mask is attn_mask is None
+        and type(query) is Tensor
+        and query.dtype == weight.dtype == torch.float32
+        and query.device.type == weight.device.type == "cpu"
+        and query.dim() == 3
+        and query.numel() > 0
+        and query.shape[2] == attention.embed_dim
+        and is_ordinary()
+    ):
+        packed = functional.linear(query, weight, attention.in_proj_bias)
+        mixed = mix(packed, attention.num_heads)
+        return functional.linear(mixed, attention.out_proj.weight, attention.out_proj.bias), None
+    return nn.MultiheadAttention.forward(
+        attention,
+        query,
+        key,
+        value,
+        key_padding_mask=key_padding_mask,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
+        average_attn_weights=average_attn_weights,
+        is_causal=is_causal,
+    )
+
+
+def is_ordinary() -> bool:
+    """Whether tensors are what they seem: nothing is stacked, recorded or cast on the way."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and not isinstance(_get_current_dispatch_mode(), Recorder)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def mix(packed: Tensor, heads: int) -> Tensor:
+    """softmax(q k' / sqrt(size)) v, head by head, of rows that hold q, k and v."""
+    count, length, width = packed.shape
+    size = width // 3 // heads
+    if kernel is not None and length <= LONGEST and size <= WIDEST:
+        return Mixing.apply(packed, heads)  # type: ignore[no-any-return, no-untyped-call]
+    q, k, v = packed.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4).unbind()  # its gradient is one copy
+    mixed = functional.scaled_dot_product_attention(q, k, v)
+    return mixed.transpose(1, 2).reshape(count, length, width // 3)
+
+
+def scale_of(packed: Tensor, heads: int) -> float:
+    """What scores are multiplied by: 1 / sqrt(size of a head)."""
+    return float((packed.shape[2] // 3 // heads) ** -0.5)
+
+
+class Mixing(torch.autograd.Function):
+    """The kernel, as torch's gradients see it."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, heads: int) -> Tensor:
+        """What `mix` says, keeping the largest score of each row and what its shares were divided by."""
+        count, length, width = packed.shape
+        mixed = torch.empty(count, length, width // 3)
+        scales = torch.empty(count, heads, 2, length)
+        kernel.forth(scale_of(packed, heads), packed.detach().numpy(), mixed.numpy(), scales.numpy())
+        ctx.save_for_backward(packed, scales)
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The gradients of queries, keys and values, side by side."""
+        packed, scales = ctx.saved_tensors
+        slopes = torch.empty_like(packed)
+        kernel.back(
+            scale_of(packed, scales.shape[1]),
+            packed.detach().numpy(),
+            gradient.contiguous().numpy(),
+            scales.numpy(),
+            slopes.numpy(),
+        )
+        return slopes, None

@@ -1,0 +1,115 @@
+"""LSTM layers whose steps through time are one call of a kernel in C each way (`recurrent.c`).
+
+The numbers are torch's but for rounding. Only `engine=plain` and `engine=stacked` keep torch's own.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+try:
+    from mutirao.training.engine import _recurrent as kernel  # type: ignore[attr-defined]  # compiled
+except ImportError:  # installed without a C compiler
+    kernel = None
+
+FEWEST = 16  # units of a layer, one vector of the widest kind
+
+State = tuple[Tensor, Tensor]
+
+
+def hasten_recurrent(module: nn.Module) -> nn.Module:
+    """The module with its LSTM layers done by the kernel where it is at hand; names and weights stay."""
+    for layers in module.modules() if kernel is not None else ():
+        if type(layers) is nn.LSTM and fits(layers):
+            layers.forward = partial(remember, layers)  # type: ignore[assignment, method-assign]
+    return module
+
+
+def fits(layers: nn.LSTM) -> bool:
+    """Whether the kernel can do these layers: one direction, no projection, nothing dropped between them."""
+    return (
+        not layers.bidirectional
+        and layers.proj_size == 0
+        and (layers.num_layers == 1 or not layers.dropout)
+        and layers.hidden_size >= FEWEST
+    )
+
+
+def remember(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
+    """What the layers make of x: the states of the last layer, and for each layer the last state and cell."""
+    if not takes(layers, x, hx):
+        return nn.LSTM.forward(layers, x, hx)
+    y = (x.transpose(0, 1) if layers.batch_first else x).contiguous()  # step by step
+    states, cells = [], []
+    for i in range(layers.num_layers):
+        h, c = (None, None) if hx is None else (hx[0][i].contiguous(), hx[1][i].contiguous())
+        y, cell = Layer.apply(y, h, c, *weights_of(layers, i))  # type: ignore[no-untyped-call]
+        states.append(y[-1])
+        cells.append(cell)
+    return y.transpose(0, 1) if layers.batch_first else y, (torch.stack(states), torch.stack(cells))
+
+
+def takes(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
+    """Whether the kernel can do it for this x and this first state; torch does the rest, and says what is wrong."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or not x.numel() or x.shape[2] != layers.input_size:
+        return False
+    state = (layers.num_layers, x.shape[1 - layers.batch_first], layers.hidden_size)
+    tensors = [x, *(hx or ()), *(w for w in weights_of(layers, 0) if w is not None)]
+    return (
+        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        and (hx is None or hx[0].shape == hx[1].shape == state)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def weights_of(layers: nn.LSTM, i: int) -> list[Tensor | None]:
+    """The weights and biases of one layer, as torch names them."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    return [getattr(layers, f"{name}_l{i}", None) for name in names]
+
+
+class Layer(torch.autograd.Function):
+    """One layer, as torch's gradients see it; x is steps x batch x features."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
+        w_in: Tensor,
+        w: Tensor,
+        b_in: Tensor | None,
+        b: Tensor | None,
+    ) -> State:
+        """The states of all steps, and the last cell."""
+        states, cells = torch.empty(2, *x.shape[:2], w.shape[1])
+        gates = torch.empty(*x.shape[:2], len(w))
+        bias = None if b_in is None or b is None else b_in + b
+        w_in, w = w_in.contiguous(), w.contiguous()
+        kernel.forth(*map(array, (x, w_in, w, bias, h, c, gates, states, cells)))
+        ctx.save_for_backward(x, w_in, w, h, c, gates, states, cells)
+        ctx.set_materialize_grads(False)
+        return states, cells[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor | None, cell_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of what is asked for."""
+        x, w_in, w, *rest = ctx.saved_tensors
+        asked = ctx.needs_input_grad
+        given = [None if s is None else s.contiguous() for s in (slopes, cell_slopes)]
+        x_slopes = torch.empty_like(x) if asked[0] else None
+        weights, bias = [torch.empty_like(w_in), torch.empty_like(w)], torch.empty(len(w))
+        first = list(torch.empty(2, x.shape[1], w.shape[1]))
+        kernel.back(*map(array, (x, w_in, w, bias, *rest, *given, x_slopes, *weights, *first)), asked[1])
+        found = x_slopes, *first, *weights, bias, bias
+        return tuple(slope if wanted else None for slope, wanted in zip(found, asked, strict=True))
+
+
+def array(x: Tensor | None) -> Any:
+    """The numbers as the kernel takes them."""
+    return None if x is None else x.detach().numpy()
