@@ -45,6 +45,7 @@ class Seen:
     samples: list[int]
     accuracy: float | None
     versions: dict[str, str]
+    load: float  # of the machine, in the minute before
 
 
 class Failed(Exception):
@@ -91,7 +92,7 @@ def benchmark(job: jobs.Job, settings: Settings) -> dict[str, Any]:
 
 def once(name: str, python: Path, job: jobs.Job, data: Path, settings: Settings) -> Seen:
     """One run of one contender, from the start of its process to its end."""
-    scratch = Path(tempfile.mkdtemp(prefix="mb-"))  # short: Ray puts sockets below it
+    scratch, load = Path(tempfile.mkdtemp(prefix="mb-")), os.getloadavg()[0]  # short: Ray puts sockets below it
     command = [str(python), "-m", f"benchmarks.contenders.{MODULES[name]}", "--data", str(data)]
     workers = settings.pfl_workers if name == "pfl" else settings.workers
     command += ["--scratch", str(scratch), "--rounds", str(job.rounds), "--workers", str(workers)]
@@ -118,7 +119,7 @@ def once(name: str, python: Path, job: jobs.Job, data: Path, settings: Settings)
         "total_s": done.ended - done.started,
         "peak_mb": done.peak_mb,
     }
-    return Seen(figures, told["samples"], told["accuracy"], told["versions"])
+    return Seen(figures, told["samples"], told["accuracy"], told["versions"], load)
 
 
 def summary(runs: list[Seen]) -> dict[str, Any]:
@@ -128,6 +129,7 @@ def summary(runs: list[Seen]) -> dict[str, Any]:
         **{k: round(median(v), 5) for k, v in columns.items()},
         "spread": {k: [round(min(v), 5), round(max(v), 5)] for k, v in columns.items()},
         "accuracy": median(run.accuracy or 0.0 for run in runs),
+        "loads": [round(run.load, 2) for run in runs],
         "samples_a_round": round(sum(sum(run.samples) for run in runs) / sum(len(run.samples) for run in runs)),
     }
 

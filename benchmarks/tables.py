@@ -68,6 +68,10 @@ def page(result: dict[str, Any], arguments: list[str]) -> str:
     for name in MODULES:
         if "error" in result.get(name, {}):
             lines += ["", f"{NAMES[name]}: {result[name]['error']}."]
+    loads = "; ".join(
+        f"{NAMES[n]} {', '.join(map(str, result[n]['loads']))}" for n in MODULES if "loads" in result.get(n, {})
+    )
+    lines += ["", f"Load in the minute before each run, that of the run before included: {loads}."]
     if where["load_before"] > BUSY * where["cores"]:
         lines += ["", f"The machine was busy with other work (load {where['load_before']}): these figures are rough."]
     return "\n".join(lines)

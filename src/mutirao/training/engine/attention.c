@@ -5,18 +5,12 @@
    score and the sum of a query's shares need no sums across lanes. Back, the shares are made anew from two numbers a
    query, as in Dao et al., FlashAttention, 2022. Python's lock is let go meanwhile. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kernel.h"
 
 #define MOST_LANES 16
 #define ROWS 8 /* what numbers of rows are rounded up to */
 #define CHUNK 32L /* rows that go through the dense layers together */
 #define LONGEST (1L << 20)
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
     long samples, length, heads, size;
@@ -45,8 +39,7 @@ typedef struct {
     float *x_slopes, *weight_slopes[WEIGHTS], *scratch;
 } Encoder;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
+#ifdef CHOICES
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -88,55 +81,17 @@ typedef struct {
 
 /* Vectors that a head or a sequence would fill by half at most are left to the narrower ones. */
 static int lanes(const Attention *a) {
-#ifdef CHOICES
-    if (a->size > 8 && a->length > 8 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return 16;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 8;
-#endif
-    return 0;
+    const int here = lanes_here();
+    return here == 16 && (a->size <= 8 || a->length <= 8) ? 8 : here;
 }
 
 static void pass(const Attention *a, int backwards) {
-#ifdef CHOICES
-    if (lanes(a) == 16) {
-        backwards ? back_avx512(a) : forth_avx512(a);
-        return;
-    }
-    if (lanes(a) == 8) {
-        backwards ? back_avx2(a) : forth_avx2(a);
-        return;
-    }
-#endif
-    backwards ? back_any(a) : forth_any(a);
+    backwards ? CHOOSE(lanes(a), back, a) : CHOOSE(lanes(a), forth, a);
 }
 
 static void pass_layer(const Encoder *e, int backwards) {
-#ifdef CHOICES
-    if (lanes(&e->attention) == 16) {
-        backwards ? encode_back_avx512(e) : encode_avx512(e);
-        return;
-    }
-    if (lanes(&e->attention) == 8) {
-        backwards ? encode_back_avx2(e) : encode_avx2(e);
-        return;
-    }
-#endif
-    backwards ? encode_back_any(e) : encode_any(e);
-}
-
-/* The numbers of an array of these sizes, whose length is so made sure of; NULL with an error set if it is another. */
-static float *numbers(PyObject *given, Py_buffer *view, const char *name, int writable, int dimensions,
-                      const long *sizes) {
-    if (PyObject_GetBuffer(given, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
-        view->obj = NULL;
-        return NULL;
-    }
-    int right = view->ndim == dimensions && view->format && !strcmp(view->format, "f");
-    for (int i = 0; right && i < dimensions; i++) right = sizes[i] < 0 || view->shape[i] == sizes[i];
-    if (right) return view->buf;
-    PyErr_Format(PyExc_ValueError, "%s must be of float32 and have the sizes that go with the rest", name);
-    return NULL;
+    const int here = lanes(&e->attention);
+    backwards ? CHOOSE(here, encode_back, e) : CHOOSE(here, encode, e);
 }
 
 /* Scratch for one head; NULL with an error set if there is no memory. */

@@ -3,13 +3,8 @@
    Python's lock is let go meanwhile, so that clients are trained in threads. The arithmetic is that of the plain path
    but for the order of sums, which depends on nothing but the processor's instruction set. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kernel.h"
 
 #include "dense_train.h"
 

@@ -55,8 +55,7 @@ typedef struct {
     long used;
 } Twister;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
+#ifdef CHOICES
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -101,12 +100,8 @@ typedef struct {
 
 static Instructions instructions_here(void) {
 #ifdef CHOICES
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw"))
-        return (Instructions){"avx512", product_avx512, turn_avx512, drop_avx512};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return (Instructions){"avx2", product_avx2, turn_avx2, drop_avx2};
+    if (lanes_here() == 16) return (Instructions){"avx512", product_avx512, turn_avx512, drop_avx512};
+    if (lanes_here() == 8) return (Instructions){"avx2", product_avx2, turn_avx2, drop_avx2};
 #endif
     return (Instructions){"any", product_any, turn_any, drop_any};
 }

@@ -3,11 +3,7 @@
    torch does this in four passes over memory with indices of eight bytes; here it is one pass each way with indices of
    one byte. Values, gradients and the order of their sums are torch's. Python's lock is let go meanwhile. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "kernel.h"
 
 typedef struct {
     long pictures, height, width, channels, side, stride;
@@ -17,8 +13,7 @@ typedef struct {
     uint8_t *where; /* which place of its window each number that comes out was found at */
 } Pool;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
+#ifdef CHOICES
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -41,18 +36,8 @@ typedef struct {
 #include "pools_pass.h"
 
 static void pass(const Pool *p, int backwards) {
-#ifdef CHOICES
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-        backwards ? back_avx512(p) : forth_avx512(p);
-        return;
-    }
-    if (__builtin_cpu_supports("avx2")) {
-        backwards ? back_avx2(p) : forth_avx2(p);
-        return;
-    }
-#endif
-    backwards ? back_any(p) : forth_any(p);
+    const int lanes = lanes_here();
+    backwards ? CHOOSE(lanes, back, p) : CHOOSE(lanes, forth, p);
 }
 
 static PyObject *run(PyObject *args, int backwards) {

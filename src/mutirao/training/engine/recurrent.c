@@ -6,19 +6,13 @@
    depend on the others of its batch. Hochreiter and Schmidhuber, Long short-term memory, 1997. Python's lock is let go
    meanwhile. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kernel.h"
 
 #define ROWS 6 /* of a matrix that are multiplied together */
 #define WIDE 4 /* vectors of a row that are */
 #define GATES 4
 #define BLOCK 128 /* samples' steps that go into the weights' slopes together */
 #define FILL 16   /* a strip may be filled up by so many columns */
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct { /* the left side of a product: element (i, k) is a[i * down + k * along] */
     const float *a;
@@ -48,8 +42,7 @@ typedef struct {
     float *block;                 /* of errors, packed */
 } Recurrence;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
+#ifdef CHOICES
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -76,32 +69,8 @@ typedef struct {
 #include "recurrent_pass.h"
 
 static void pass(const Recurrence *r, int backwards) {
-#ifdef CHOICES
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-        backwards ? back_avx512(r) : forth_avx512(r);
-        return;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        backwards ? back_avx2(r) : forth_avx2(r);
-        return;
-    }
-#endif
-    backwards ? back_any(r) : forth_any(r);
-}
-
-/* The numbers of an array of these sizes, whose length is so made sure of; NULL with an error set if it is another. */
-static float *numbers(PyObject *given, Py_buffer *view, const char *name, int writable, int dimensions,
-                      const long *sizes) {
-    if (PyObject_GetBuffer(given, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
-        view->obj = NULL;
-        return NULL;
-    }
-    int right = view->ndim == dimensions && view->format && !strcmp(view->format, "f");
-    for (int i = 0; right && i < dimensions; i++) right = sizes[i] < 0 || view->shape[i] == sizes[i];
-    if (right) return view->buf;
-    PyErr_Format(PyExc_ValueError, "%s must be of float32 and have the sizes that go with the rest", name);
-    return NULL;
+    const int lanes = lanes_here();
+    backwards ? CHOOSE(lanes, back, r) : CHOOSE(lanes, forth, r);
 }
 
 static PyObject *run(PyObject *args, int backwards) {

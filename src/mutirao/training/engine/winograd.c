@@ -6,18 +6,12 @@
    blocks that stay in the cache of a core. Lavin and Gray, Fast algorithms for convolutional neural networks, 2016.
    Python's lock is let go meanwhile. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kernel.h"
 
 #define POINTS 36
 #define BLOCK 32 /* tiles that go through together */
 #define ROWS 4   /* of a matrix that are multiplied together */
 #define APART 16 /* numbers between the matrices of two points, lest all fall on the same lines of the cache */
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
     long pictures, height, width, in, out, side, padding;
@@ -44,8 +38,7 @@ INLINE void places(const int size, float *picture, float *outside, long height, 
         }
 }
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CHOICES 1
+#ifdef CHOICES
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -73,32 +66,8 @@ INLINE void places(const int size, float *picture, float *outside, long height, 
 #include "winograd_pass.h"
 
 static void pass(const Conv *c, int backwards) {
-#ifdef CHOICES
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-        backwards ? back_avx512(c) : forth_avx512(c);
-        return;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        backwards ? back_avx2(c) : forth_avx2(c);
-        return;
-    }
-#endif
-    backwards ? back_any(c) : forth_any(c);
-}
-
-/* The numbers of an array of these sizes, whose length is so made sure of; NULL with an error set if it is another. */
-static float *numbers(PyObject *given, Py_buffer *view, const char *name, int writable, int dimensions,
-                      const long *sizes) {
-    if (PyObject_GetBuffer(given, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
-        view->obj = NULL;
-        return NULL;
-    }
-    int right = view->ndim == dimensions && view->format && !strcmp(view->format, "f");
-    for (int i = 0; right && i < dimensions; i++) right = sizes[i] < 0 || view->shape[i] == sizes[i];
-    if (right) return view->buf;
-    PyErr_Format(PyExc_ValueError, "%s must be of float32 and have the sizes that go with the rest", name);
-    return NULL;
+    const int lanes = lanes_here();
+    backwards ? CHOOSE(lanes, back, c) : CHOOSE(lanes, forth, c);
 }
 
 static PyObject *run(PyObject *args, int backwards) {
