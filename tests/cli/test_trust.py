@@ -223,7 +223,7 @@ def test_a_study_file_and_a_cell_put_into_its_folder_run_nothing_either(here: Pa
     cell = here / "out" / "cells" / "b" / "seed0"
     cell.mkdir(parents=True)
     (cell / "config.toml").write_text('recipe = "iris"\nselect = "evil:First"\n')
-    assert "was made with other settings" in run_cell("iris", study.cells[1], cell)
+    assert "was made with other settings" in run_cell("iris", (study.cells[1], cell))
     assert not (here / "ran").exists()
 
     marked = plan_of(study) | mark(study.names, here / "out", study.text, *study.sets)

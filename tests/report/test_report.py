@@ -321,7 +321,7 @@ def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monke
     (tmp_path / "study.toml").write_text(STUDY)
     study, out = read_study(tmp_path / "study.toml"), tmp_path / "out"
     for cell in study.cells:
-        assert run_cell("iris", cell, out / "cells" / cell.name) == ""
+        assert run_cell("iris", (cell, out / "cells" / cell.name)) == ""
     (out / "study.json").write_text(json.dumps(plan_of(study)))
     write_tables(study, compare(study, out), out)
     done = CliRunner().invoke(main, ["report", str(out)])

@@ -100,7 +100,7 @@ def test_a_class_of_torch_optim_gets_the_settings_it_takes() -> None:
     ours = ask(Trainer(net, optimizer=torch.optim.RAdam, lr=0.02, weight_decay=0.1, epochs=4))
     theirs = by_torch(lambda p: torch.optim.RAdam(p, lr=0.02, weight_decay=0.1), 4)
     assert digest(ours) == digest(theirs)
-    named = Trainer(net, lr=0.1, momentum=0.9, epochs=2)
+    named = Trainer(net, lr=0.1, momentum=0.9, epochs=2, engine="plain")
     assert digest(ask(named)) == digest(ask(Trainer(net, optimizer=torch.optim.SGD, lr=0.1, momentum=0.9, epochs=2)))
 
 

@@ -6,26 +6,29 @@ model fits depends on it and on the shape of a sample alone, never on the client
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import number
+from mutirao.training.adaptors import LIMIT
 from mutirao.training.descent import one_thread, seeded
-from mutirao.training.engine.jobs import Job, only_tensors, storage_of
+from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.machine import close
 from mutirao.training.engine.masks import masks_for
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
 from mutirao.training.figures import extras_of, mean_metrics
+from mutirao.training.lazy import Lazy
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer
-from mutirao.training.samples import Index
+from mutirao.training.samples import Index, Samples
 
 try:
     from mutirao.training.engine import _dense  # type: ignore[attr-defined]  # compiled
@@ -37,6 +40,8 @@ else:
 MOST_LAYERS = 32
 CLOSE = 1e-4
 PROVEN = 7  # samples of a step that is proven
+
+Share = Callable[[], tuple[Array, Array, Index]]  # numbers, classes, and the rows of them that batches are made of
 
 
 class Layer(NamedTuple):
@@ -50,22 +55,41 @@ class Layer(NamedTuple):
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
-    only_tensors(jobs)
-    layers = layers_of(trainer, jobs[0].samples.kind)
-    x, y, rows = storage_of([job.samples for job in jobs])
-    numbers, classes = x.numpy(), np.ascontiguousarray(y.numpy())
+    layers = layers_of(trainer, kind_of_numbers(jobs[0].samples))
+    shares = lazily(jobs) if isinstance(jobs[0].samples.x, Lazy) else at_hand(jobs)
 
-    def train(share: tuple[Job, Index]) -> Reply | None:
-        job, owned = share
+    def train(share: tuple[Job, Share]) -> Reply | None:
+        job, numbers = share
         try:
-            if numbers.flags.c_contiguous:
-                return descend(layers, job, numbers, classes, owned[job.order()])
-            return descend(layers, job, np.ascontiguousarray(numbers[owned]), classes[owned], job.order())
+            return descend(layers, job, *numbers())
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
             return None
 
-    replies = run_in_threads(trainer.workers, train, list(zip(jobs, rows, strict=True)))
-    return {job.client: reply for job, reply in zip(jobs, replies, strict=True) if reply is not None}
+    replies = run_in_threads(trainer.workers, train, shares)
+    return {job.client: reply for (job, _), reply in zip(shares, replies, strict=True) if reply is not None}
+
+
+def at_hand(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
+    """Clients with the numbers and classes that they share, and which rows each takes in turn."""
+    x, y, rows = storage_of([job.samples for job in jobs])
+    numbers, classes = x.numpy(), np.ascontiguousarray(y.numpy())
+
+    def share(job: Job, owned: Index) -> tuple[Array, Array, Index]:
+        if numbers.flags.c_contiguous:
+            return numbers, classes, owned[job.order()]
+        return np.ascontiguousarray(numbers[owned]), classes[owned], job.order()
+
+    return [(job, partial(share, job, owned)) for job, owned in zip(jobs, rows, strict=True)]
+
+
+def lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
+    """Clients whose samples are read when they are trained, all at once, if that is no more than may be held."""
+
+    def share(job: Job) -> tuple[Array, Array, Index]:
+        x, y = job.samples.batch(slice(0, len(job.samples)))
+        return np.ascontiguousarray(x.numpy()), np.ascontiguousarray(y.numpy()), job.order()
+
+    return [(job, partial(share, job)) for job in jobs if 4 * job.samples.width * len(job.samples) <= LIMIT]
 
 
 def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) -> Reply:
@@ -94,10 +118,17 @@ def call(
 def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the kernel can train this model on samples of this kind."""
     try:
-        only_tensors(jobs)
-        return bool(layers_of(trainer, jobs[0].samples.kind))
+        return bool(layers_of(trainer, kind_of_numbers(jobs[0].samples)))
     except (Unsupported, ValueError):
         return False
+
+
+def kind_of_numbers(samples: Samples) -> tuple[Any, ...]:
+    """Shape and type of a sample whose inputs are one tensor, at hand or read when needed."""
+    x = samples.x.example if isinstance(samples.x, Lazy) else samples.x
+    if not isinstance(x, Tensor):
+        raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
+    return x.shape[1:], x.dtype, samples.y.shape[1:], samples.y.dtype
 
 
 def layers_of(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[Layer]:
