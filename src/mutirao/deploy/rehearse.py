@@ -35,6 +35,7 @@ from mutirao.deploy.processes import (
 )
 from mutirao.deploy.submitting import follow, submit
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
 from mutirao.runs.execute import execute
 from mutirao.runs.verify import verify_all
@@ -114,8 +115,9 @@ def rehearse(
         stop_all(reversed(running))
     with made.step("the same run in process"):
         there = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        config = resolve(find(recipe).config, {}, [*settings, ("engine", "plain")])  # one by one, as at the sites
-        here = execute(recipe, config, folder / "alone")
+        here = execute(
+            recipe, resolve(find(recipe).config, {}, settings), folder / "alone", fleet=one_by_one(recipe, settings)
+        )
         made.note("the model is the same, bit for bit", there["digest"] == here["digest"])
     problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])[1]
     made.note("both sides' audit trails agree", not problems)
@@ -125,6 +127,14 @@ def rehearse(
     report = made.report(recipe=recipe, sites=[n.name for n in nodes], final=there["final"], digest=there["digest"])
     write_whole(folder / "rehearsal.json", json.dumps(report, indent=2) + "\n")
     return report
+
+
+def one_by_one(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> LocalFleet:
+    """The recipe's clients in process, each asked by itself as at its site: none is trained together with others."""
+    found = find(recipe)
+    task = found.prepare(resolve(found.config, {}, settings))
+    handler = task.secure.at_client(task.handler)
+    return LocalFleet(lambda request, site: handler(request, site), task.population)
 
 
 def client_names(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[str]:
