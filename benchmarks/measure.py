@@ -71,7 +71,7 @@ def benchmark(job: jobs.Job, settings: Settings) -> dict[str, Any]:
                 if name in troubles:
                     continue
                 try:
-                    seen[name].append(once(name, pythons[name], job, data, settings))
+                    seen[name].append(again_if_it_fails(name, pythons[name], job, data, settings))
                     figures = seen[name][-1].figures
                     say(f"{job.name} {repetition + 1}/{job.repetitions} {name}: {figures['round_s']:.4f} s a round")
                 except Failed as error:
@@ -88,6 +88,15 @@ def benchmark(job: jobs.Job, settings: Settings) -> dict[str, Any]:
         runs = seen.get(name, [])
         result[name] = {"error": troubles[name]} if name in troubles else summary(runs)
     return result | {"ratios": ratios(result)}
+
+
+def again_if_it_fails(name: str, python: Path, job: jobs.Job, data: Path, settings: Settings) -> Seen:
+    """One run of one contender, or a second one where the first failed: some crash now and then as they end."""
+    try:
+        return once(name, python, job, data, settings)
+    except Failed as error:
+        say(f"{name} failed and is run once more: {error}")
+        return once(name, python, job, data, settings)
 
 
 def once(name: str, python: Path, job: jobs.Job, data: Path, settings: Settings) -> Seen:

@@ -81,6 +81,7 @@ def workers_of(trainer: PlainTrainer) -> "queue.SimpleQueue[Worker]":
     kept = trainer._recorded.get("forks")
     if kept is None or kept[0] != os.getpid():
         trainer.blank()
+        hold_memory()  # what threads held in a trial is given back
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(trainer.workers or cores()):
             idle.put(Worker(trainer))
