@@ -76,6 +76,7 @@ BAD = {
     "many dimensions": made([["w", "<f8", [1] * 65, False]]),
     "twice": made([["w", "<f4", [1], False], ["w", "<f4", [1], False]]),
     "empty and huge": made([["w", "<f4", [0, 2**60], False]], b""),
+    "empty and too large": made([["w", "<f4", [0, 2**47, 2**47], False]], b""),
     "head without end": struct.pack("<I", 2**32 - 1) + b"[]",
 }
 

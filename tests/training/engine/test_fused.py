@@ -335,3 +335,14 @@ def test_a_diverging_client_says_so() -> None:
     reply = answers(trainer, clients)["c0"]
     assert not np.isfinite(flat(reply.arrays)).all()
     assert torch.tensor(reply.metrics["loss"]).isnan() or reply.metrics["loss"] > 1e3
+
+
+def test_a_model_of_other_widths_than_the_trainers_is_refused_alone_and_among_others() -> None:
+    """Whoever asks must not have another network trained than the one that is agreed on."""
+    trainer = Trainer(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
+    wider = Trainer(lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))).initial(0)
+    site = Site("ana", (np.ones((9, 6), np.float32), np.zeros(9, np.int64)))
+    request = Request("train", wider, {"seed": 0, "round": 1})
+    with pytest.raises(RuntimeError, match="size"):
+        trainer(request, site)
+    assert isinstance(trainer.many({"ana": request, "bia": request}, {"ana": site, "bia": site})["ana"], Failure)

@@ -58,7 +58,10 @@ def unbundle(parcel: Parcel) -> Arrays:
     arrays: Arrays = {}
     for name, dtype, shape, turned in table:
         count = math.prod(shape)
-        arrays[name] = one_in(data, at, dtype, shape, turned) if count else np.empty(shape, dtype)
+        try:
+            arrays[name] = one_in(data, at, dtype, shape, turned) if count else np.empty(shape, dtype)
+        except ValueError as error:  # one without numbers may still claim to be too large
+            raise MalformedError(f"{name[:80]!r} has no shape that an array can have") from error
         at += count * dtype.itemsize
     return arrays
 

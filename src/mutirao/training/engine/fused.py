@@ -56,10 +56,13 @@ class Layer(NamedTuple):
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
     layers = layers_of(trainer, kind_of_numbers(jobs[0].samples))
+    shapes = {name: tuple(tensor.shape) for name, tensor in trainer.blank().state_dict().items()}
     shares = lazily(jobs) if isinstance(jobs[0].samples.x, Lazy) else at_hand(jobs)
 
     def train(share: tuple[Job, Share]) -> Reply | None:
         job, numbers = share
+        if {name: array.shape for name, array in job.arrays.items()} != shapes:
+            return None  # the kernel would train a network of any widths
         try:
             return descend(layers, job, *numbers())
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong

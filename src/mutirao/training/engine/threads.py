@@ -72,8 +72,8 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
     for job in jobs if "draws" not in trainer._recorded else ():
-        module = trainer.travel.prepare(trainer.fill(job.request.arrays))
         with one_thread(), seeded(0, trainer.place()), torch.no_grad(), contextlib.suppress(Exception):
+            module = trainer.travel.prepare(trainer.fill(job.request.arrays))
             before = random_state(trainer.place())
             call_model(module, job.first()[0])
             trainer._recorded["draws"] = not torch.equal(before, random_state(trainer.place()))
