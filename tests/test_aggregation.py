@@ -31,6 +31,7 @@ from mutirao.aggregation import (
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
 from mutirao.core.parts import Merged, as_aggregator, tell
+from mutirao.methods.fedbuff import FedBuff
 
 SHAPES = {"body.weight": (3, 2), "body.bias": (2,), "scale": (), "steps": (), "table": (4,), "mask": (3,)}
 KINDS: dict[str, Any] = {
@@ -58,6 +59,7 @@ PARTS = [
     MultiKrum(malicious=1, keep=3),
     RFA(),
     CenteredClipping(),
+    FedBuff(),
 ]
 # The aggregators that need nothing of the clients but their models.
 CLASSIC: dict[str, Any] = {

@@ -149,7 +149,7 @@ def test_the_file_says_all_defaults_of_the_parts() -> None:
     config = resolve(Config, {}, [("aggregate", "fedadam"), ("aggregate.tau", 0.5)])
     assert config.aggregate == Part("fedadam", {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.5})
     assert '[aggregate]\nname = "fedadam"' in dump("x", config)
-    assert resolve(Config, {}).partition.settings == {"alpha": 0.3, "min_size": 1}
+    assert resolve(Config, {}).partition.settings == {"alpha": 0.3, "min_size": 1, "balance": False}
     assert resolve(Config, {"partition": "shards"}).partition.settings == {"per_client": 2}
 
 

@@ -15,9 +15,9 @@ HOME = Path(mutirao.__file__).parent
 FLOORS = [
     "errors randomness metrics stats naming config schedules",
     "core",
-    "aggregation fedrisk risk selection scores partition partitioners filters attacks"
-    " privacy accounting clipping noising terms",
-    "fleets secure",
+    "aggregation methods fedrisk risk selection scores partition partitioners filters attacks"
+    " partitions privacy accounting clipping noising terms personal",
+    "fleets secure compression",
     "training",
     "datasets",
     "ranking recsys groups images slides tabular",
@@ -32,7 +32,7 @@ FLOORS = [
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
 HEAVY = {"torch", "flwr", "sklearn", "scipy", "matplotlib", "pyarrow", "mlflow", "opacus", "numba", "gensim"}
-HEAVY |= {"openslide", "PIL", "onnx", "fastapi", "uvicorn", "rich"}
+HEAVY |= {"openslide", "PIL", "onnx", "fastapi", "uvicorn", "rich", "optuna"}
 
 
 class Import(NamedTuple):

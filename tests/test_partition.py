@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 
 import mutirao.partition
 from mutirao.config import Part, build, complete
@@ -211,6 +212,35 @@ def test_equal_sizes_with_a_large_alpha_follow_the_shares_of_unequal_classes():
 def test_a_small_class_is_not_rounded_away_from_the_same_clients_each_time():
     labels = np.repeat(np.arange(40), 5)  # five samples a class for ten clients: rounding alone would favour some
     assert min(map(len, dirichlet(labels, 10, 1e6, rng()))) >= 8
+
+
+def published_balance(labels, clients, alpha, draw):
+    """Sizes as the code of NIID-Bench deals classes: who has an even share is left out of the next one."""
+    held = np.zeros(clients, int)
+    for c in np.unique(labels):
+        many = int((labels == c).sum())
+        shares = draw.dirichlet([alpha] * clients) * (held < len(labels) / clients)
+        ends = [int(e) for e in np.cumsum(shares / shares.sum()) * many]
+        held += np.diff([0, *ends[:-1], many])
+    return held
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_balance_deals_sizes_as_published(alpha):
+    draw, ours, theirs, plain = np.random.RandomState(0), [], [], []
+    for seed in range(300):
+        ours.append(sorted(map(len, dirichlet(TEN, 5, alpha, rng(seed), min_size=0, balance=True))))
+        plain.append(sorted(map(len, dirichlet(TEN, 5, alpha, rng(seed), min_size=0))))
+        theirs.append(sorted(published_balance(TEN, 5, alpha, draw)))
+    for k in range(5):
+        assert ks_2samp(np.array(ours)[:, k], np.array(theirs)[:, k]).pvalue > 1e-3
+    assert ks_2samp(np.array(plain)[:, -1], np.array(theirs)[:, -1]).pvalue < 1e-3  # the test can tell
+    assert np.max(ours) < 1000 / 5 + 100  # nobody with an even share gets of another class
+
+
+@given(labels_lists, st.integers(1, 30), st.floats(1e-300, 1e308), seeds)
+def test_balance_deals_every_sample_once(labels, clients, alpha, seed):
+    assert_each_once(dirichlet(labels, clients, alpha, rng(seed), min_size=0, balance=True), len(labels))
 
 
 def test_shards_gives_most_clients_two_classes():

@@ -323,7 +323,7 @@ def test_a_flow_that_does_not_keep_to_privacy_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="does not keep to it"):
         other.prepare(iris_config(privacy="central"))
-    assert replace(other, private=True).prepare(iris_config(privacy="central"))
+    assert replace(other, heeds=frozenset({"privacy"})).prepare(iris_config(privacy="central"))
 
 
 def test_many_clients_at_once_get_what_each_would_get_alone() -> None:

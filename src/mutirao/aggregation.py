@@ -8,44 +8,24 @@ moments, a step counter) is written into `memory` under the aggregator's own pre
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from mutirao.core.arrays import Array, Arrays, average, blend, settle
-from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.arrays import Array, Arrays, blend, settle
 from mutirao.core.parts import Merged
 from mutirao.fedrisk import FedRisk
-
-Floats = npt.NDArray[np.float64]
-Replies = Mapping[ClientId, Reply]
+from mutirao.methods.fedasync import FedAsync
+from mutirao.methods.fedbuff import FedBuff
+from mutirao.methods.feddyn import FedDyn
+from mutirao.methods.fedexp import FedExP
+from mutirao.methods.fednova import FedNova
+from mutirao.methods.joining import Checked, Floats, OfMean, Replies, combine, step
+from mutirao.methods.qfedavg import QFedAvg
+from mutirao.methods.scaffold import Scaffold
 
 BLOCK = 4096  # columns of the models compared at once by Krum: they stay in the cache
-TINY = 5e-324  # the least number above 0
-# The least values of the settings below, 0 for the others, and what they must stay below.
-LEAST = {"lr": TINY, "tau": TINY, "nu": TINY, "radius": TINY, "keep": 1, "iterations": 1}
-BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
-
-
-class Checked:
-    """Refuses a setting outside its limits, by name."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            low, high = LEAST.get(name, 0), BELOW.get(name, math.inf)
-            if not low <= value < high:
-                right = "above 0" if low == TINY else f"at least {low}"
-                raise ValueError(
-                    f"{name} is {value!r}, but must be {right}" + (f" and below {high}" if name in BELOW else "")
-                )
-
-
-class OfMean(Checked):
-    """An aggregator that looks at nothing but the mean update."""
-
-    mean_only = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +36,7 @@ class FedAvg(OfMean):
     """
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return _step(current, replies)
+        return step(current, replies)
 
 
 @dataclass(frozen=True)
@@ -84,7 +64,7 @@ class FedOpt(OfMean):
     lr: float = 1.0
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return _step(current, replies, lambda name, d: self.lr * d)
+        return step(current, replies, lambda name, d: self.lr * d)
 
 
 @dataclass(frozen=True)
@@ -103,7 +83,7 @@ class FedAvgM(OfMean):
             memory[key] = np.asarray(self.momentum * memory[key] + d if key in memory else d)
             return self.lr * memory[key]
 
-        return _step(current, replies, move)
+        return step(current, replies, move)
 
 
 @dataclass(frozen=True)
@@ -230,7 +210,7 @@ class RFA(Checked):
         for _ in range(self.iterations):
             pull = 1 / np.maximum(self.nu, _lengths(squares, shares))
             shares = pull / pull.sum()
-        return _combine(current, replies, dict(zip(clients, shares.tolist(), strict=True)))
+        return combine(current, replies, dict(zip(clients, shares.tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -256,7 +236,7 @@ class CenteredClipping(Checked):
             kept = np.divide(tau, away, out=np.ones_like(away), where=away > tau) / len(clients)
             shares = (1 - kept.sum()) * shares + np.append(kept, 0.0)
         weights = shares[:-1] / shares[:-1].sum()
-        merged = _combine(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
+        merged = combine(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
         for name in floats:
             x = current[name]
             end = blend([*(replies[c].arrays[name] for c in clients), start[name]], shares.tolist())
@@ -267,31 +247,9 @@ class CenteredClipping(Checked):
 
 OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
 ROBUST = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, RFA, CenteredClipping)
-NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, *ROBUST, FedRisk)}
-
-
-def _step(current: Arrays, replies: Replies, move: Callable[[str, Floats], Floats] | None = None) -> Merged:
-    """x' = x + move(mean update); without `move`, and for what is not of floating point, the mean itself."""
-    total = sum(r.n for r in replies.values())
-    return _combine(current, replies, {c: replies[c].n / total for c in sorted(replies)}, move)
-
-
-def _combine(
-    current: Arrays,
-    replies: Replies,
-    weights: dict[ClientId, float],
-    move: Callable[[str, Floats], Floats] | None = None,
-) -> Merged:
-    """The mean of the models by these weights, which sum to one, in the order given."""
-    shares = list(weights.values())
-
-    def stepped(name: str, x: Array) -> Array:
-        values = [replies[c].arrays[name] for c in weights]
-        if move is None or x.dtype.kind != "f":
-            return average(values, shares)
-        return settle(x + move(name, blend(values, shares) - x), x.dtype)
-
-    return Merged({name: stepped(name, x) for name, x in current.items()}, weights)
+STEERED = (Scaffold, FedDyn, FedNova, FedExP, QFedAvg)
+STALE = (FedBuff, FedAsync)
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, *ROBUST, FedRisk, *STEERED, *STALE)}
 
 
 def _adaptive(
@@ -314,7 +272,7 @@ def _adaptive(
             memory[first] = d = np.asarray(beta1 * memory.get(first, nothing) + (1 - beta1) * d)
         return rate * d / (np.sqrt(memory[spread]) + tau)
 
-    return _step(current, replies, move)
+    return step(current, replies, move)
 
 
 def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
@@ -336,7 +294,7 @@ def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Me
     neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
     kept = sorted(clients[i] for i in np.argsort(scores, kind="stable")[:keep])  # ties: the first name
-    merged = _combine(current, replies, dict.fromkeys(kept, 1 / len(kept)))
+    merged = combine(current, replies, dict.fromkeys(kept, 1 / len(kept)))
     figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
     return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)
 

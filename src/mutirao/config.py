@@ -28,11 +28,14 @@ KINDS = {
     "partition": "mutirao.partition",
     "available": "mutirao.fleets.churn",
     "devices": "mutirao.fleets.timed",
+    "drift": "mutirao.training.drift",
     "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",
     "screen": "mutirao.filters",
     "secure": "mutirao.secure",
+    "compress": "mutirao.compression",
     "schedule": "mutirao.schedules",
+    "personal": "mutirao.personal",
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
@@ -93,8 +96,11 @@ class Common:
     size_cap: float = setting(10.0, "times the median samples that a client counts for at most (0: any number)", low=0)
     available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
     devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
+    drift: Part = setting(Part("none"), "whether clients' data change as training goes on (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
+    compress: Part = setting(Part("none"), "how updates are made shorter on their way to the server")
+    personal: Part = setting(Part("none"), "personal models: what of the model is each client's own")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting(
         "auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "processes", "plain")

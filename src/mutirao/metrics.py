@@ -242,7 +242,7 @@ BETTER: Mapping[Direction, str] = {
     "lower": "loss log_loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
 }
 KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
-WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed)_")  # loss: val_loss, train_val_loss
+WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new)_")  # loss: val_loss, train_val_loss
 WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
 
 

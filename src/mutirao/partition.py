@@ -8,9 +8,7 @@ import heapq
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,12 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.partitioners import adapt as adapt
+from mutirao.partitions.figures import PartitionSummary as PartitionSummary
+from mutirao.partitions.figures import describe as describe
+from mutirao.partitions.noise import noise as noise
+from mutirao.partitions.quantity import quantity as quantity
+from mutirao.partitions.rows import Counts, Indices, check_labels, check_least, count_of, order_by_class, rows_by_owner
 from mutirao.randomness import rng as stream
-
-Indices = npt.NDArray[np.intp]
-Counts = npt.NDArray[np.int64]
 
 DRAWS = 100  # tries before a Dirichlet partition is called impossible
 SAME = 1e100  # a larger alpha overflows, and is the same as this one: all clients alike
@@ -33,12 +33,12 @@ def iid(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[I
     >>> [len(p) for p in iid([0, 0, 0, 1, 1, 1, 1], 3, np.random.default_rng(0))]
     [3, 2, 2]
     """
-    y = _check_labels(labels, clients)
+    y = check_labels(labels, clients)
     if clients > len(y):
         raise ConfigError(
             f"partition=iid: {len(y)} samples are not enough for {clients} clients; take at most {len(y)}"
         )
-    return _parts(rng.permutation(len(y)), np.arange(len(y)) % clients, clients)
+    return rows_by_owner(rng.permutation(len(y)), np.arange(len(y)) % clients, clients)
 
 
 def dirichlet(
@@ -48,12 +48,14 @@ def dirichlet(
     rng: np.random.Generator,
     min_size: int = 1,
     size: int | None = None,
+    balance: bool = False,
 ) -> list[Indices]:
     """Skew the labels by a Dirichlet distribution: small `alpha`, few classes a client; large `alpha`, all alike.
 
     Class c is split by p_c ~ Dir(alpha 1_K) over the K clients (Yurochkin et al., "Bayesian Nonparametric
     Federated Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos",
-    ICDE 2022), drawn again while a client has fewer than `min_size` samples.
+    ICDE 2022), drawn again while a client has fewer than `min_size` samples. With `balance`, as in the code of both, a
+    client that has n / K of the n samples gets none of the classes that come after, and p_c is renormalised.
 
     With `size` each client has exactly so many: client k draws them, without replacement, by its own
     q_k ~ Dir(alpha C p), where p are the shares of the C classes, so alpha 1_C if these are equal; a class that
@@ -67,25 +69,25 @@ def dirichlet(
     >>> {len(p) for p in dirichlet(y, 20, 0.1, np.random.default_rng(0), size=40)}
     {40}
     """
-    y = _check_labels(labels, clients)
+    y = check_labels(labels, clients)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"partition.alpha: {alpha!r} is not a number above 0")
-    _check_least("partition.min_size", min_size, 0)
+    check_least("partition.min_size", min_size, 0)
     need = min_size if size is None else size
     if size is not None:
-        _check_least("partition.size", size, max(1, min_size))
+        check_least("partition.size", size, max(1, min_size))
     if clients * need > len(y):
         raise ConfigError(
             f"partition=dirichlet: {clients} clients of {need} samples need {clients * need} samples, there are "
             f"{len(y)}; take at most {len(y) // need} clients or {len(y) // clients} samples a client"
         )
-    order, per_class = _order_by_class(y, rng)
+    order, per_class = order_by_class(y, rng)
     if size is not None:
         return _draw_equal_sizes(order, per_class, clients, min(alpha, SAME), rng, size)
     for _ in range(DRAWS):
-        counts = _split_classes(per_class, clients, min(alpha, SAME), rng)
+        counts = (_balance_classes if balance else _split_classes)(per_class, clients, min(alpha, SAME), rng)
         if counts.sum(0).min() >= min_size:
-            return _parts(order, np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel()), clients)
+            return rows_by_owner(order, np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel()), clients)
     raise ConfigError(
         f"partition=dirichlet: in {DRAWS} draws with alpha={alpha:g} some of the {clients} clients always had fewer "
         f"than {min_size} samples; take a larger alpha, fewer clients, min_size=0, or equal sizes by "
@@ -103,17 +105,17 @@ def shards(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, per_cl
     >>> {len(p) for p in parts}
     {6}
     """
-    y = _check_labels(labels, clients)
-    _check_least("partition.per_client", per_client, 1)
+    y = check_labels(labels, clients)
+    check_least("partition.per_client", per_client, 1)
     total = clients * per_client
     if total > len(y):
         raise ConfigError(
             f"partition=shards: {clients} clients x {per_client} shards need {total} samples, there are {len(y)}; "
             f"take fewer clients or a smaller per_client"
         )
-    order, _ = _order_by_class(y, rng)
+    order, _ = order_by_class(y, rng)
     shard = np.arange(len(y)) * total // len(y)
-    return _parts(order, (rng.permutation(total) // per_client)[shard], clients)
+    return rows_by_owner(order, (rng.permutation(total) // per_client)[shard], clients)
 
 
 def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
@@ -128,8 +130,8 @@ def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, clas
     >>> summary.classes_per_client.tolist() == [2] * 10, summary.sizes.tolist() == [60] * 10
     (True, True)
     """
-    y = _check_labels(labels, clients)
-    order, per_class = _order_by_class(y, rng)
+    y = check_labels(labels, clients)
+    order, per_class = order_by_class(y, rng)
     sets, odd = divmod(len(per_class), max(1, classes))
     if classes < 1 or odd:
         right = ", ".join(str(d) for d in range(1, len(per_class) + 1) if len(per_class) % d == 0)
@@ -159,8 +161,8 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
     >>> np.unique(describe(y, k_classes(y, 30, np.random.default_rng(0), classes=3)).classes_per_client)
     array([3])
     """
-    y = _check_labels(labels, clients)
-    order, per_class = _order_by_class(y, rng)
+    y = check_labels(labels, clients)
+    order, per_class = order_by_class(y, rng)
     total = len(per_class)
     if not 1 <= classes <= total:
         raise ConfigError(f"partition.classes: {classes!r} is not between 1 and {total}, the number of classes")
@@ -189,10 +191,10 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
     >>> by_key(["rio", "sul", "rio", "ana"], clients=2)
     [array([0, 2]), array([1, 3])]
     """
-    values = _check_labels(keys, 1 if clients is None else clients, "keys")
+    values = check_labels(keys, 1 if clients is None else clients, "keys")
     names, key = np.unique(values, return_inverse=True)
     if clients is None or clients == len(names):
-        return _parts(np.arange(len(key)), key, len(names))
+        return rows_by_owner(np.arange(len(key)), key, len(names))
     if clients > len(names):
         right = f"take at most {len(names)} clients"
         raise ConfigError(f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; {right}")
@@ -204,12 +206,12 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
         load, client = loads[0]
         holder[k] = client
         heapq.heapreplace(loads, (load + int(sizes[k]), client))
-    return _parts(np.arange(len(key)), holder[key], clients)
+    return rows_by_owner(np.arange(len(key)), holder[key], clients)
 
 
 def natural(owners: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
-    parts = by_key(_check_labels(owners, clients, "owners"))
+    parts = by_key(check_labels(owners, clients, "owners"))
     if (n := len(parts)) > clients:
         logging.getLogger("mutirao").warning("natural: %d of %d are drawn; clients=%d takes all", clients, n, n)
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
@@ -246,102 +248,9 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
     "k_classes": k_classes,
     "by_key": by_key,
     "natural": natural,
+    "quantity": quantity,
+    "noise": noise,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionSummary:
-    """Who has how much of what: `counts` has a row a client and a column a class.
-
-    `distances` are the total variation distances 1/2 sum_c |p_kc - p_c| between the labels of client k and
-    those of the whole set: 0 if they are alike, towards 1 - 1/C if client k has one of C equal classes
-    (NaN for a client without samples).
-    """
-
-    classes: tuple[Any, ...]
-    counts: Counts
-    distances: npt.NDArray[np.float64]
-    left_out: int
-
-    @property
-    def sizes(self) -> Counts:
-        """Samples of each client."""
-        return np.asarray(self.counts.sum(1), np.int64)
-
-    @property
-    def classes_per_client(self) -> Counts:
-        """How many classes each client has at least one sample of."""
-        return np.asarray((self.counts > 0).sum(1), np.int64)
-
-    @property
-    def heterogeneity(self) -> float:
-        """The mean distance of the clients that have samples: 0 is i.i.d."""
-        known = self.distances[~np.isnan(self.distances)]
-        return float(known.mean()) if len(known) else 0.0
-
-    def __str__(self) -> str:
-        sizes, kinds, total = self.sizes, self.classes_per_client, len(self.classes)
-        empty = int(np.count_nonzero(sizes == 0))
-        lines = [
-            f"{_many(len(sizes), 'client')}, {_many(int(sizes.sum()), 'sample')} of {_many(total, 'class', 'classes')}"
-            + (f", {self.left_out:,} left out" if self.left_out else ""),
-            f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,g}"
-            + (f", {_many(empty, 'client')} with none" if empty else ""),
-            f"classes a client: {kinds.min():,} to {kinds.max():,}, median {np.median(kinds):,g}",
-            f"label skew: {self.heterogeneity:.3f} (mean total variation distance; 0 is i.i.d., "
-            f"{1 - 1 / total:.3f} is one class each)",
-        ]
-        return "\n".join(lines)
-
-
-def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> PartitionSummary:
-    """Count what each client has, and how far that is from the whole.
-
-    >>> print(describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
-    2 clients, 4 samples of 2 classes
-    samples a client: 2 to 2, median 2
-    classes a client: 1 to 1, median 1
-    label skew: 0.500 (mean total variation distance; 0 is i.i.d., 0.500 is one class each)
-    """
-    names, y = np.unique(_check_labels(labels, 1), return_inverse=True)
-    if not parts:
-        raise ConfigError("a partition without clients cannot be described")
-    counts = np.stack([np.bincount(y[np.asarray(p, np.intp)], minlength=len(names)) for p in parts]).astype(np.int64)
-    whole = np.bincount(y, minlength=len(names)) / len(y)
-    sizes = counts.sum(1, keepdims=True)
-    shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)
-    distances = np.abs(shares - whole).sum(1) / 2
-    return PartitionSummary(tuple(names.tolist()), counts, distances, len(y) - int(sizes.sum()))
-
-
-def _check_labels(labels: npt.ArrayLike, clients: int, what: str = "labels") -> npt.NDArray[Any]:
-    """Labels as a vector, once it is sure that there are some and somebody to have them."""
-    values = np.asarray(labels)
-    if values.ndim != 1 or not len(values):
-        raise ConfigError(f"partition: {what} must be a list with one value a sample, this has shape {values.shape}")
-    _check_least("clients", clients, 1)
-    return values
-
-
-def _check_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name}: {value!r} is too small, at least {least} is needed")
-
-
-def _parts(samples: Indices, owners: npt.NDArray[np.integer[Any]], clients: int) -> list[Indices]:
-    """The samples of each client, sorted, given the owner of each; a negative owner is nobody."""
-    owner = np.empty(len(samples), np.intp)
-    owner[samples] = owners
-    order = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
-    return [order[a:b] for a, b in pairwise(ends)]
-
-
-def _order_by_class(y: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indices, Counts]:
-    """Samples ordered by class, shuffled within each class, and the size of each class."""
-    _, codes, per_class = np.unique(y, return_inverse=True, return_counts=True)
-    shuffled = rng.permutation(len(y))
-    return shuffled[np.argsort(codes[shuffled], kind="stable")], per_class.astype(np.int64)
 
 
 def _split_classes(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
@@ -352,6 +261,21 @@ def _split_classes(per_class: Counts, clients: int, alpha: float, rng: np.random
     counts = np.diff(cuts, axis=1, prepend=0)
     # Rounding at the cuts favours some places in the row; shuffled rows favour nobody.
     return np.asarray(rng.permuted(counts, axis=1))
+
+
+def _balance_classes(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
+    """The same, but who has an even share of all samples gets no more."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))
+    counts = np.zeros(shares.shape, np.int64)
+    for c, many in enumerate(per_class):
+        open_ = counts.sum(0) * clients < per_class.sum()
+        mine = np.where(open_, shares[c], 0.0)
+        if not mine.sum() > 0:  # only those were drawn that have enough
+            mine = open_.astype(np.float64)
+        cuts = np.floor(np.cumsum(mine / mine.sum()) * many + 1e-9).astype(np.int64)
+        cuts[-1] = many
+        counts[c] = np.diff(np.minimum(cuts, many), prepend=0)
+    return counts
 
 
 def _draw_equal_sizes(
@@ -373,7 +297,7 @@ def _draw_equal_sizes(
             need -= int(drawn.sum())
         for c in np.flatnonzero(before > left):
             owner[ends[c] - before[c] : ends[c] - left[c]] = client
-    return _parts(order, owner, clients)
+    return rows_by_owner(order, owner, clients)
 
 
 def _deal_classes(
@@ -385,15 +309,10 @@ def _deal_classes(
     for many, who, first in zip(per_class, owners, np.cumsum(per_class) - per_class, strict=True):
         if many < len(who):
             raise ConfigError(
-                f"partition={name}: class {y[order[first]]} has {_many(int(many), 'sample')} for {len(who)} clients; "
-                f"take fewer clients"
+                f"partition={name}: class {y[order[first]]} has {count_of(int(many), 'sample')} for {len(who)} "
+                f"clients; take fewer clients"
             )
         turn = who[np.argsort(spare[who], kind="stable")]
         dealt.append(turn[np.arange(many) % len(who)])
         spare[turn[: many % len(who)]] += 1
-    return _parts(order, np.concatenate(dealt), clients)
-
-
-def _many(count: int, one: str, more: str = "") -> str:
-    """`1 client`, `2 clients`."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+    return rows_by_owner(order, np.concatenate(dealt), clients)

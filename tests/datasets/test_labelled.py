@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mutirao.datasets import check_data_set
-from mutirao.datasets.labelled import load_labelled
+from mutirao.datasets.labelled import Labelled, hold_out, load_judged, load_labelled
 from mutirao.errors import ConfigError
 from sets import listed, write_classes, write_table
 
@@ -122,3 +122,32 @@ def test_a_single_class_is_no_set(tmp_path: Path) -> None:
 def test_cifar10_and_fashion_mnist_are_found_by_name(real_data: Path) -> None:
     assert load_labelled("cifar10", 0).shape == (3, 32, 32)
     assert len(load_labelled("fashion-mnist", 0).y_train) == 60_000
+
+
+def test_validation_data_are_a_fifth_of_each_class_of_what_is_trained_on_and_nothing_of_the_test(
+    tmp_path: Path,
+) -> None:
+    whole = load_labelled("digits", 3)
+    found = load_judged("digits", 3, "vali")
+    assert load_judged("digits", 3, "test").digest == whole.digest
+    rows = [{x.tobytes() for x in part} for part in (whole.x_test, found.x_test, found.x_train)]
+    assert not rows[0] & rows[1]
+    assert not rows[0] & rows[2]
+    assert not rows[1] & rows[2]
+    assert len(found.y_train) + len(found.y_test) == len(whole.y_train)
+    assert np.bincount(found.y_test).tolist() == [round(0.2 * n) for n in np.bincount(whole.y_train)]
+    assert found.digest == load_judged("digits", 3, "vali").digest
+
+
+def test_whose_the_samples_are_goes_with_them_and_too_few_are_refused() -> None:
+    y = np.repeat([0, 1], 10)
+    users = np.array([f"u{i}" for i in range(20)])
+    x = np.arange(20.0)[:, None]
+    found = hold_out(Labelled(x, y, x[:1] + 50, y[:1], ("a", "b"), users), np.random.default_rng(0))
+    assert found.users is not None
+    assert found.test_users is not None
+    assert [f"u{int(v)}" for v in found.x_train[:, 0]] == found.users.tolist()
+    assert [f"u{int(v)}" for v in found.x_test[:, 0]] == found.test_users.tolist()
+    few = Labelled(x[:2], y[[0, -1]], x[:1], y[:1], ("a", "b"))
+    with pytest.raises(ConfigError, match="too few"):
+        hold_out(few, np.random.default_rng(0))

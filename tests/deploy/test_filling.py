@@ -79,9 +79,14 @@ def run_under(name: str, sets: dict[str, Any], policy: Policy, out: Path) -> lis
     return [json.loads(line) for line in policy.audit.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str, held: Path) -> None:
-    sets = settings_for(name, held)
+METHODS = ("scaffold", "feddyn", "fednova", "qfedavg")
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregate"), [*((name, "") for name in NAMES), *(("quickstart", m) for m in METHODS)]
+)
+def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str, aggregate: str, held: Path) -> None:
+    sets = settings_for(name, held) | ({"aggregate": aggregate} if aggregate else {})
     policy = written(held, name, sets)
     trail = run_under(name, sets, policy, held / "run")
     assert [e for e in trail if e["event"] in ("refused", "raised")] == []

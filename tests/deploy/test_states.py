@@ -33,3 +33,15 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path) -> None:
         states.keep(number, {"v": np.array(number)})
     states.file(2).write_bytes(states.file(2).read_bytes()[:-3])
     assert states.before("train", 3)[0] == 1
+
+
+def test_work_that_ends_after_newer_work_does_not_undo_it(tmp_path: Path) -> None:
+    """A site that was given up as late in round 3 is asked again in round 5, and is done with that first."""
+    states = States(tmp_path, "a" * 64)
+    states.keep(1, {"v": np.array(1)})
+    began = [states.before("train", n)[0] for n in (3, 5)]
+    for number in (5, 3):
+        states.keep(number, {"v": np.array(number)})
+    assert began == [1, 1]
+    assert [states.before("train", n)[0] for n in (4, 6, 7)] == [3, 5, 5]
+    assert states.before("evaluate", 9)[0] == 5

@@ -16,7 +16,7 @@ from mutirao.groups.signature import Bias, deviation
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
 from mutirao.training.plain import attempt
 from mutirao.training.samples import ClientData, Samples
-from mutirao.training.trainer import Trainer
+from mutirao.training.trainer import PROVIDED, Trainer
 
 
 def net(outputs: int) -> nn.Module:
@@ -148,4 +148,4 @@ def test_where_the_server_is_trusted_clients_answer_as_without_privacy() -> None
         assert isinstance(trusting, Reply)
         assert isinstance(plain, Reply)
         assert (digest(trusting.arrays), trusting.metrics, trusting.n) == (digest(plain.arrays), plain.metrics, plain.n)
-    assert member(Central()).provides == member().provides == Trainer.provides | {"evaluate"}
+    assert member(Central()).provides == member().provides == PROVIDED | {"evaluate"}

@@ -82,3 +82,29 @@ def test_a_network_for_pictures_is_refused_for_rows_of_numbers() -> None:
 def test_a_dense_network_takes_pictures_too(sets: dict[str, str]) -> None:
     _, task = task_of("selection", data=sets["idx"], model="mlp")
     assert sorted(a.shape for a in task.initial().values()) == [(10,), (10, 64), (64,), (64, 784)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_judged_by_validation_data_no_test_sample_is_looked_at(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, sets: dict[str, str]
+) -> None:
+    from dataclasses import replace
+
+    from mutirao.datasets import labelled
+
+    def judged(read: Any) -> list[dict[str, Any]]:
+        monkeypatch.setattr(labelled, "load_labelled", read)
+        config, task = task_of(recipe, data=sets["idx"], judge_by="vali", clients_every=1)
+        fleet = LocalFleet(task.handler, dict(task.population))
+        return [done.row for done in find(recipe).flow(fleet, config, task, Run(task.initial()))]
+
+    read = labelled.load_labelled
+    plain = judged(read)
+
+    def blind(data: str, seed: int) -> labelled.Labelled:
+        found = read(data, seed)
+        return replace(found, x_test=255 - found.x_test, y_test=(found.y_test + 1) % len(found.names))
+
+    kept = [{k: v for k, v in row.items() if "seconds" not in k} for row in judged(blind)]
+    assert kept == [{k: v for k, v in row.items() if "seconds" not in k} for row in plain]
+    assert np.isfinite(plain[0]["accuracy"])

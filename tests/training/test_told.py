@@ -107,7 +107,8 @@ def test_a_key_that_nobody_knows_is_refused_by_name(do: str) -> None:
     for answer in trainer.many({"c0": request}, SITES).values():
         assert isinstance(answer, Failure)
         assert str(answer) == (
-            "refused: told.learning_rate: nothing here is set by that; what can be told is batch_size, epochs, lr, mu"
+            "refused: told.learning_rate: nothing here is set by that; "
+            "what can be told is batch_size, correct, epochs, lr, mu"
         )
 
 

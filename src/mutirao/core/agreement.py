@@ -225,7 +225,8 @@ class Agreement(Wrapper):
             if id(request) not in made:
                 config, extras = {**request.config, **self.told}, {**request.extras, **self.extras}
                 made[id(request)] = replace(request, config=config, extras=extras)
-        return self.fleet.ask({c: made[id(r)] for c, r in requests.items()}) if requests else Answers({}, {})
+        asked = {c: made[id(r)] for c, r in requests.items()}
+        return self.fleet.ask(asked) if asked or self.fleet.awaited() else Answers({}, {})
 
 
 def is_disagreement(why: Failure) -> bool:

@@ -91,7 +91,8 @@ class Cohort:
     def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
         """What its clients answered, held to what one of them may claim; and the samples of who claimed more."""
         needs = self.needs
-        known = USUAL | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
+        ours = names_of(needs, "replies") & {"staleness"}
+        known = USUAL | ours | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
         strict = self.metrics is not None
         return hold_to_bounds(answers, run.roster, run.round + 1, self.size_cap, known, strict)
 
@@ -115,7 +116,8 @@ class Cohort:
 
     def requests(self, run: Run, chosen: Sequence[ClientId]) -> dict[ClientId, Request]:
         """What each client selected is asked."""
-        common = self.request(run, "train", "metrics", "extras")
+        sent = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
+        common = replace(self.request(run, "train", "metrics", "extras"), extras=sent)
         return {c: common if self.address is None else self.address(c, common) for c in chosen}
 
     def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:

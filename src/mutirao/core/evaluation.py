@@ -22,7 +22,7 @@ def across_clients(
     higher_is_better: bool = True,
     also: Mapping[str, bool] = NONE,
 ) -> dict[str, float]:
-    """Ask all clients, or these, to evaluate the current model; mean, worst client, and 10th, 50th, 90th percentile.
+    """Ask all clients, or these, to evaluate the current model; mean, worst client and decile, percentiles.
 
     The mean is over clients, each counting the same. `also` are further metrics, and whether higher is better of each:
     clients that tell them are summed up in the same way. Usable in any flow, every few rounds:
@@ -68,14 +68,20 @@ def join_judgements(fleet: Fleet, run: Run, metrics: Collection[str], size_cap: 
 
 
 def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
-    """How many clients there are, their mean, the worst, and the 10th, 50th and 90th percentile."""
+    """How many clients there are, their mean, the worst, the worst tenth's mean, and 10th, 50th, 90th percentile.
+
+    >>> summarise("accuracy", [0.5, 0.9])["accuracy_worst_decile"]
+    0.5
+    """
     if not values:
         return {}
+    worst_first = np.sort(values) if higher_is_better else -np.sort(-np.asarray(values))
     low, middle, high = np.percentile(values, [10, 50, 90])
     return {
         f"{metric}_clients": float(len(values)),
         f"{metric}_mean": float(np.mean(values)),
         f"{metric}_worst": float(min(values) if higher_is_better else max(values)),
+        f"{metric}_worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
         f"{metric}_p10": float(low),
         f"{metric}_p50": float(middle),
         f"{metric}_p90": float(high),

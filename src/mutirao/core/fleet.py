@@ -1,7 +1,7 @@
 """The seam: a fleet carries requests to clients and brings replies back; what it is made of is its own business."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.record import Round
 from mutirao.core.roster import ClientId as ClientId
 from mutirao.core.roster import Roster
-from mutirao.errors import Refused
+from mutirao.errors import ConfigError, Refused
 
 log = logging.getLogger("mutirao")
 
@@ -72,7 +72,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answers:
-    """Replies and typed failures, both sorted by client: every client asked is in exactly one of them."""
+    """Replies and typed failures, both sorted by client: every client asked is in exactly one of them.
+
+    Of a fleet that was told to `stagger` they are of whoever was heard of by now; others are still `awaited`.
+    """
 
     replies: dict[ClientId, Reply]
     failures: dict[ClientId, Failure]
@@ -97,6 +100,20 @@ class Fleet:
         """Send each client its request; return when all have answered or time is up."""
         raise NotImplementedError
 
+    def stagger(self, buffer: int, at_once: int) -> None:
+        """From now on let a request to train return with `buffer` replies, at most `at_once` clients being at work.
+
+        Who has not answered by then is `awaited`, and its answer comes with that to a later request.
+        """
+        raise ConfigError(
+            "an asynchronous method needs clients that take their time, and those of this process answer at once; "
+            "set devices=tifl, fedcs or table"
+        )
+
+    def awaited(self) -> frozenset[ClientId]:
+        """Who was asked to train in this round or an earlier one and has not been heard of yet."""
+        return frozenset()
+
     def declare(self, roster: Roster) -> None:
         """Write into the roster what is known of clients before they are asked, such as how fast they are."""
 
@@ -115,6 +132,9 @@ class Fleet:
         """Bring back what `snapshot` gave."""
         if states:
             log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
+
+    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+        """Keep the states of simulated sites there from now on; what holds many of them is no part of a `snapshot`."""
 
     def trail(self, where: Where) -> None:
         """Let `where` the server's audit trail stands go with every request, for sites that keep one of their own."""
@@ -145,6 +165,14 @@ class Wrapper(Fleet):
         """Pass the requests on."""
         return self.fleet.ask(requests)
 
+    def stagger(self, buffer: int, at_once: int) -> None:
+        """Pass it on."""
+        self.fleet.stagger(buffer, at_once)
+
+    def awaited(self) -> frozenset[ClientId]:
+        """Who the fleet has not heard of yet."""
+        return self.fleet.awaited()
+
     def declare(self, roster: Roster) -> None:
         """Pass on what is known of clients."""
         self.fleet.declare(roster)
@@ -164,6 +192,10 @@ class Wrapper(Fleet):
     def restore(self, states: Arrays) -> None:
         """Bring them back."""
         self.fleet.restore(states)
+
+    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+        """Tell the fleet where to keep them."""
+        self.fleet.lodge(states)
 
     def trail(self, where: Where) -> None:
         """Pass the server's trail on."""

@@ -6,8 +6,11 @@ A part says once what it `needs`, and what clients are told, asked and watched f
     extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
     probe:NAME         a number that clients tell when they are asked before the selection
     replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
+    replies:staleness  how many models were made since each client began; no round then waits for all of its clients
+    replies:models     such late replies as they were trained, not as if begun from the current model
     replies:memory     of earlier rounds: a filter that needs it is called with the run's memory, too
     config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
+    comes:NAME         arrays that go down with the model, of which clients must know what to do with them
 
 A handler says what it `provides` in the same words, a setting without its value.
 """
@@ -84,6 +87,10 @@ class Handler(Protocol):
         """The same with private gradients (DP-SGD)."""
         raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
 
+    def personal_training(self, personal: Any) -> AnyHandler:
+        """The same with a model of each client's own."""
+        raise ConfigError(f"personal={personal.name} is for tasks whose clients are a Trainer; use none")
+
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
         ...
@@ -126,6 +133,14 @@ class Aggregator(Protocol):
     def mean_only(self) -> bool:
         """Whether it looks at nothing but the mean update, so that noise on the mean covers all it gives away."""
         return False
+
+    def sends(self, current: Arrays, memory: Arrays) -> Arrays:
+        """What goes down with the model besides it, as the extras of a request; it `needs` to say so, by `comes`."""
+        return {}
+
+    def buffer_of(self, at_once: int) -> int:
+        """After how many replies a model is made while so many clients are at work; for what needs staleness."""
+        return at_once
 
     def fault(self, reply: Reply) -> Failure | None:
         """What is wrong with a reply as far as only this method can tell, such as an error that cannot be."""

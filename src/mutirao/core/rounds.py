@@ -61,11 +61,12 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
         down, up = down + sent, up + got
         chosen = {cohort.name: choose(run, cohort, attempt) for cohort in pending}
         requests = {c: r for cohort in pending for c, r in cohort.requests(run, chosen[cohort.name]).items()}
-        answers = fleet.ask(requests) if requests else Answers({}, {})
+        answers = fleet.ask(requests) if requests or fleet.awaited() else Answers({}, {})
         sent, got = traffic(requests, answers)
         down, up = down + sent, up + got
         for cohort in pending:
-            tries[cohort.name] = made = sort_out(run, cohort, attempt, chosen[cohort.name], answers, patience)
+            heard = who_came(chosen[cohort.name], answers, fleet.awaited()) if not cohort.name else chosen[cohort.name]
+            tries[cohort.name] = made = sort_out(run, cohort, attempt, heard, answers, patience)
             rows += rows_of(run, made, alone=len(cohorts) == 1)
         pending = [cohort for cohort in pending if not tries[cohort.name].is_enough]
         if not pending:
@@ -221,6 +222,15 @@ def check_choice(select: Selector, chosen: list[ClientId], roster: Roster) -> li
         twice = next(c for c in chosen if chosen.count(c) > 1)
         raise ConfigError(f"{select!r} selected {twice!r} twice")
     return chosen
+
+
+def who_came(chosen: list[ClientId], answers: Answers, awaited: Collection[ClientId]) -> list[ClientId]:
+    """Those whose turn it was: all who were chosen, unless the fleet does not wait for all; then whoever was heard of.
+
+    A client takes part in the round that its answer comes in, whenever it began.
+    """
+    earlier = sorted((answers.replies.keys() | answers.failures.keys()) - set(chosen))
+    return [*(c for c in chosen if c not in awaited), *earlier]
 
 
 def sort_out(

@@ -9,12 +9,14 @@ from mutirao.core.agreement import AGREED
 from mutirao.errors import Refused
 
 ANY = sys.float_info.max
+CORRECTIONS = ("scaffold1", "scaffold2", "feddyn")  # what corrects a client's steps: see `mutirao.training.corrections`
 # What the server may tell a client to train by, the type it must have, and the most that is taken.
 TOLD: dict[str, tuple[type, float]] = {
     "lr": (float, ANY),
     "epochs": (int, 10_000),
     "batch_size": (int, 1 << 24),
     "mu": (float, ANY),
+    "correct": (str, 0),
 }
 ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
 
@@ -34,6 +36,10 @@ def read_told(config: Mapping[str, Scalar], known: Iterable[str] = TOLD) -> dict
 def check_told(key: str, value: Any) -> Any:
     """A value that was told, as its type; Refused if it is of another, or out of range."""
     kind, most = TOLD[key]
+    if kind is str:
+        if value not in CORRECTIONS:
+            raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be one of {', '.join(CORRECTIONS)}")
+        return value
     sound = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
     enough = sound and (value > 0 or (value == 0 and key == "mu"))
     if not enough or value > most:

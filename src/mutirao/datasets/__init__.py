@@ -28,6 +28,13 @@ DATA_SETS = {
         layout="no files",
         check="mutirao.datasets.digits:check_digits",
     ),
+    "generated": DataSet(
+        about="FCube (data=fcube: a cube of 4 users with opposite octants) and Synthetic(alpha, beta) "
+        "(data=synthetic-1-1 or other numbers, synthetic-iid: 30 users, 60 numbers, 10 classes)",
+        source="embedded: made on the spot, as published (Li et al., ICDE 2022; Li et al., MLSys 2020)",
+        layout="no files",
+        check="mutirao.datasets.generated:check_generated",
+    ),
     "cifar10": DataSet(
         about="60,000 colour pictures of 32 x 32 pixels in 10 classes; 'synthetic' is an embedded stand-in",
         source="University of Toronto, Alex Krizhevsky's page on CIFAR-10: the binary or the Python version",

@@ -20,6 +20,7 @@ from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets import cifar10, idx
 from mutirao.datasets.digits import read_digits
 from mutirao.datasets.folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
+from mutirao.datasets.generated import generate, is_generated
 from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
 from mutirao.datasets.pictures import thumbnails
@@ -29,10 +30,12 @@ from mutirao.randomness import number, rng
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
 SIDE = 32  # pixels a side that pictures of different sizes are brought to
 LOOKED_AT = 256  # samples of a set by which it is known
-SHARE = 0.2  # held out where a set has no test part of its own
+SHARE = 0.2  # held out where a set has no test part of its own, and of what is trained on where that is to judge
+JUDGES = ("test", "vali")
+JUDGE_BY = "which part judges: test, or vali, a fifth of the training samples that nobody trains on then (to tune by)"
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-EMBEDDED = ("digits", "synthetic")
-DATA = "digits, synthetic, fashion-mnist or another set by name, or the path of one (see docs/datasets.md)"
+EMBEDDED = ("digits", "synthetic", "fcube", "synthetic-1-1")  # the last with any numbers, and synthetic-iid
+DATA = "digits, synthetic, fcube, synthetic-1-1, fashion-mnist or another name, or a path (see docs/datasets.md)"
 # Sets by name: the folders they may be in, and where to get them.
 NAMED = {
     "mnist": (("mnist", "MNIST/raw"), "the four files of yann.lecun.com/exdb/mnist"),
@@ -78,9 +81,14 @@ def digest_of_set(names: Sequence[str], x: npt.NDArray[Any], *labels: npt.NDArra
     return fingerprint([list(map(str, names)), list(x.shape), digest(whole)])
 
 
+def is_embedded(data: str) -> bool:
+    """Whether `data` names a set that needs no files."""
+    return data in EMBEDDED or is_generated(data)
+
+
 def is_arrays(data: str) -> bool:
     """Whether `data` names a set that is published as arrays, and no files of pictures."""
-    if data in EMBEDDED or data in NAMED:
+    if is_embedded(data) or data in NAMED:
         return True
     path = Path(data).expanduser()
     if "\0" in data or not path.is_dir():
@@ -96,6 +104,8 @@ def load_labelled(data: str, seed: int) -> Labelled:
         train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(seed, 0, "synthetic train"))
         test = cifar10.synthetic(SYNTHETIC_TEST, rng(seed, 0, "synthetic test"))
         return Labelled(*train, *test, tuple(f"texture {c}" for c in range(10)))
+    if is_generated(data):
+        return Labelled(*generate(data, seed))
     path = find_named(data) if data in NAMED else Path(data).expanduser()
     if not data or "\0" in data or not path.exists():
         known = (*EMBEDDED, *NAMED)
@@ -111,6 +121,25 @@ def load_labelled(data: str, seed: int) -> Labelled:
     if path.is_dir() and holds_leaf(path):
         return read_users(path)
     return read_classes(path, seed)
+
+
+def load_judged(data: str, seed: int, judge_by: str) -> Labelled:
+    """The set that `data` names, judged by its test part, or by a fifth of its training part (`vali`)."""
+    found = load_labelled(data, seed)
+    return found if judge_by == "test" else hold_out(found, rng(seed, 0, "validation"))
+
+
+def hold_out(data: Labelled, draw: np.random.Generator) -> Labelled:
+    """The set without its test part: a fifth of each class of the training part is drawn to judge by instead."""
+    y = data.y_train
+    rows = [draw.permutation(np.flatnonzero(y == label)) for label in range(len(data.names))]
+    held = np.sort(np.concatenate([own[: round(SHARE * len(own))] for own in rows]))
+    if not len(held):
+        raise ConfigError("judge_by=vali: a fifth of each class's training samples would judge, and there are too few")
+    rest = np.setdiff1d(np.arange(len(y)), held)
+    x, users = data.x_train, data.users
+    whose = (None, None) if users is None else (users[rest], users[held])
+    return Labelled(x[rest], y[rest], x[held], y[held], data.names, *whose)
 
 
 def find_named(name: str) -> Path:

@@ -24,7 +24,10 @@ REQUESTS = {
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
-COMES = {"schema": "columns, scales and categories that all agree on"}
+COMES = {
+    "schema": "columns, scales and categories that all agree on",
+    "control": "SCAFFOLD's control variate: how all clients together drift, in one vector",
+}
 EXTRAS = {
     "profile": "the answer to the request of that name",
     "items": "the numbers of the items that are rated here",
@@ -32,6 +35,7 @@ EXTRAS = {
     "holdings": "which classes are here, yes or no each",
     "squared_errors": "the error of EACH SINGLE sample on the model that was sent, which FedRisk needs",
     "batch_sizes": "how these errors belong to batches",
+    "control": "the gradient of ALL samples here at the model that was sent, less the one before (SCAFFOLD's option 1)",
 }
 METRICS = {
     "loss": "mean loss, over the samples used",
@@ -42,6 +46,8 @@ METRICS = {
     "entropy": "how undecided the model is, in the mean",
     "rms_loss": "root of the mean squared loss",
     "gradient_norm": "length of the gradient",
+    "reach": "how far the steps of a round reach: rate and number of steps, of which samples follow",
+    "start_loss": "mean loss of the model that was sent, before training, over all samples here",
     "epsilon": "privacy spent so far; it tells of no data",
     "epsilon_next": "privacy that one more round would take it to; it tells of no data",
 }

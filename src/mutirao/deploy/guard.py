@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mutirao.accounting import NOTHING, Releases, add_releases
+from mutirao.compression import Compress, Whole
 from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.fingerprints import reply_fingerprint
@@ -129,6 +130,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     policy: Policy
     asker: Asker = field(default_factory=Asker)
     secure: Secure = Open()  # what is judged in the clear leaves as this makes it
+    compress: Compress = Whole()  # and then as this does
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply as the site lets it leave."""
@@ -141,7 +143,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         with discreet(self.policy, about):
             hold_open(self.policy)
             spent = site.state.get(RELEASES)
-            leaving = self.secure.at_client(self.judge)(request, site)
+            leaving = self.compress.at_client(self.secure.at_client(self.judge))(request, site)
             return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
 
     def judge(self, request: Request, site: Site) -> Reply:

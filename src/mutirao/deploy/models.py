@@ -11,7 +11,7 @@ from mutirao.recipes import recsys
 from mutirao.recsys.embeddings import Embeddings
 from mutirao.recsys.fedrecon import ITEMS
 from mutirao.runs.execute import reopen
-from mutirao.runs.folder import load_run
+from mutirao.runs.folder import Folder
 
 
 def config_of_run(folder: Path, recipe: str) -> Any:
@@ -30,7 +30,7 @@ def arrays_of_run(folder: Path, which: str) -> tuple[Arrays, int]:
     if which == "best" and best.exists():
         arrays, facts = load_arrays(best)
         return arrays, int(facts["round"])
-    run = load_run(folder)
+    run = Folder(folder).newest(states=False)
     return run.arrays, run.round
 
 

@@ -21,7 +21,7 @@ ARCHITECTURE = "architecture"
 # a policy hold for them (`data`, `privacy`). How many `clients` there are is agreed on when all have come.
 FREE = frozenset(
     {"rounds", "clients", "per_round", "select", "aggregate", "screen", "available", "devices", "device", "privacy"}
-    | {"secure", "personal", "exclude", "engine", "min_replies", "wait", "evaluate_every", "clients_every"}
+    | {"secure", "compress", "personal", "exclude", "engine", "min_replies", "wait", "evaluate_every", "clients_every"}
     | {"track", "data", "size_cap"}
 )
 # Recipes in which the arrays of a request are not the same for all clients: heads of groups, item rows of a user.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Scalar, failure_of
-from mutirao.datasets.labelled import EMBEDDED, NAMED
+from mutirao.datasets.labelled import NAMED, is_embedded
 from mutirao.deploy.keeping import process_holding
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.recipes.task import find
@@ -44,7 +44,9 @@ def from_here(sets: Sequence[tuple[str, Scalar]]) -> list[tuple[str, Scalar]]:
     """Settings in which paths that are there, seen from this folder, are whole: the server's process is in another."""
 
     def is_place(key: str, value: Scalar) -> bool:
-        named = isinstance(value, str) and ("/" in value or (key == "data" and value not in {*EMBEDDED, *NAMED}))
+        named = isinstance(value, str) and (
+            "/" in value or (key == "data" and not (is_embedded(value) or value in NAMED))
+        )
         return named and Path(str(value)).exists()
 
     return [(key, str(Path(str(value)).resolve()) if is_place(key, value) else value) for key, value in sets]

@@ -133,7 +133,7 @@ def one_by_one(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> LocalFlee
     """The recipe's clients in process, each asked by itself as at its site: none is trained together with others."""
     found = find(recipe)
     task = found.prepare(resolve(found.config, {}, settings))
-    handler = task.secure.at_client(task.handler)
+    handler = task.worker
     return LocalFleet(lambda request, site: handler(request, site), task.population)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.compression import from_table as compress_from
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.caller import GREET, WorkerDied, folder_of, same_user
@@ -46,7 +47,7 @@ class Warm:
         try:
             told = self.ask(order, wanted, {"ask": "open"})[0]
             held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
-            secure = from_table(told["secure"])
+            secure, compress = from_table(told["secure"]), compress_from(told["compress"])
             agreed = {str(name): str(digest) for name, digest in told["agreed"].items()}
         except (WorkerDied, OSError) as error:
             log.warning("no worker (%s): this process does the work by itself", error)
@@ -71,7 +72,7 @@ class Warm:
             return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
 
         # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: held}, dict, secure=secure, agreed=agreed)
+        return Task(handler, {order.name: held}, dict, secure=secure, compress=compress, agreed=agreed)
 
     def ask(
         self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mutirao.compression import to_table as compress_table
 from mutirao.config import load_name
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Reply, Request, Site, failure_of
@@ -140,7 +141,8 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         data = data_of(task, order.name)
         if facts.get("ask") == "open":
             agreed = {**task.basis(), **task.agreed, **agreed_of(data)}
-            return {**asdict(Held.of(data)), "secure": to_table(task.secure), "agreed": agreed}, {}
+            leaves = {"secure": to_table(task.secure), "compress": compress_table(task.compress)}
+            return {**asdict(Held.of(data)), **leaves, "agreed": agreed}, {}
         config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))

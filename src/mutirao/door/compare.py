@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -18,8 +18,9 @@ from mutirao.errors import ConfigError
 from mutirao.partitioners import is_partitioner
 from mutirao.report import write_report
 from mutirao.runs.execute import default_out, differing
-from mutirao.studies.comparison import HEADER, Line, cells_of, write_tables
+from mutirao.studies.comparison import Line, header_of, row_of, write_tables
 from mutirao.studies.comparison import compare as compare_cells
+from mutirao.studies.sharing import ratio_of
 from mutirao.studies.study import Study, carry_out, lay_out
 
 log = logging.getLogger("mutirao")
@@ -35,6 +36,7 @@ def compare(
     over: Mapping[str, Sequence[Any]] | None = None,
     baseline: str | None = None,
     metrics: Sequence[str] = (),
+    shared: float | str = 0.0,
     target: str | None = None,
     client: str | None = None,
     test: Any = None,
@@ -51,6 +53,7 @@ def compare(
 
     `methods` are settings by name, `over` further settings with the values of each that all methods go through. What
     is run, and all other keywords, are as in `mutirao.run`. Finished cells in `out` are kept: called again it goes on.
+    `shared` is n_test/n_train if the cells' data are splits of one set, which widens the intervals of differences.
 
     >>> import torch
     >>> from torch import nn
@@ -68,6 +71,7 @@ def compare(
     study = plan(
         entry, methods, seeds, over or {}, baseline, metrics, {"optimizer": optimizer, **common, **(settings or {})}
     )
+    study = replace(study, shared=ratio_of(shared))
     folder = Path(out) if out is not None else default_out(f"compare-{study.called}", False)
     check_cells(study, entry.config, folder)
     from mutirao.studies.showing import CellBar  # late: it brings rich
@@ -172,11 +176,11 @@ class Table:
 
     def _repr_html_(self) -> str:
         """A table a notebook shows; self-contained."""
-        shown = [i for i, name in enumerate(HEADER) if any(cells_of(line)[i] for line in self.lines)]
-        head = "".join(f"<th>{escape(HEADER[i])}</th>" for i in shown)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(cells_of(line)[i])}</td>' for i in shown)}</tr>" for line in self.lines
-        )
+        full = header_of(self.lines)
+        texts = [row_of(line, full) for line in self.lines]
+        shown = [i for i in range(len(full)) if any(row[i] for row in texts)]
+        head = "".join(f"<th>{escape(full[i])}</th>" for i in shown)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(row[i])}</td>' for i in shown)}</tr>" for row in texts)
         return f"<div><b>{escape(str(self.folder))}</b><table><tr>{head}</tr>{rows}</table></div>"
 
 
@@ -191,6 +195,7 @@ def as_row(line: Line) -> dict[str, Any]:
         "best": line.best.mean,
         "difference": test.difference.mean if test else None,
         "difference_half": test.difference.half if test else None,
+        "p_t": test.p_t if test else None,
         "p_holm": line.p_holm if test else None,
         "verdict": line.verdict,
         "values": list(line.values),

@@ -13,4 +13,4 @@ def dealt(labels: Any, clients: int, rng: np.random.Generator) -> NoReturn:
     raise ConfigError("partition=dealt: the data do not say who holds what; give client=, or a dict of clients")
 
 
-NAMES = {k: make for k, make in partition.NAMES.items() if k != "by_key"} | {"dealt": dealt}
+NAMES = {k: make for k, make in partition.NAMES.items() if k not in ("by_key", "noise")} | {"dealt": dealt}

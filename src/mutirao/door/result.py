@@ -14,6 +14,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays
 from mutirao.drawing.plots import make_curves
 from mutirao.errors import ConfigError
+from mutirao.personal import KEPT
 from mutirao.report import write_report
 from mutirao.report.notebook import box, points_of
 from mutirao.runs.folder import Folder
@@ -114,6 +115,9 @@ class Result:
 
     def model(self, round: int | Literal["best", "last"] = "best") -> "nn.Module":
         """The module with the weights of the best round, of another one, or of the `last`, ready to predict."""
+        kept = self.record.config.get("personal")
+        if isinstance(kept, Mapping) and kept.get("name") in KEPT:
+            raise ConfigError(f"model: of personal={kept['name']} a part stayed with each client; see Result.arrays()")
         if self.make is None:
             right = "give it: mutirao.load(folder, model=...)"
             raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
@@ -126,7 +130,7 @@ class Result:
         if round == "best" and best.exists():
             return load_arrays(best)[0]
         if round in ("best", "last"):
-            return folder.newest().arrays
+            return folder.newest(states=False).arrays
         kept = sorted(folder.committed())
         if round not in kept:
             raise ConfigError(f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}")

@@ -179,6 +179,7 @@ def module_of(recipe: Recipe, config: Any) -> "nn.Module":
     from mutirao.training.plain import PlainTrainer
 
     handler = recipe.prepare(config).handler
+    handler = getattr(handler, "trainer", handler) if config.personal.name != "none" else handler
     if not isinstance(handler, PlainTrainer):
         raise ConfigError("model: the clients of this recipe do not train one torch module; see Result.arrays()")
     return handler.model()

@@ -5,7 +5,7 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.threads import one_thread
+from mutirao.errors import Damaged
+from mutirao.fleets.states import States
 
 log = logging.getLogger("mutirao")
 
@@ -42,7 +44,7 @@ class LocalFleet(Fleet):
         self.handler = as_handler(handler)
         self.population = population
         self.timeout, self.copies = timeout, copies
-        self.states: dict[ClientId, Arrays] = {}  # only of clients that keep one
+        self.states: MutableMapping[ClientId, Arrays] = {}  # only of clients that keep one
         self._clients = sorted(population)
 
     def is_remote(self) -> bool:
@@ -61,8 +63,19 @@ class LocalFleet(Fleet):
                 self.states[client] = state
         return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
 
+    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+        """Keep the sites' states there; those that it has already are the right ones."""
+        for client, state in self.states.items():
+            states.setdefault(client, state)
+        self.states = states
+
     def snapshot(self) -> Arrays:
-        """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator."""
+        """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator.
+
+        There are none in it if they are many: then they are kept where they lodge.
+        """
+        if isinstance(self.states, States) and self.states.many:
+            return {}
         return {
             json.dumps([client, name]): value
             for client, state in self.states.items()
@@ -72,16 +85,17 @@ class LocalFleet(Fleet):
 
     def restore(self, arrays: Arrays) -> None:
         """Bring back what `snapshot` gave."""
-        self.states = {}
+        states: dict[ClientId, Arrays] = {}
         for key, value in arrays.items():
             client, name = json.loads(key)
-            self.states.setdefault(client, {})[name] = value
+            states.setdefault(client, {})[name] = value
+        self.states.clear()
+        self.states.update(states)
 
-    def _site(self, client: ClientId) -> Site:
-        """The client's place, with a copy of its state: a request that fails must leave no trace."""
+    def _state(self, client: ClientId) -> Arrays:
+        """A copy of the client's state: a request that fails must leave no trace."""
         kept = self.states.get(client)
-        state = {k: copy.copy(v) for k, v in kept.items()} if kept else {}
-        return Site(client, self.population[client], state)
+        return {k: copy.copy(v) for k, v in kept.items()} if kept else {}
 
     def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
         """Everyone's outcome from the handler's `.many`, or None if they must be asked one by one."""
@@ -89,10 +103,12 @@ class LocalFleet(Fleet):
         if many is None or self.timeout is not None:
             return None
         try:
-            sites = {c: self._site(c) for c in sorted(requests)}
+            sites = {c: Site(c, self.population[c], self._state(c)) for c in sorted(requests)}
             with one_thread():
                 replies: Mapping[ClientId, Any] = many(requests, sites)
             return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
+        except Damaged:  # a state that was kept is not the one that was: no client's fault, and no run goes on from it
+            raise
         except Exception as error:  # which client it was is found out one by one
             log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
             return None
@@ -100,9 +116,11 @@ class LocalFleet(Fleet):
     def _alone(self, client: ClientId, request: Request) -> Outcome:
         """One client's outcome; what it gets and gives is copied, so that it owns it, as over a network."""
 
+        state = self._state(client)
+
         def work() -> Outcome:
             try:
-                site = self._site(client)
+                site = Site(client, self.population[client], state)
                 own = request
                 if self.copies:
                     own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))

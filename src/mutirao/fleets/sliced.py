@@ -19,6 +19,7 @@ from mutirao.core.fleet import (
     bytes_of_requests,
 )
 from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
+from mutirao.errors import ConfigError
 
 
 class SlicedFleet(Wrapper):
@@ -31,6 +32,10 @@ class SlicedFleet(Wrapper):
     def __init__(self, fleet: Fleet, table: str) -> None:
         super().__init__(fleet)
         self.table = table
+
+    def stagger(self, buffer: int, at_once: int) -> None:
+        """Not over a network: a client would be asked for its rows while it trains on others."""
+        raise ConfigError("clients that are sent only the rows they ask for are waited for; use download=all")
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask each client for its rows, then send it the request with these alone."""

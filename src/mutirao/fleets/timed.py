@@ -4,13 +4,15 @@ Nothing here is measured. With n samples, E epochs and models of D bytes down an
 D / down_k + E n / speed_k + U / up_k seconds; a forward pass counts a third of a training pass (Hobbhahn and Sevilla,
 2021). A round lasts as long as its slowest reply, or until the deadline if somebody is missing. Energy is power by
 time: `watts` while computing, `radio_watts` while sending or receiving.
+
+Told to `stagger`, it does not wait for the slowest: see `fleets/flights.py`.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,16 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import nbytes
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, bytes_of_replies
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, bytes_of_replies, collect
 from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
+from mutirao.fleets.flights import Flight, Flights
 from mutirao.randomness import rng
 from mutirao.selection import sizes
 
 Floats = npt.NDArray[np.float64]
+Costs = dict[ClientId, tuple[float, float]]  # seconds and joules of each
 MBIT = 1e6 / 8  # bytes
 FORWARD = 1 / 3  # of the work of a training pass
 
@@ -193,7 +197,16 @@ class Timed(Wrapper):
         self.deadline, self.jitter = self.model.deadline or math.inf, self.model.jitter
         self._devices: Devices | None = None
         self._seconds, self._joules, self._asked = 0.0, 0.0, 0
-        self._costs: dict[ClientId, tuple[float, float]] = {}
+        self._costs: Costs = {}
+        self._flights: Flights | None = None
+
+    def stagger(self, buffer: int, at_once: int) -> None:
+        """Let requests to train return with the first replies on the clock; those on their way are the run's."""
+        self._flights = Flights(self.run, buffer, at_once)
+
+    def awaited(self) -> frozenset[ClientId]:
+        """Who is on the way, by the clock."""
+        return self.fleet.awaited() if self._flights is None else self._flights.clients()
 
     def devices(self, roster: Roster) -> Devices:
         """The devices of all clients the roster knows, drawn from the seed alone."""
@@ -210,6 +223,27 @@ class Timed(Wrapper):
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask those who do not drop out; replies that would have come too late are failures."""
+        answers, costs, gone = self.measure(requests)
+        flights = self._flights
+        if flights is not None and all(request.do == "train" for request in requests.values()):
+            outcomes = answers.replies | answers.failures
+            began = flights.clock
+            flights.add(requests, (Flight(c, outcomes[c], *costs[c]) for c in requests))
+            heard = {flight.client: flight for flight in flights.land()}
+            self._seconds += flights.clock - began
+            self._spend({c: (flight.seconds, flight.joules) for c, flight in heard.items()})
+            come = collect(heard, ((c, flight.outcome) for c, flight in heard.items()))
+            return replace(come, carried=answers.carried)
+        missing = self.deadline if gone and math.isfinite(self.deadline) else 0.0
+        longest = max((seconds for c, (seconds, _) in costs.items() if c not in gone), default=0.0)
+        self._seconds += max(longest, missing)
+        if flights is not None:
+            flights.clock += max(longest, missing)  # those who train go on while others are probed
+        self._spend(costs)
+        return answers
+
+    def measure(self, requests: Mapping[ClientId, Request]) -> tuple[Answers, Costs, set[ClientId]]:
+        """What clients answer, what that costs each in seconds and joules, and who drops out."""
         roster, number = self.run.roster, self.run.round + 1
         d, self._asked = self.devices(roster), self._asked + 1
         lot = rng(self.run.seed, number, f"devices {self._asked}")
@@ -217,10 +251,10 @@ class Timed(Wrapper):
         rows = {c: roster.row(c) for c in sorted(requests)}
         gone = {c for c, i in rows.items() if lost[i] < d.dropout[i]}
         asked = {c: r for c, r in requests.items() if c not in gone}
-        answers = self.fleet.ask(asked)
+        answers = self.fleet.ask(asked) if asked else Answers({}, {})
         each = tuple(b / max(1, len(asked)) for b in answers.carried) if answers.carried else None
         replies, failures = dict(answers.replies), dict(answers.failures)
-        longest = self.deadline if gone and math.isfinite(self.deadline) else 0.0
+        costs: Costs = {}
         for c in sorted(requests):
             work, down, up = self.load(requests[c], replies.get(c), rows[c])
             if each is not None:  # the fleet sends less than whole models
@@ -234,13 +268,14 @@ class Timed(Wrapper):
                 failures[c] = Failure("gone", "dropped out (simulated)")
             seconds = min(work + radio, self.deadline)
             part = seconds / max(work + radio, 1e-12)  # who is cut off has spent only that much
-            longest = max(longest, seconds if c not in gone else 0.0)
-            joules = part * (d.watts[rows[c]] * work + d.radio_watts[rows[c]] * radio)
+            costs[c] = seconds, float(part * (d.watts[rows[c]] * work + d.radio_watts[rows[c]] * radio))
+        return Answers(dict(sorted(replies.items())), dict(sorted(failures.items())), answers.carried), costs, gone
+
+    def _spend(self, costs: Costs) -> None:
+        for c, (seconds, joules) in costs.items():
             before = self._costs.get(c, (0.0, 0.0))
             self._costs[c] = before[0] + seconds, before[1] + joules
             self._joules += joules
-        self._seconds += longest
-        return Answers(dict(sorted(replies.items())), dict(sorted(failures.items())), answers.carried)
 
     def load(self, request: Request, reply: Reply | None, row: int) -> tuple[float, float, float]:
         """Samples to train on, bytes down and bytes up; one that never replied is taken to have tried."""

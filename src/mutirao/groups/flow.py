@@ -51,7 +51,7 @@ class Plan:
     stable: int = 0  # judgements without gain after which a group has settled (0: never)
     tolerance: float = 0.002  # what counts as gain
     patience: Patience = field(default_factory=Patience)
-    truth: Mapping[ClientId, int] | None = None  # the true partition, in simulation
+    truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None  # who is alike by then, in simulation
     honest: Callable[[ClientId], bool] = lambda client: True  # whose judgement counts, in simulation
     judged: bool = True  # whether clients say how the models do on their own test data
     clients_every: int = 0  # rounds between judgements by every client, worst and all (0: never)
@@ -292,7 +292,7 @@ def judge(run: Run, fleet: Fleet, plan: Plan, state: Grouping, row: Row, due: bo
             if own:
                 state.scores.setdefault(g, []).append((run.round, float(np.mean(own))))
                 settle(state, g, plan)
-        found = quality(state.groups, plan.truth)
+        found = quality(state.groups, plan.truth(run.round))
         row.update({k: found[k] for k in ("groups", "rand") if k in found})
     if every:
         row.update(summarise("accuracy", [r.metrics["accuracy"] for r in replies.values() if "accuracy" in r.metrics]))

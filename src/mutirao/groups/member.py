@@ -50,7 +50,7 @@ class Member:
     @property
     def provides(self) -> frozenset[str]:
         """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
-        return SPENT | {"config:mu"} if self.private else Trainer.provides | {"evaluate"}
+        return SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
 
     @property
     def private(self) -> bool:

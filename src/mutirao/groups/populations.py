@@ -1,6 +1,6 @@
 """Hidden populations for simulations: clients of one are alike, those of two differ in labels, meanings or inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,12 @@ def furnish(
     seed: int,
     most: int = 0,
     judge: int = 500,
+    sees: Callable[[int, Array], Array] = lambda i, x: x,
 ) -> dict[ClientId, ClientData]:
     """What each client holds: its part of the training set, at most `most` of it, and at most `judge` test samples.
 
     A client's test samples have its own mix of classes, and what is changed for its population is changed for both.
+    `sees(i, x)` are test inputs as client i has them, where those that it trains on look different.
     """
     (x, y), (x_test, y_test), populations = train, test, max(truth) + 1
     held, named = (x.copy(), y.copy()) if kind in ("permuted", "rotated") else (x, y)
@@ -109,6 +111,6 @@ def furnish(
         seen = group, populations, renamings[group]
         if held is not x:
             held[mine], named[mine] = view(kind, x[mine], y[mine], *seen)
-        judges[name] = Samples(*view(kind, x_test[kept], y_test[kept], *seen))
+        judges[name] = Samples(*view(kind, sees(i, x_test[kept]), y_test[kept], *seen))
     whole = Samples(held, named)
     return {c: ClientData(Samples(whole.x, whole.y, index), judges[c]) for c, index in rows.items()}

@@ -43,6 +43,7 @@ class FrozenNorm(nn.Module):
 
     mean: Tensor
     var: Tensor
+    is_batch_norm = True  # so that its weights and biases can be personal; its statistics are the same for all
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()

@@ -43,7 +43,10 @@ class Party(Trainer):
 class Hospital(Party):
     """A party that also validates what it trained: `val_loss`, `val_acc`."""
 
-    provides = Trainer.provides | {"metrics:val_loss", "metrics:val_acc"}
+    @property
+    def provides(self) -> frozenset[str]:
+        """What any party does, and how it validates."""
+        return super().provides | {"metrics:val_loss", "metrics:val_acc"}
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer as any party does, and judge what was trained."""

@@ -54,7 +54,7 @@ def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> l
 
 
 NAMES: dict[str, Callable[..., list[Rows]]] = {
-    **partition.NAMES,
+    **{k: deal for k, deal in partition.NAMES.items() if k != "noise"},  # pictures are read as they are
     "auto": auto,
     "even": even,
     "by_laboratory": by_laboratory,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mutirao.config import Common, Part, setting
-from mutirao.datasets.labelled import DATA
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task
@@ -21,11 +21,12 @@ class Config(Common):
     data: str = setting("synthetic", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt to clients")
     model: str = setting("cnn", "the network: the papers', or one a tenth its size", choices=NETWORK_NAMES)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 
 def task(config: Config) -> Task:
     """Training images dealt to the clients; the test images, which nobody trains on, judge the model."""
-    dealt = deal_labelled(config)
+    dealt = deal_labelled(config, judge_by=config.judge_by)
 
     from mutirao.images.networks import make_network
 

@@ -15,6 +15,7 @@ from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
 from mutirao.images.names import AUGMENTS, BAG_HEADS, BODY_WORDS, HEADS, STAINS, Trainable, check_body
 from mutirao.images.sources import Sources
+from mutirao.metrics import judge_classes
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
@@ -81,7 +82,10 @@ def task(config: Config) -> Task:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **plan.agreed(), **plan.training(config))
+    told: dict[str, Any] = plan.agreed() | plan.training(config)
+    if config.personal.name != "none":
+        told["figures"] = judge_classes  # then hospitals' own judgements are all there is
+    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **told)
     seen: dict[str, Any] = {}
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
@@ -111,6 +115,7 @@ def task(config: Config) -> Task:
         initial=partial(hospital.initial, config.seed),
         evaluate=evaluate if found.has_test else None,
         judge="balanced_accuracy" if found.has_test else "distributed_accuracy",  # the hospitals', if they judge at all
+        metrics=("accuracy", "balanced_accuracy", "loss") if config.personal.name != "none" else (),
         agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
         if found.has_test
@@ -130,7 +135,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
     private = is_private(config)
     for done in federate(fleet, config, task, run):
-        if config.validation and not private:
+        if config.validation and not private and config.personal.name == "none":
             done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
@@ -143,4 +148,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)

@@ -11,7 +11,8 @@ from typing import Any
 from mutirao.core.agreement import AGREE
 from mutirao.core.parts import names_of
 
-ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm"})  # metrics that clients tell if a part needs them
+# Metrics that clients tell if a part needs them.
+ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm", "reach", "start_loss"})
 BESIDE = {"squared_errors": ("batch_sizes",)}  # extras that come with others
 
 
@@ -40,4 +41,5 @@ def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
     asked = ["train", AGREE, *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
     beside = [more for name in extras for more in BESIDE.get(name, ())]
     metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
-    return Exchange(tuple(asked), (), (*extras, *beside), tuple(metrics)) | Exchange()
+    comes = tuple(names_of(needs, "comes"))
+    return Exchange(tuple(asked), comes, (*extras, *beside), tuple(metrics)) | Exchange()

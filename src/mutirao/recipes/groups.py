@@ -1,18 +1,20 @@
 """Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from mutirao.attacks import Attacked, liars_among, verdicts
+from mutirao.compression import compress_of
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyAggregator, AnySelector, check_needs
+from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_needs
 from mutirao.core.rounds import Cohort, Patience, Round, Run
-from mutirao.datasets.labelled import DATA, Labelled, load_labelled
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_judged
 from mutirao.errors import ConfigError
+from mutirao.fleets.without import names_in
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
@@ -21,13 +23,16 @@ from mutirao.groups.signature import noise_of
 from mutirao.groups.state import Grouping
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
+from mutirao.partitions.noise import disturb_rows, disturb_test, levels_of
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_samples
-from mutirao.recipes.task import Recipe, Task, build_screen, simulate
+from mutirao.recipes.staggering import check_waits
+from mutirao.recipes.task import Recipe, Task, build_aggregate, build_screen, simulate
 from mutirao.secure.kinds import secure_of
+from mutirao.training.drift import Around, groups_after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,7 @@ class Config(Common):
     model: str = setting("small", "the network for pictures", choices=NETWORK_NAMES)
     width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
     cluster: Part = setting(Part("auto", home="mutirao.groups.clusterers"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
@@ -86,10 +92,13 @@ def task(config: Config) -> Task:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_privacy(config)
     check_secure(config)
-    data = load_labelled(config.data, config.seed)
+    data = load_judged(config.data, config.seed, config.judge_by)
     x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
     parts, truth = split(config, data)
-    clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples)
+    noise = levels_of(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
+    x, sees = disturb_rows(noise, config.seed, parts, x), partial(disturb_test, noise, config.seed)
+    most, judge = config.samples, config.judge_samples
+    clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
     classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
 
     def network(outputs: int) -> nn.Module:
@@ -103,12 +112,15 @@ def task(config: Config) -> Task:
     member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
-    knows = Known(member, liars, groups if clear else None)
+    left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
+    around, drift = Around(left, config.seed, classes), build("drift", config.drift)
+    knows = Known(member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around))
     return Task(
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         classes=classes,
+        noise=noise,
         basis=lambda: {"data": data.digest},
         knows=knows,
         exhibits=Exhibits(
@@ -118,7 +130,7 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: summarise_groups(run, knows.truth),
+            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)),
             constant=frozenset({"groups", "rand"}),
         ),
     )
@@ -146,6 +158,14 @@ def check_privacy(config: Config) -> None:
         )
 
 
+def check_regroup(config: Config, aggregate: AnyAggregator) -> None:
+    """Refuse to form groups anew where clients keep what belongs to the model of the group they are in."""
+    if config.regroup and any(need.startswith("config:correct=") for need in as_aggregator(aggregate).needs):
+        raise ConfigError(
+            f"aggregate={config.aggregate.name}: what clients keep for it is of the groups before; use regroup=0"
+        )
+
+
 def check_secure(config: Config) -> None:
     """Refuse what shows the server more of a client than the signature of its one warm-up."""
     if config.secure.name == "none":
@@ -164,20 +184,27 @@ class Known:
 
     member: Any  # a Member
     liars: frozenset[ClientId]
-    truth: dict[ClientId, int] | None
+    truth: dict[ClientId, int] | None  # as the run begins; None: there is no one true answer
+    later: Callable[[int], dict[ClientId, int] | None] = lambda round: None  # and in a round, if data drift
+
+    def truth_at(self, round: int) -> dict[ClientId, int] | None:
+        """Who is alike by that round, if that is known."""
+        return None if self.truth is None else self.later(round)
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
     secure, member = secure_of(config), knows.member
-    fleet = secure.at_server(fleet, task.provides | {"metrics:accuracy_known"})
+    fleet = compress_of(config).at_server(secure.at_server(fleet, task.provides | {"metrics:accuracy_known"}))
     privacy = build_privacy(config)
     screen = build_screen(config, head=member.head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        aggregate = build("aggregate", config.aggregate, classes=task.classes)
+        aggregate = build_aggregate(config, task, clients)
+        check_waits(config, aggregate, "groups do")
+        check_regroup(config, aggregate)
         secure.check(config, select, aggregate, len(task.population))
         return privacy.at_server(select, aggregate, clients, config)
 
@@ -201,7 +228,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         stable=config.stable,
         tolerance=config.tolerance,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
-        truth=knows.truth,
+        truth=knows.truth_at,
         honest=lambda client: client not in knows.liars,
         judged=config.privacy.name in ("none", "central"),  # else nothing but noised updates leaves a client
         clients_every=config.clients_every,
@@ -238,4 +265,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return warm | Exchange(("evaluate",), metrics=("accuracy_known",))
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift"}), asks=asks)

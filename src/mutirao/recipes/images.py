@@ -129,7 +129,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
-        if task.evaluate is None and due and config.validation and not private:
+        if task.evaluate is None and due and config.validation and not private and config.personal.name == "none":
             done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
         yield done
 
@@ -139,4 +139,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import Common, build
-from mutirao.datasets.labelled import Labelled, load_labelled
+from mutirao.datasets.labelled import Labelled, load_judged
 from mutirao.errors import ConfigError
 from mutirao.partition import by_key, deal_tests, describe, natural
+from mutirao.partitions.noise import disturb_rows, disturb_test, levels_of
 from mutirao.randomness import number, rng
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Task
@@ -28,6 +29,7 @@ class Dealt:
     parts: Sequence[Index]
     own: Sequence[Index]
     seed: int
+    noise: tuple[float, ...] = ()  # its deviation on the inputs of each client, if any
 
     @cached_property
     def test(self) -> Any:
@@ -36,6 +38,18 @@ class Dealt:
 
         return Samples(self.data.x_test, self.data.y_test)
 
+    @cached_property
+    def x_train(self) -> npt.NDArray[Any]:
+        """What is trained on, with each client's noise on its own rows."""
+        return disturb_rows(self.noise, self.seed, self.parts, self.data.x_train)
+
+    def sees(self, i: int, test: Any) -> Any:
+        """Test samples as client i would have them, with noise of its own level."""
+        from mutirao.training.samples import Samples
+
+        x, y = test.batch(slice(0, len(test)))
+        return Samples(disturb_test(self.noise, self.seed, i, x.numpy()), y)
+
     def task(self, config: Common, model: Callable[[], Any], **more: Any) -> Task:
         """Clients that train this model; the test set, which nobody trains on, judges it. `more` is for the Trainer."""
         from mutirao.training.samples import pool_clients, virtual_clients
@@ -43,7 +57,8 @@ class Dealt:
 
         data, y = self.data, self.data.y_train
         seed = number(self.seed, 0, "samples")
-        clients = virtual_clients(data.x_train, y, self.parts, config.samples, seed, self.test, self.own)
+        sees = self.sees if self.noise else None
+        clients = virtual_clients(self.x_train, y, self.parts, config.samples, seed, self.test, self.own, sees)
         trainer = Trainer.of(config, model, **more)
         named = np.array(data.names)
         return Task(
@@ -55,19 +70,22 @@ class Dealt:
             basis=lambda: {"data": data.digest},
             exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
             classes=len(data.names),
+            noise=self.noise,
         )
 
 
-def deal_labelled(config: Common, seed: int | None = None, most: int = 100, equal: bool = False) -> Dealt:
+def deal_labelled(
+    config: Common, seed: int | None = None, most: int = 100, equal: bool = False, judge_by: str = "test"
+) -> Dealt:
     """The set that `data` names, dealt as `partition` says, `equal` if it can: equally many samples a client."""
     seed = config.seed if seed is None else seed
-    data = load_labelled(config.data, seed)
+    data = load_judged(config.data, seed, judge_by)
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
     own = deal_tests(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
         theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
         own = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own, strict=True)]
-    return Dealt(data, parts, own, seed)
+    return Dealt(data, parts, own, seed, levels_of(config.partition.name, config.partition.settings, len(parts)))
 
 
 def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:

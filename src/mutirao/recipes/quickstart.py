@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mutirao.config import Common, Part, setting
-from mutirao.datasets.labelled import DATA
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task
 
@@ -19,11 +19,12 @@ class Config(Common):
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")
     hidden: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 
 def task(config: Config) -> Task:
     """Samples dealt to the clients with skewed labels; a network by their shape, dense for digits."""
-    dealt = deal_labelled(config)
+    dealt = deal_labelled(config, judge_by=config.judge_by)
 
     from mutirao.images.networks import make_network  # late: a mistyped setting is told without torch
 

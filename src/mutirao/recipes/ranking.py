@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
 from mutirao.datasets.labelled import digest_of_set
 from mutirao.metrics import mrr, ndcg
-from mutirao.partition import describe
+from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
@@ -21,6 +22,7 @@ from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
 CUTS = (1, 5, 10)
+OWN_TEST = 200  # documents a client with a personal model is judged by at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def load(config: Config) -> tuple[RankingData, RankingData]:
 def task(config: Config) -> Task:
     """Documents dealt to the clients, put on one scale by the moments each of them sends."""
     from mutirao.ranking.models import LOSSES, Scorer, classifier, lists_of, score
-    from mutirao.training.samples import pool_clients, virtual_clients
+    from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
     train, judged = load(config)
@@ -67,7 +69,11 @@ def task(config: Config) -> Task:
     grades, highest = train.grades, int(max(train.grades.max(), judged.grades.max(), 1))
 
     if config.loss == "grades":
-        clients = virtual_clients(x, grades, parts, config.samples, number(config.seed, 0, "samples"))
+        own: tuple[Any, Any] = (None, ())
+        if config.personal.name != "none":  # then each client is judged by documents with grades like its own
+            likes = deal_tests(grades, parts, judged.grades, config.seed, OWN_TEST)
+            own = (Samples(test, judged.grades), likes)
+        clients = virtual_clients(x, grades, parts, config.samples, number(config.seed, 0, "samples"), *own)
         trainer = Trainer.of(config, lambda: classifier(train.features, config.hidden, highest + 1))
     else:
         lists, targets, owned = lists_of(x, grades, train.queries.astype(np.intp), parts)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mutirao.config import Common, Part, setting
 from mutirao.core.arrays import Arrays
-from mutirao.datasets.labelled import DATA
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES
 from mutirao.errors import ConfigError
 from mutirao.images.names import NETWORK_NAMES
 from mutirao.recipes.labelled import deal_labelled
@@ -33,11 +33,12 @@ class Config(Common):
     select: Part = setting(Part("aoiu"), "who takes part in a round")
     model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
     own_test: int = setting(100, "test samples a client is judged by at most, of its own classes", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 
 def task(config: Config) -> Task:
     """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
-    dealt = deal_labelled(config, config.partition_seed, config.own_test, equal=True)
+    dealt = deal_labelled(config, config.partition_seed, config.own_test, equal=True, judge_by=config.judge_by)
     shape, outputs = dealt.data.shape, len(dealt.data.names)
     if len(shape) == 1 and config.model in NETWORK_NAMES:
         raise ConfigError(
@@ -54,13 +55,17 @@ def task(config: Config) -> Task:
     trainer: Any = judged.handler
     test, own = dealt.test, dealt.own
 
+    def own_accuracies(arrays: Arrays) -> list[float]:  # of test samples that look different to each client
+        clients: Any = judged.population
+        return [trainer.evaluate(arrays, clients[name].test)["accuracy"] for name in clients]
+
     def evaluate(arrays: Arrays) -> dict[str, float]:
         def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
             return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).cpu().numpy()
 
         seen = batch_by_batch(trainer, arrays, test, look)
         right = np.concatenate([r for _, r in seen])
-        by_client = np.sort([right[rows].mean() for rows in own])
+        by_client = np.sort([right[rows].mean() for rows in own] if not dealt.noise else own_accuracies(arrays))
         return {
             "accuracy": float(right.mean()),
             "loss": sum(loss for loss, _ in seen) / len(test),

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from mutirao.core.files import write_whole
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
+from mutirao.personal import OneModel
 from mutirao.recipes.agreeing import wait_for_all, without
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.personal import as_global, personal_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.tabular.profile import join_profiles
 from mutirao.tabular.schema import SCHEMA, read_schema
@@ -120,7 +123,8 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Agree on a schema, make the model it asks for, then rounds; sites judge where the server has no rows."""
     from mutirao.tabular.client import join_tests
 
-    known, client = task.knows, task.knows.client
+    known, personal = task.knows, personal_of(config)
+    client: Any = personal.at_client(known.client)
     content = in_extras(MEMORY, run.memory) or client.own
     private = config.privacy.name != "none" or config.secure.name != "none"  # then nothing is told but updates
     check_private(config, content)
@@ -135,17 +139,24 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     task = without(task, agreement)
     schema = read_schema(content)
     trainer = client.trainers(schema)
-    run.arrays = run.arrays or trainer.initial(config.seed)
+    run.arrays = run.arrays or client.initial(schema, config.seed)
     log.info("agreed on %d columns, %d inputs of the model, %s", len(schema.features), schema.inputs, schema.task)
     task = replace(task, classes=len(schema.classes) or None)
-    if known.population is not None and config.test:
+    if known.population is not None and config.test and personal.whole:
         test = join_tests({c: known.population[c] for c in task.population}, schema)
-        task = replace(task, evaluate=lambda arrays: trainer.evaluate(arrays, test))
+        judge = partial(judge_by, trainer, test)
+        task = replace(task, evaluate=judge if isinstance(personal, OneModel) else as_global(judge))
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
-        if task.evaluate is None and due and config.test and not private:
+        if task.evaluate is None and due and config.test and not private and isinstance(personal, OneModel):
             done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
         yield done
+
+
+def judge_by(trainer: Any, test: Any, arrays: Arrays) -> dict[str, float]:
+    """The figures of a model on test rows."""
+    found: dict[str, float] = trainer.evaluate(arrays, test)
+    return found
 
 
 def asks(config: Config, task: Task) -> Exchange:
@@ -156,4 +167,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
 
 
-recipe = Recipe(Config, task, flow, private=True, secure=True, asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
+from mutirao.compression import Compress, Whole, compress_of
 from mutirao.config import Common, build, load_name, nearest
 from mutirao.core.agreement import tell_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyFilter, AnyHandler, as_handler, check_needs, names_of
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
 from mutirao.errors import ConfigError
 from mutirao.fleets.churn import Churn
@@ -22,10 +23,21 @@ from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.exchange import Exchange, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.recipes.personal import Roll, make_personal, personal_of
+from mutirao.recipes.staggering import is_staggered, stagger
 from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
+from mutirao.training.drift import Around, Dated, Drifted, can_drift
 
+# Settings that a flow must know of, and why one that does not cannot go with them.
+UNHEEDED = {
+    "privacy": "does not keep to it",
+    "secure": "looks at single clients",
+    "compress": "takes whole updates",
+    "drift": "does not model it",
+    "personal": "has its own models",
+}
 PYTHON = "python"  # what a run is called whose model and data were handed over as objects
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -53,7 +65,9 @@ class Task:
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
+    noise: tuple[float, ...] = ()  # its deviation on each client's inputs, where the partition asks for that
     secure: Secure = Open()  # what clients do so that the server sees sums alone
+    compress: Compress = Whole()  # how updates are made shorter before they leave
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
@@ -75,18 +89,32 @@ class Task:
         return as_handler(self.handler).provides
 
     @property
+    def worker(self) -> AnyHandler:
+        """The handler as a client runs it: what leaves goes into a sum, or is compressed."""
+        return self.compress.at_client(self.secure.at_client(self.handler))
+
+    @property
     def told(self) -> set[str] | None:
         """The metrics that clients may tell with an update; None if the handler does not say, and any will do."""
         return names_of(self.provides, "metrics") or None
 
 
 def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
-    """The fleet with the clients' devices and their coming and going, if the configuration models any."""
+    """The fleet with the clients' drift, devices and coming and going, if the configuration models any."""
+    if config.drift.name != "none":
+        fleet = Dated(fleet, build("drift", config.drift), run)
     if config.devices.name != "none":
         fleet = Timed(fleet, build("devices", config.devices), run, config.epochs)
     if config.available.name != "always":
         fleet = Churn(fleet, build("available", config.available), run)
     return fleet
+
+
+def build_aggregate(config: Any, task: "Task", clients: int | None = None) -> AnyAggregator:
+    """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
+    population = len(task.population) if clients is None else clients
+    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr}
+    return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
 
 
 def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
@@ -113,10 +141,12 @@ def judged_by_clients(task: Task) -> tuple[str, bool, dict[str, bool]]:
 
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate."""
-    everyone, fleet = fleet, simulate(fleet, config, run)
+    everyone, roll = fleet, Roll.of(config, task.population)
+    fleet, task = roll.trained(fleet, task)
+    fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build("select", config.select, count=config.per_round, classes=task.classes)
-    aggregate = build("aggregate", config.aggregate, classes=task.classes)
+    aggregate = build_aggregate(config, task)
     privacy = build_privacy(config)
     secure = secure_of(config)
     secure.check(config, select, aggregate, len(task.population))
@@ -124,9 +154,12 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     filters = build_screen(config)
     check_own_tests(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
+    fleet = secure.at_server(fleet, task.provides)
+    fleet, select = stagger(fleet, config, run, select, aggregate, len(task.population), classes=task.classes)
+    few = config.min_replies or (1 if is_staggered(aggregate) else None)  # None: half of the selected
     rounds = train(
         run,
-        secure.at_server(fleet, task.provides),
+        fleet,
         rounds=config.rounds,
         select=select,
         aggregate=aggregate,
@@ -134,13 +167,16 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
         tell=tell_agreed(task.agreed),
-        patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
+        patience=Patience(min_replies=few, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
         size_cap=config.size_cap,
         metrics=task.told,
     )
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
-        if config.clients_every and run.round % config.clients_every == 0:
+        if roll.personal:
+            if run.round % config.evaluate_every == 0 or run.round == config.rounds:
+                done.row.update(roll.judge(everyone, run, judged_by_clients(task)))
+        elif config.clients_every and run.round % config.clients_every == 0:
             done.row.update(across_clients(everyone, run, None, *judged_by_clients(task)))  # the worst one, too
         yield done
 
@@ -157,35 +193,48 @@ class Recipe:
     config: type[Common]
     task: Callable[[Any], Task]
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
-    private: bool = False  # whether a flow of its own keeps to `config.privacy`; the ordinary one does
-    secure: bool = False  # the same of `config.secure`
+    heeds: frozenset[str] = (
+        frozenset()
+    )  # the settings of `UNHEEDED` that a flow of its own keeps to; `federate` does to all
     name: str = ""  # what a recipe is called that is no attribute of a module
     asks: Callable[[Any, Task], Exchange] = asks_nothing_more  # what a flow of its own asks, besides the ordinary one's
 
     def exchange(self, config: Any, task: Task) -> Exchange:
         """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
         select = build("select", config.select, count=config.per_round, classes=task.classes)
-        aggregate = build("aggregate", config.aggregate, classes=task.classes)
+        aggregate = build_aggregate(config, task)
         own = self.asks(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts
-        return usual_exchange(task, parts, bool(config.clients_every) or "evaluate" in own.requests) | own
+        judged = bool(config.clients_every) or config.personal.name != "none" or "evaluate" in own.requests
+        return usual_exchange(task, parts, judged) | own
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
-        if config.privacy.name != "none" and self.flow is not federate and not self.private:
-            raise ConfigError(f"privacy={config.privacy.name}: the flow of this recipe does not keep to it; use none")
-        if config.secure.name != "none" and self.flow is not federate and not self.secure:
-            raise ConfigError(f"secure={config.secure.name}: the flow of this recipe looks at single clients; use none")
-        task = replace(self.task(config), secure=secure_of(config))
+        for key, why in UNHEEDED.items():
+            if (asked := getattr(config, key).name) != "none" and self.flow is not federate and key not in self.heeds:
+                raise ConfigError(f"{key}={asked}: the flow of this recipe {why}; use none")
+        personal_of(config)  # refuses what it does not go with before anything is read
+        task = replace(self.task(config), secure=secure_of(config), compress=compress_of(config))
+        if config.partition.name == "noise" and not task.noise:
+            raise ConfigError("partition=noise: this recipe does not change its clients' inputs; use another partition")
         if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
             raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
         if names := names_in(config.exclude):
             task = replace(task, population=PopulationWithout(task.population, names))
+        task = make_personal(task, config)
         handler = as_handler(task.handler)
         task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
-        if handler.private:
-            return task
-        return replace(task, handler=build_privacy(config).at_client(task.handler))
+        own = task.handler if handler.private else build_privacy(config).at_client(task.handler)
+        return replace(task, handler=drift_with(config, own, task))
+
+
+def drift_with(config: Any, handler: AnyHandler, task: Task) -> AnyHandler:
+    """The handler, with the data of clients changing as the configuration says."""
+    if config.drift.name == "none":
+        return handler
+    drift, around = build("drift", config.drift), Around(task.population, config.seed, task.classes)
+    can_drift(drift, around)
+    return Drifted(handler, drift, around)
 
 
 def name_of(recipe: Recipe) -> str:

@@ -72,7 +72,7 @@ def execute(
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
         config = replace(config, privacy=settle(config, len(task.population)))
         at_hand = fleet is None or isinstance(fleet, LocalFleet)
-        fleet = fleet or LocalFleet(task.secure.at_client(task.handler), task.population)
+        fleet = fleet or LocalFleet(task.worker, task.population)
         text = dump(name, config)
         run = folder.resume(text) if folder.holds_run() else None
         fresh = run is None
@@ -80,9 +80,10 @@ def execute(
             run = Run(task.initial(), seed=config.seed)
         if task.check is not None and at_hand and run.round < config.rounds:
             task.check(run.arrays, task.population)
+        fleet.lodge(folder.sites.states)
         if fresh:
             folder.begin(run, text)
-        else:
+        elif run.sites:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
         sink = Gentle(tracker.open(out, name, dict(flatten(tomllib.loads(text))), run.round))

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import time
 import tomllib
@@ -26,6 +27,7 @@ from mutirao.naming import dotted_in
 from mutirao.runs.audit import START, Audit
 from mutirao.runs.rosters import Journal
 from mutirao.runs.schema import typed_row
+from mutirao.runs.sites import Sites
 from mutirao.runs.tables import Table
 from mutirao.runs.trust import mark
 
@@ -48,6 +50,7 @@ class Folder:
         self.clients = Table(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
         self.journal = Journal(self.checkpoints / "roster.journal")
+        self.sites = Sites(self.checkpoints)
         self.elapsed = 0.0
         self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
         self._began = self._synced = time.monotonic()
@@ -73,6 +76,7 @@ class Folder:
         """Remove what `begin` wrote: no round can be made of it."""
         for file in (self.path / "config.toml", self.audit.path, self.model(0), self.state(0)):
             file.unlink(missing_ok=True)
+        shutil.rmtree(self.sites.home, ignore_errors=True)
         self.checkpoints.rmdir()
 
     def resume(self, config: str) -> Run | None:
@@ -86,7 +90,9 @@ class Folder:
             return None
         for number in rounds:
             try:
-                run, facts = self.load(number)
+                run, facts = self.load(number, states=False)
+                if "sites" in facts:
+                    self.sites.check(facts["sites"])
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
                 continue
@@ -95,6 +101,9 @@ class Folder:
             self.journal.go_on_after(facts.get("roster"), run.roster)
             self.elapsed = float(facts["elapsed"])
             self._sizes = {n: self._size(n) for n in rounds if n <= number}
+            self.sites.go_on_after(facts.get("sites"), min(self._sizes))
+            for replaced, _, size in self.sites.shelf.past:
+                self._sizes[max(n for n in self._sizes if n < replaced)] += size
             if number < rounds[0]:
                 for damaged in (n for n in rounds if n > number):
                     self._set_aside(damaged)
@@ -125,6 +134,7 @@ class Folder:
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
         self.journal.save(run.roster)
+        self._sizes[max(self._sizes)] += self.sites.save(run.round, durable)  # what goes with that checkpoint
         rest = self._beside(run)
         old, facts = self._too_old(), self.facts(run, rest)
         self.audit.append(
@@ -144,6 +154,7 @@ class Folder:
             del self._sizes[number]
             self.state(number).unlink(missing_ok=True)
             self.model(number).unlink(missing_ok=True)
+        self.sites.forget(min(self._sizes))
         if durable:
             if LAG * (len(run.history) - self._told) >= self._told:
                 self._write_history(run)
@@ -200,6 +211,7 @@ class Folder:
             "history": self.history.rows,
             "clients": self.clients.rows,
             **({"roster": self.journal.mark} if self.journal.is_used else {}),
+            **({"sites": self.sites.journal.mark} if self.sites.is_used else {}),
             "elapsed": self._seconds(),
         }
 
@@ -211,8 +223,11 @@ class Folder:
         rest = self._beside(run) if rest is None else rest
         self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
 
-    def load(self, number: int) -> tuple[Run, dict[str, Any]]:
-        """The run and the facts of one checkpoint; Damaged if anything of it is not whole."""
+    def load(self, number: int, states: bool = True) -> tuple[Run, dict[str, Any]]:
+        """The run and the facts of one checkpoint; Damaged if anything of it is not whole.
+
+        Without `states`, those of simulated sites that lie in files of their own are not read.
+        """
         arrays, rest, facts = self.examine(number)
         parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
         for name, value in rest.items():
@@ -224,6 +239,8 @@ class Folder:
             roster = self.journal.read(mark) if mark else Roster.from_arrays(parts["roster"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
+        if states and "sites" in facts:
+            parts["sites"] = self.sites.read(facts["sites"])
         run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
         return run, facts
 
@@ -244,11 +261,11 @@ class Folder:
             self.journal.check(facts["roster"])
         return arrays, rest, facts
 
-    def newest(self) -> Run:
+    def newest(self, states: bool = True) -> Run:
         """The run as of the last whole round; nothing is changed on disk."""
         for number in self.committed():
             try:
-                return self.load(number)[0]
+                return self.load(number, states)[0]
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
         raise Damaged(f"{self.path} holds no whole checkpoint")

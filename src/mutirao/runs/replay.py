@@ -19,6 +19,7 @@ from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
 from mutirao.fleets.churn import somebody
 from mutirao.randomness import rng
+from mutirao.recipes.staggering import is_staggered
 from mutirao.recipes.task import find
 from mutirao.runs.participation import Participation, everybody
 from mutirao.runs.reader import Record
@@ -125,6 +126,8 @@ def replay_folder(
         if key.partition(".")[0] not in ("select", "per_round", "seed"):
             raise ConfigError(f"{key}: only select, its settings, per_round and seed can be changed in a replay")
     config: Any = resolve(find(recipe).config, table, sets)
+    if is_staggered(build("aggregate", config.aggregate)):
+        raise ConfigError(f"aggregate={config.aggregate.name}: who was free when is not in the record, so no replay")
     churns = config.available.name != "always"
     select = build("select", config.select, count=config.per_round, classes=record.summary.get("classes"))
     available = build("available", config.available) if churns else None

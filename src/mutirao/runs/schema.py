@@ -7,6 +7,7 @@ from typing import Any
 # history.csv, a row a round. All else are metrics; those that begin with `train_` are the clients', from training.
 HISTORY = frozenset({"round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up"})
 HISTORY |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available", "waited", "clip"}
+HISTORY |= {"drifted"}
 # clients.csv, a row for each client selected in a round. All else are figures that clients told or the method found.
 TEXTS = frozenset({"client", "group", "failure", "rejected"})  # stay text, whatever they look like
 SIMULATED = frozenset({"sim_seconds", "sim_joules"})

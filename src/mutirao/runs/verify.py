@@ -148,10 +148,13 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
         name = folder.state(number).relative_to(folder.path)
         try:
             _, _, facts = folder.examine(number)
+            if "sites" in facts:
+                folder.sites.check(facts["sites"])
         except Damaged as error:
-            for file in (folder.state(number), folder.journal.path):
-                if str(file) in str(error):
-                    problems.append(f"{file.relative_to(folder.path)}: {str(error).removeprefix(str(file)).strip()}")
+            for place in (folder.state(number), folder.journal.path, folder.sites.journal.path, folder.sites.home):
+                if str(place) in str(error):
+                    file, _, what = str(error).removeprefix(f"{folder.path}/").partition(" ")
+                    problems.append(f"{file}: {what}")
             continue  # damage elsewhere is reported where it is
         event = by_hash.get(facts["trail"][1])
         if event is None:

@@ -19,14 +19,17 @@ from torch.nn import functional
 
 from mutirao.config import Common
 from mutirao.core.agreement import AGREE, AGREED, PROFILE, as_extra, digest_of, hold_agreed, in_extras
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.errors import Refused
 from mutirao.metrics import judge_classes, regression_figures
+from mutirao.personal import Settings as Personal
 from mutirao.privacy import DPSGD
 from mutirao.tabular.holding import Held
 from mutirao.tabular.profile import tell_profile
 from mutirao.tabular.schema import SCHEMA, Schema, Task, read_schema
+from mutirao.training.personal import OF_THE_WHOLE, PersonalTrainer
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
 
@@ -72,6 +75,12 @@ def trainer_for(made: Trainers, schema: Schema) -> Trainer:
         return Trainer.of(made.config, network, figures=judge_classes)
     judge = partial(judge_numbers, schema.mean, schema.std)
     return Trainer.of(made.config, network, loss=functional.mse_loss, figures=judge)
+
+
+@lru_cache(maxsize=16)
+def personal_for(made: Trainers, schema: Schema, personal: Personal) -> PersonalTrainer:
+    """The same for clients with a model of their own."""
+    return trainer_for(made, schema).personal_training(personal)
 
 
 class Encoded:
@@ -123,14 +132,23 @@ class TableClient:
     least: int
     own: bytes = b""
     privacy: DPSGD | None = None
+    personal: Personal | None = None
     encoded: Encoded = field(default_factory=Encoded, compare=False, repr=False)
+
+    @property
+    def figures(self) -> Any:
+        """What its trainers judge by besides loss and accuracy."""
+        return judge_classes if self.task == "classification" else regression_figures
 
     @property
     def provides(self) -> frozenset[str]:
         """What the trainer does: of numbers there is no accuracy."""
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        return Trainer.provides - ({"metrics:accuracy"} if self.task == "regression" else set())
+        plain = Trainer.of(self.trainers.config, nn.Identity)  # what is provided depends on the settings alone
+        whole = self.personal is None or self.personal.whole
+        given = plain.provides if whole else plain.provides - OF_THE_WHOLE
+        return given - ({"metrics:accuracy"} if self.task == "regression" else set())
 
     def agreed(self) -> Mapping[str, str]:
         """The schema this party was given, by its digest."""
@@ -144,8 +162,26 @@ class TableClient:
         """The same with private gradients."""
         return replace(self, privacy=privacy)
 
+    def personal_training(self, personal: Personal) -> AnyHandler:
+        """The same with a model of each client's own."""
+        return replace(self, personal=personal)
+
+    def initial(self, schema: Schema, seed: int) -> Arrays:
+        """What travels of a fresh model."""
+        if self.personal is not None:
+            return personal_for(self.trainers, schema, self.personal).initial(seed)
+        return self.trainers(schema).initial(seed)
+
+    def shared(self, arrays: Arrays) -> Arrays:
+        """What travels of a whole model, if there is one yet."""
+        if self.personal is None or not arrays:
+            return arrays
+        return personal_for(self.trainers, self.own_schema(), self.personal).shared(arrays)
+
     def handler(self, schema: Schema) -> AnyHandler:
         """Who trains."""
+        if self.personal is not None:
+            return personal_for(self.trainers, schema, self.personal)
         trainer = self.trainers(schema)
         return trainer if self.privacy is None else trainer.private_training(self.privacy)
 

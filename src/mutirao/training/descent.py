@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -28,8 +28,8 @@ class Descent:
     """The optimisers by name, bit for bit as in torch.optim, whose first use imports torch's compiler, for seconds.
 
     What is no name is made by torch: a class with these settings, or whatever a function makes of the weights, its
-    rates times `scale`. FedProx's pull mu (w - w_start) is added to the gradients, and `clip` shortens them, before a
-    step.
+    rates times `scale`. Before a step b + mu (w - a) is added to the gradients, where a are the `anchors`, or else the
+    weights as they are now, and b the `corrections`, if there are any; then `clip` shortens them.
     """
 
     weights: list[nn.Parameter]
@@ -41,9 +41,11 @@ class Descent:
     weight_decay: float = 0.0
     clip: float = 0.0
     scale: float = 1.0
+    anchors: Sequence[Tensor] = ()
+    corrections: Sequence[Tensor] = ()
 
     def __post_init__(self) -> None:
-        self.start = [p.detach().clone() for p in self.weights] if self.mu else []
+        self.start = (self.anchors or [p.detach().clone() for p in self.weights]) if self.mu else []
         self.moments: dict[int, list[Tensor]] = {}
         self.count = 0
         self.move = self.follow_own() if callable(self.optimizer) else partial(RULES[self.optimizer], self)
@@ -55,6 +57,9 @@ class Descent:
         for p, origin in zip(self.weights, self.start, strict=False):
             if p.grad is not None:
                 p.grad.add_(p - origin, alpha=self.mu)
+        for p, correction in zip(self.weights, self.corrections, strict=False):
+            if p.grad is not None:
+                p.grad.add_(correction)
         if self.clip:
             nn.utils.clip_grad_norm_(self.weights, self.clip)
         self.move()

@@ -18,7 +18,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 PROBE_SAMPLES = 100
 PROBED = frozenset({"entropy", "rms_loss", "gradient_norm"})  # what is measured on the model as it was received
 FEW = 16  # classes; with fewer than fill a vector register, torch's log_softmax is slow along the last axis
-EXTRAS = PROBED | {"squared_errors"}  # what a request to train may ask for
+BESIDE = frozenset({"reach", "start_loss", "control"})  # what is added to a reply: see `mutirao.training.corrections`
+EXTRAS = PROBED | {"squared_errors"} | BESIDE  # what a request to train may ask for
 
 
 def mean_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:

@@ -39,6 +39,7 @@ from mutirao.training.figures import (
 )
 from mutirao.training.inputs import call_model
 from mutirao.training.pace import Pace
+from mutirao.training.pull import Pull
 from mutirao.training.samples import Samples
 from mutirao.training.travel import Travel, find_travel
 
@@ -159,8 +160,8 @@ class PlainTrainer:
         pace = self.pace(config)
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.travel.prepare(self.fill(request.arrays))
-        weights = [p for p in model.parameters() if p.requires_grad]
-        descent = self.descent(weights, pace)
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        descent = self.descent(list(named.values()), pace, **self.pulls(named, request))
         if self.keep_optimizer:
             descent.recall(site.state)
         place = self.place()
@@ -200,10 +201,22 @@ class PlainTrainer:
         epochs, size = told.get("epochs", self.epochs), told.get("batch_size", self.batch_size)
         return Pace(lr, epochs, self.steps, size, told.get("mu", self.mu))
 
-    def descent(self, weights: list[nn.Parameter], pace: Pace) -> Descent:
+    def descent(self, weights: list[nn.Parameter], pace: Pace, **pulls: Any) -> Descent:
         """The optimiser of these weights, at its first step."""
         names = ("optimizer", "momentum", "weight_decay", "clip")
-        return Descent(weights, pace.mu, lr=pace.lr, scale=pace.lr / self.lr, **{k: getattr(self, k) for k in names})
+        given = {k: getattr(self, k) for k in names}
+        return Descent(weights, pace.mu, lr=pace.lr, scale=pace.lr / self.lr, **given, **pulls)
+
+    def pulls(self, named: Mapping[str, nn.Parameter], request: Request) -> dict[str, list[Tensor]]:
+        """What a request has the steps of these weights pulled by, as tensors where they are trained."""
+        pull, found = Pull.of(request), dict[str, list[Tensor]]()
+        for key, arrays in (("anchors", pull.anchor), ("corrections", pull.correction)):
+            if arrays:
+                usual = request.arrays if key == "anchors" else {}
+                values = [arrays.get(n, usual.get(n)) for n in named]
+                pairs = zip(named.values(), values, strict=True)
+                found[key] = [torch.zeros_like(p) if v is None else torch.from_numpy(v.copy()).to(p) for p, v in pairs]
+        return found
 
     def make(self) -> nn.Module:
         """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""

@@ -194,7 +194,7 @@ class VirtualClients(Population):
     """A population over one storage: client i owns the rows order[offsets[i]:offsets[i + 1]].
 
     A client costs a name and a number, so that there may be millions. With a common `test` set, client i judges by
-    its rows tests[i].
+    its rows tests[i], as `sees(i, those samples)` gives them if inputs look different to each client.
 
     >>> clients = virtual_clients(np.zeros((5, 2)), np.arange(5), [np.array([0, 4]), np.array([1, 2, 3])])
     >>> list(clients), len(clients["c1"])
@@ -207,6 +207,7 @@ class VirtualClients(Population):
     offsets: npt.NDArray[np.int64]
     test: Samples | None = None
     tests: Sequence[Index] = ()
+    sees: Callable[[int, Samples], Samples] | None = None
 
     def __post_init__(self) -> None:
         self.x, self.y = as_inputs(self.x), as_labels(self.y)
@@ -232,7 +233,10 @@ class VirtualClients(Population):
         if not 0 <= i < len(self.names) or self.names[i] != name:
             raise KeyError(name)
         own = Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
-        return own if self.test is None else ClientData(own, Samples(self.test.x, self.test.y, self.tests[i]))
+        if self.test is None:
+            return own
+        test = Samples(self.test.x, self.test.y, self.tests[i])
+        return ClientData(own, test if self.sees is None else self.sees(i, test))
 
 
 def pool_clients(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
@@ -249,13 +253,14 @@ def virtual_clients(
     seed: int = 0,
     test: Samples | None = None,
     tests: Sequence[Index] = (),
+    sees: Callable[[int, Samples], Samples] | None = None,
 ) -> VirtualClients:
     """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once.
 
-    `test` is a common test set and `tests` the rows of it that each client judges by.
+    `test` is a common test set and `tests` the rows of it that each client judges by; `sees` changes how they look.
     """
     if most:
         draw = np.random.default_rng(seed)
         parts = [p if len(p) <= most else np.sort(draw.choice(p, most, replace=False)) for p in parts]
     offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
-    return VirtualClients(x, y, np.concatenate(parts).astype(np.intp), offsets, test, tests)
+    return VirtualClients(x, y, np.concatenate(parts).astype(np.intp), offsets, test, tests, sees)

@@ -5,24 +5,35 @@ from dataclasses import dataclass
 from torch import nn
 
 from mutirao.core.told import TOLD
+from mutirao.personal import Settings as Personal
 from mutirao.privacy import DPSGD
+from mutirao.training.corrections import lacks
 from mutirao.training.engine.encoder import hasten_encoders
 from mutirao.training.engine.judging import evaluate_model
 from mutirao.training.engine.recurrent import hasten_recurrent
 from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
+from mutirao.training.personal import PersonalTrainer, personal_trainer
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.preflight import check_start
 from mutirao.training.private import PrivateTrainer
+
+PROVIDED = frozenset(
+    {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}
+    | {"metrics:reach", "metrics:start_loss", "comes:control", "extras:control"}
+    | {f"config:{name}" for name in TOLD}
+    | {f"metrics:{name}" for name in PROBED}
+)
 
 
 @dataclass(frozen=True)
 class Trainer(PlainTrainer):
     """A handler that trains `model()` by mini-batches on `site.data` and returns the trained arrays.
 
-    With a proximal weight mu (its own, or the one the server tells) the local objective is
-    F_k(w) + mu/2 |w - w_global|^2 (Li et al., 2020). `steps` > 0 replaces whole epochs. The server may also tell `lr`,
+    Steps are w <- w - lr (g + b + mu (w - a)): with mu (its own, or the one the server tells) they are pulled to an
+    anchor a, as a rule the model received (FedProx; Li et al., 2020), and b is the correction of a method such as
+    SCAFFOLD (`mutirao.training.corrections`). `steps` > 0 replaces whole epochs. The server may also tell `lr`,
     `epochs` and `batch_size`; else the rate is `lr` times `schedule(round)`. `optimizer` is a name, a class of
     torch.optim or a function that makes one of the weights. What is frozen does not travel.
 
@@ -34,11 +45,10 @@ class Trainer(PlainTrainer):
     (['bias', 'weight'], 2)
     """
 
-    provides = frozenset(
-        {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}
-        | {f"config:{name}" for name in TOLD}
-        | {f"metrics:{name}" for name in PROBED}
-    )
+    @property
+    def provides(self) -> frozenset[str]:
+        """What it tells, sends and can be told; some of it with plain SGD alone."""
+        return PROVIDED - lacks(self)
 
     __call__ = answer_request
     many = answer_requests
@@ -48,6 +58,10 @@ class Trainer(PlainTrainer):
     def private_training(self, privacy: DPSGD) -> PrivateTrainer:
         """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""
         return PrivateTrainer.of(self, privacy)
+
+    def personal_training(self, personal: Personal) -> PersonalTrainer:
+        """A handler that trains as this one does, a part of the model or a second one being each client's own."""
+        return personal_trainer(self, personal)
 
     def make(self) -> nn.Module:
         """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""

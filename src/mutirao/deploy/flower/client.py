@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from mutirao.compression import Whole
 from mutirao.config import coerce
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
@@ -90,17 +91,18 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
     name, kept = name_of(context, lambda _: task), context.state.get(STATE)
     stock = is_stock(message)
+    check_stock(stock, task)
     request = stock_request_in(message, seed_in(context)) if stock else request_in(message)
     without_arrays(message)  # Flower holds on to it until all is done
     number, began, do = request.config.get("round"), 0, summed_in(request)
-    handler = task.secure.at_client(task.handler)
+    handler = task.worker
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
     data = data_of(task, name)
     alone = LocalFleet(lambda request, site: handler(request, site), {name: data}, copies=False)
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
         state |= states.take_fleeting()
-        alone.states |= {name: state} if state else {}
+        alone.states.update({name: state} if state else {})
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
@@ -117,6 +119,12 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
         else:
             context.state[STATE] = pack_together(alone.states[name])
     return content
+
+
+def check_stock(stock: bool, task: Task) -> None:
+    """Refuse to compress for a strategy of Flower's own, which would take the encoding for a model."""
+    if stock and not isinstance(task.compress, Whole):
+        raise Refused("compress", "a strategy of Flower's own takes whole updates; use none")
 
 
 def seed_in(context: Context) -> int:
@@ -143,10 +151,11 @@ def work_under(
     asker = approve(policy, asker, asked, settle if by_recipe else None)
     with discreet(policy, asker.facts()):
         task = task_for(context, task_of, policy.settings, warm)
+        check_stock(is_stock(message), task)
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
-        handler = guarded(task.handler, policy, asker, task.secure)
-        content = work_on(message, context, replace(task, handler=handler, secure=Open()), states)
+        handler = guarded(task.handler, policy, asker, task.secure, task.compress)
+        content = work_on(message, context, replace(task, handler=handler, secure=Open(), compress=Whole()), states)
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())
     return content

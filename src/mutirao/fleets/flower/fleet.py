@@ -7,8 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -16,8 +15,9 @@ from flwr.serverapp import Grid
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import reply_fingerprint
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, failure_of
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect
 from mutirao.core.roster import Roster
+from mutirao.fleets.flower.mailbox import Mailbox, Read
 from mutirao.fleets.flower.messages import (
     CLOCKS,
     fault_of_agreed,
@@ -28,10 +28,10 @@ from mutirao.fleets.flower.messages import (
     reply_in,
     request_message,
     tag,
-    to_line,
     without_arrays,
 )
 from mutirao.fleets.flower.stock import stock_message, stock_reply_in, wanted_in
+from mutirao.fleets.flower.turns import Sent, Turns
 
 log = logging.getLogger("mutirao")
 
@@ -41,10 +41,8 @@ KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to k
 SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
 TROUBLE = 10.0  # and one that answered with an error after so many
 GREETING = "query.name"
-LOOK = 0.1  # seconds between two looks for answers, at first; a SuperNode takes half a second to send one
 
 T = TypeVar("T")
-Read = Callable[[str, Message], T]  # what an answer to the message of that number holds
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ class FlowerFleet(Fleet):
         self._where: Callable[[], Mapping[str, Scalar]] = dict
         self._heads: dict[ClientId, dict[str, Scalar]] = {}
         self._keepers: set[ClientId] = set()  # who has sent a head
+        self._turns: Turns[Reply | Failure | Opened] | None = None  # of requests that no round waits for
 
     def clients(self) -> list[ClientId]:
         """The names of the nodes that are connected; the same list while nothing changed."""
@@ -115,8 +114,20 @@ class FlowerFleet(Fleet):
         """The node each client is: a SuperLink that authenticates its nodes gives one key one node, and no more."""
         return {name: str(node) for name, node in self._nodes.items()}
 
+    def stagger(self, buffer: int, at_once: int) -> None:
+        """Let requests to train return with the first answers; the others are taken when they come."""
+        mailbox = Mailbox(self.grid, lambda i, answer: self._read(turns.sent[i], answer))
+        turns = Turns(buffer, at_once, self.timeout, mailbox, self._send, self._judge, self._closed)
+        self._turns = turns
+
+    def awaited(self) -> frozenset[ClientId]:
+        """Who was asked to train and has not answered, in time or at all."""
+        return self._turns.clients() if self._turns is not None else frozenset()
+
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Send each client its request and wait at most `timeout` seconds for the answers."""
+        if self._turns is not None and all(request.do == "train" for request in requests.values()):
+            return self._turns.ask(requests)
         return collect(requests, self._outcomes(requests))
 
     def trail(self, where: Callable[[], Mapping[str, Scalar]]) -> None:
@@ -134,9 +145,19 @@ class FlowerFleet(Fleet):
     def close(self) -> None:
         """Stop waiting: whoever listens for answers gets none any more."""
         self._closed.set()
+        if self._turns is not None:
+            self._turns.mailbox.close()
 
     def _outcomes(self, requests: Mapping[ClientId, Request]) -> Iterator[tuple[ClientId, Reply | Failure]]:
+        sent, failed = self._send(requests)
+        yield from failed.items()
+        for message_id, answer in self._listen(sent, self.timeout, lambda i, answer: self._read(sent[i], answer)):
+            yield sent[message_id].client, self._judge(sent[message_id], answer)
+
+    def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, Sent], dict[ClientId, Failure]]:
+        """Push the requests; what is on its way by the number of its message, and who cannot be reached."""
         messages: dict[ClientId, Message] = {}
+        failed: dict[ClientId, Failure] = {}
         records: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
 
         def pack_once(arrays: Arrays) -> ArrayRecord:
@@ -146,7 +167,7 @@ class FlowerFleet(Fleet):
 
         for client, request in sorted(requests.items()):
             if client not in self._nodes:
-                yield client, Failure("gone", "is not connected")
+                failed[client] = Failure("gone", "is not connected")
                 continue
             node = self._nodes[client]
             content = {"arrays": pack_once(request.arrays)}
@@ -157,23 +178,24 @@ class FlowerFleet(Fleet):
                 content["extras"] = pack_once(request.extras)
             messages[client] = request_message(request, content, node, self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
+        sent: dict[str, Sent] = {}
         for client, message in messages.items():
-            if message.metadata.message_id not in taken:
-                yield client, Failure("gone", "the SuperLink did not take the message")
-        sent = {m.metadata.message_id: c for c, m in messages.items() if m.metadata.message_id in taken}
-        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages.values()}
-        messages.clear()
-        records.clear()  # what was sent is not needed any more: a model may be large
+            about = message.metadata
+            if about.message_id in taken:  # what was sent is not needed any more: a model may be large
+                sent[about.message_id] = Sent(client, about.dst_node_id, replace(requests[client], arrays={}))
+            else:
+                failed[client] = Failure("gone", "the SuperLink did not take the message")
+        return sent, failed
 
-        def read(message_id: str, answer: Message) -> Reply | Failure | Opened:
-            if self.plain:
-                return stock_reply_in(answer, nodes[message_id], wanted_in(requests[sent[message_id]]))
-            reply = reply_in(answer, nodes[message_id])
-            return reply if isinstance(reply, Failure) else Opened(reply, without_arrays(answer))
+    def _read(self, sent: Sent, answer: Message) -> Reply | Failure | Opened:
+        """What an answer to a request holds."""
+        if self.plain:
+            return stock_reply_in(answer, sent.node, wanted_in(sent.request))
+        reply = reply_in(answer, sent.node)
+        return reply if isinstance(reply, Failure) else Opened(reply, without_arrays(answer))
 
-        for message_id, answer in self._listen(sent, self.timeout, read):
-            client = sent[message_id]
-            yield client, self._approve(client, answer, requests[client]) if isinstance(answer, Opened) else answer
+    def _judge(self, sent: Sent, answer: Reply | Failure | Opened) -> Reply | Failure:
+        return self._approve(sent.client, answer, sent.request) if isinstance(answer, Opened) else answer
 
     def _approve(self, client: ClientId, opened: Opened, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""
@@ -189,37 +211,18 @@ class FlowerFleet(Fleet):
         return reply
 
     def _listen(self, ids: Iterable[str], seconds: float, read: Read[T]) -> Iterator[tuple[str, T | Failure]]:
-        """Pass on what is read in answers that come in time; one that is damaged or slow holds up no other."""
-        waiting, began = set(ids), time.monotonic()
-        pulls: dict[Future[list[T | Failure]], str] = {}
-        pool = ThreadPoolExecutor(32, "mutirao-answers")
+        """Pass on what is read in answers that come in time."""
+        mailbox, began = Mailbox(self.grid, read), time.monotonic()
+        mailbox.expect(ids)
         try:
-            while waiting and not self._closed.is_set():
-                pulls |= {pool.submit(self._pull, i, read): i for i in waiting.difference(pulls.values())}
-                for pull in wait(pulls, timeout=1.0).done:
-                    message_id, answers = pulls.pop(pull), pull.result()
-                    if answers:
-                        waiting.discard(message_id)
-                    yield from ((message_id, answer) for answer in answers)
+            while mailbox.waiting and not self._closed.is_set():
+                yield from mailbox.look()
                 passed = time.monotonic() - began
                 if passed >= seconds:
                     return
-                # A twentieth of what was waited already adds little to it; a SuperLink with many clients is spared.
-                pause = min(max(LOOK, passed / 20), 0.5) + len(waiting) / 50
-                self._closed.wait(min(pause, seconds - passed) if waiting else 0)
+                self._closed.wait(min(mailbox.pause(passed), seconds - passed) if mailbox.waiting else 0)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _pull(self, message_id: str, read: Read[T]) -> list[T | Failure]:
-        """What is read in the answers to one message: pulled together, a single undecodable one would cost them all.
-
-        They are read here, at once, so that what Flower holds of one is gone before the next comes.
-        """
-        try:
-            found = self.grid.pull_messages([message_id])
-            return [read(message_id, m) for m in found if m.metadata.reply_to_message_id == message_id]
-        except Exception as error:  # whatever a client sent must stay that client's failure
-            return [Failure("malformed", f"the answer cannot be read: {to_line(failure_of(error).reason)}")]
+            mailbox.close()
 
     def _forget_all_but(self, here: set[int]) -> None:
         self._claims = {n: name for n, name in self._claims.items() if n in here}

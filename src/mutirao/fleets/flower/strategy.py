@@ -119,6 +119,9 @@ class Strategy(FlowerStrategy):
                 f"{self.cohort.select!r} asks clients for {asked[0]!r} before it selects, which Flower's own apps "
                 f"cannot answer; {right}"
             )
+        if "replies:staleness" in self.cohort.needs:
+            right = "take a FlowerFleet with server_app and client_app"
+            raise ConfigError(f"{self.cohort.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
         self.errors, self.seed = errors, seed
         self.patience = Patience(min_replies, wait=wait)
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate

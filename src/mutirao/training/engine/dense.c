@@ -8,7 +8,7 @@
 
 #include "dense_train.h"
 
-#define MOST_BUFFERS (3 * MOST_LAYERS + 8)
+#define MOST_BUFFERS (7 * MOST_LAYERS + 8)
 
 typedef struct {
     Py_buffer view[MOST_BUFFERS];
@@ -55,6 +55,23 @@ static int take_layers(Work *w, Buffers *b, PyObject *arrays) {
             return -1;
         }
         if (bias != Py_None && !(a->their_bias = borrow(b, bias, "a bias", 'f', 4, 1, a->out))) return -1;
+    }
+    return 0;
+}
+
+/* A weight and a bias a layer, like those that are trained, or None for all; `corrects`: corrections, else anchors. */
+static int take_pull(Work *w, Buffers *b, PyObject *arrays, int corrects) {
+    if (!arrays || arrays == Py_None) return 0;
+    if (!PyList_Check(arrays) || PyList_Size(arrays) != 2 * w->layers) {
+        PyErr_SetString(PyExc_ValueError, "what pulls the weights must be like them");
+        return -1;
+    }
+    for (int l = 0; l < w->layers; l++) {
+        Layer *a = &w->layer[l];
+        float **to = corrects ? a->their_correction : a->their_anchor;
+        PyObject *bias = PyList_GetItem(arrays, 2 * l + 1);
+        if (!(to[0] = borrow(b, PyList_GetItem(arrays, 2 * l), "a pull", 'f', 4, 0, a->in * a->out))) return -1;
+        if (a->their_bias && !(to[1] = borrow(b, bias, "a pull", 'f', 4, 0, a->out))) return -1;
     }
     return 0;
 }
@@ -119,23 +136,24 @@ static int take_masks(Work *w, Buffers *b, PyObject *masks, PyObject *draw) {
 }
 
 static PyObject *dense_train(PyObject *self, PyObject *args) {
-    PyObject *arrays, *x, *y, *rows, *lengths, *squared, *masks, *draw;
+    PyObject *arrays, *x, *y, *rows, *lengths, *squared, *masks, *draw, *anchors = NULL, *corrections = NULL;
     Work w = {0};
     Buffers b;
     b.held = 0;
-    if (!PyArg_ParseTuple(args, "O!OOOOffffOOO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
+    if (!PyArg_ParseTuple(args, "O!OOOOffffOOO|OO", &PyList_Type, &arrays, &x, &y, &rows, &lengths, &w.descent.lr,
                           &w.descent.momentum, &w.descent.weight_decay, &w.descent.mu, &squared, &masks,
-                          &draw))
+                          &draw, &anchors, &corrections))
         return NULL;
     w.here = instructions_here();
     PyObject *result = NULL;
     float *input, *memory;
-    if (take_layers(&w, &b, arrays) || take_samples(&w, &b, x, y, rows, lengths, squared) || take_masks(&w, &b, masks, draw))
+    if (take_layers(&w, &b, arrays) || take_pull(&w, &b, anchors, 0) || take_pull(&w, &b, corrections, 1) ||
+        take_samples(&w, &b, x, y, rows, lengths, squared) || take_masks(&w, &b, masks, draw))
         goto done;
     w.thread = PyEval_SaveThread();
     memory = lay_out(&w, &input);
     if (memory) {
-        for (int l = 0; l < w.layers; l++) pack(&w, &w.layer[l]);
+        for (int l = 0; l < w.layers; l++) pack_layer(&w, &w.layer[l]);
         train(&w, input);
         for (int l = 0; l < w.layers; l++) unpack(&w, &w.layer[l]);
         free(memory);
@@ -168,10 +186,12 @@ static PyObject *dense_draw(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"train", dense_train, METH_VARARGS,
-     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared, masks, draw) -> (loss, right)\n\n"
+     "train(arrays, x, y, rows, lengths, lr, momentum, weight_decay, mu, squared, masks, draw, anchors=None,\n"
+     "corrections=None) -> (loss, right)\n\n"
      "Train in place the weights and biases in `arrays`, batch by batch; the summed loss and hits before each step.\n\n"
      "With dropout `masks` has (kept, mask) a layer, or None, and `draw(length)` fills the masks before each step;\n"
-     "or `draw` is a seed, and no mask is needed."},
+     "or `draw` is a seed, and no mask is needed. `anchors` and `corrections` are like `arrays`: a and b of the step\n"
+     "w <- w - lr (g + b + mu (w - a))."},
     {"draw", dense_draw, METH_VARARGS,
      "draw(seed, kept, numbers)\n\nMultiply numbers by 0 where a generator like torch's does not keep them."},
     {NULL, NULL, 0, NULL}};

@@ -36,7 +36,8 @@ ALWAYS void NAME(finish)(const What what, const int rows, const int wide, const 
                 const Descent d = p->descent;
                 const long at = (float *)to - p->c.at;
                 vec weight = *to;
-                if (d.mu != 0) value += d.mu * (weight - *(const vec *)(p->origin + at));
+                if (d.mu != 0) value += d.mu * (weight - *(const vec *)(p->anchor + at));
+                if (p->correction) value += *(const vec *)(p->correction + at);
                 if (d.weight_decay != 0) value += d.weight_decay * weight;
                 if (d.momentum != 0) {
                     vec *moment = (vec *)(p->moment + at);

@@ -43,7 +43,7 @@ typedef struct { /* C = A B, and what is done with it */
     long active_stride;
     float scale;
     Descent descent;                               /* DESCEND */
-    const float *origin;
+    const float *anchor, *correction;              /* or NULL */
     float *moment;
 } Product;
 
@@ -109,9 +109,10 @@ static Instructions instructions_here(void) {
 typedef struct { /* what one layer works with */
     long in, out, in_fill, out_fill, rows; /* rows: inputs, and one more if there is a bias */
     Matrix weights, turned;
-    float *origin, *moment;
+    float *anchor, *correction, *moment; /* laid out as the weights are, or NULL */
     float *outputs, *errors; /* a row a sample, of out_fill + FILL numbers */
     float *theirs, *their_bias;
+    float *their_anchor[2], *their_correction[2]; /* of weight and bias, or NULL */
     int drops;         /* dropout: its inputs are kept with a probability, and multiplied by the inverse of it */
     double kept;
     const float *mask; /* which are kept in this step, a row a sample, or NULL to draw them here */
@@ -136,11 +137,20 @@ typedef struct {
 
 static long filled(long n) { return (n + FILL - 1) / FILL * FILL; }
 
-static void pack(const Work *w, Layer *l) {
-    const Matrix theirs = plain(l->theirs, l->in, l->in);
-    w->here.turn(&theirs, &l->weights, l->out, l->in);
-    for (long o = 0; l->their_bias && o < l->out; o++) *place(&l->weights, l->in, o) = l->their_bias[o];
-    if (l->origin) memcpy(l->origin, l->weights.at, l->rows * l->out_fill * sizeof(float));
+/* A weight and a bias as they came, to where they are worked with. */
+static void pack(const Work *w, const Layer *l, float *weight, const float *bias, float *at) {
+    const Matrix theirs = plain(weight, l->in, l->in), ours = panels(at, l->rows, l->out_fill);
+    w->here.turn(&theirs, &ours, l->out, l->in);
+    for (long o = 0; bias && o < l->out; o++) *place(&ours, l->in, o) = bias[o];
+}
+
+static void pack_layer(const Work *w, Layer *l) {
+    pack(w, l, l->theirs, l->their_bias, l->weights.at);
+    if (l->correction) pack(w, l, l->their_correction[0], l->their_correction[1], l->correction);
+    if (l->anchor && l->their_anchor[0])
+        pack(w, l, l->their_anchor[0], l->their_anchor[1], l->anchor);
+    else if (l->anchor)
+        memcpy(l->anchor, l->weights.at, l->rows * l->out_fill * sizeof(float));
 }
 
 static void unpack(const Work *w, Layer *l) {
@@ -236,7 +246,8 @@ static void train(Work *w, float *input) {
             Product p = {.what = DESCEND, .rows = a->rows, .inner = batch, .a = l ? below->outputs : input, .a_down = 1,
                          .a_along = l ? below->out_fill + FILL : input_stride,
                          .b = plain(a->errors, a->out_fill, a->out_fill + FILL), .c = a->weights,
-                         .descent = w->descent, .origin = a->origin, .moment = a->moment};
+                         .descent = w->descent, .anchor = a->anchor, .correction = a->correction,
+                         .moment = a->moment};
             w->here.product(&p);
         }
     }
@@ -247,7 +258,7 @@ static float *lay_out(Work *w, float **input) {
     size_t need = (size_t)w->longest * (w->layer[0].in_fill + FILL) + FILL;
     for (int l = 0; l < w->layers; l++) {
         const Layer *a = &w->layer[l];
-        need += 3 * (size_t)a->rows * a->out_fill + (size_t)a->out * a->in_fill;
+        need += 4 * (size_t)a->rows * a->out_fill + (size_t)a->out * a->in_fill;
         need += (size_t)w->longest * 2 * (a->out_fill + FILL);
     }
     float *memory = calloc(need, sizeof(float));
@@ -257,7 +268,8 @@ static float *lay_out(Work *w, float **input) {
     for (int l = 0; l < w->layers; l++) {
         Layer *a = &w->layer[l];
         a->weights = panels(at, a->rows, a->out_fill), at += a->rows * a->out_fill;
-        if (w->descent.mu != 0) a->origin = at, at += a->rows * a->out_fill;
+        if (w->descent.mu != 0) a->anchor = at, at += a->rows * a->out_fill;
+        if (a->their_correction[0]) a->correction = at, at += a->rows * a->out_fill;
         if (w->descent.momentum != 0) a->moment = at, at += a->rows * a->out_fill;
         if (l) a->turned = panels(at, a->out, a->in_fill), at += a->out * a->in_fill;
         a->outputs = at, at += w->longest * (a->out_fill + FILL);

@@ -1,6 +1,6 @@
 """Small dense networks, trained by a kernel in C (`dense.c`): one call a client, several clients in threads.
 
-It takes Linear, ReLU and Dropout layers with cross-entropy and SGD (momentum, weight decay and the proximal term
+It takes Linear, ReLU and Dropout layers with cross-entropy and SGD (momentum, weight decay, corrections and anchors
 included), however the module is written: what it does is followed, and then proven by its own gradients. Whether a
 model fits depends on it and on the shape of a sample alone, never on the clients that are there.
 """
@@ -28,6 +28,7 @@ from mutirao.training.figures import extras_of, mean_metrics
 from mutirao.training.lazy import Lazy
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.pull import NOTHING, Pull
 from mutirao.training.samples import Index, Samples
 
 try:
@@ -100,22 +101,37 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
     seed = number(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
-    loss, right = call(job.trainer, job.pace, layers, arrays, seed, x, y, rows, job.lengths, squared)
+    loss, right = call(job.trainer, job.pace, layers, arrays, seed, x, y, rows, job.lengths, squared, pull=job.pull)
     extras = {} if squared is None else extras_of(squared, job.lengths)
     return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))
 
 
 def call(
-    trainer: PlainTrainer, pace: Pace, layers: Sequence[Layer], arrays: Arrays, seed: int, *data: Any
+    trainer: PlainTrainer,
+    pace: Pace,
+    layers: Sequence[Layer],
+    arrays: Arrays,
+    seed: int,
+    *data: Any,
+    pull: Pull = NOTHING,
 ) -> tuple[float, int]:
     """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
-    weights = [a for layer in layers for a in (arrays[layer.weight], layer.bias and arrays[layer.bias])]
+    weights = of_layers(layers, arrays)
     *samples, lengths, squared = data
     dropout = masks_for([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
     rates = pace.lr, trainer.momentum, trainer.weight_decay, pace.mu
-    return kernel(weights, *samples, lengths, *rates, squared, *dropout)
+    anchors = of_layers(layers, arrays | pull.anchor) if pull.anchor and pace.mu else None
+    nothing = {k: np.zeros_like(v) for k, v in arrays.items() if k not in pull.correction} if pull.correction else {}
+    corrections = of_layers(layers, nothing | pull.correction) if pull.correction else None
+    return kernel(weights, *samples, lengths, *rates, squared, *dropout, anchors, corrections)
+
+
+def of_layers(layers: Sequence[Layer], arrays: Arrays) -> list[Array | None]:
+    """The weight and the bias of each layer, one after the other, as the kernel takes them."""
+    names = [name for layer in layers for name in (layer.weight, layer.bias)]
+    return [np.ascontiguousarray(arrays[name]) if name else None for name in names]
 
 
 def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:

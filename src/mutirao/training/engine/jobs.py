@@ -18,6 +18,7 @@ from mutirao.training.engine.tape import Unsupported
 from mutirao.training.figures import read_extras
 from mutirao.training.pace import Pace
 from mutirao.training.plain import PlainTrainer, Requests, Sites
+from mutirao.training.pull import Pull
 from mutirao.training.samples import Index, Samples
 
 
@@ -33,6 +34,7 @@ class Job:
     two: bool  # whether a batch of one is left out
     pace: Pace
     extras: frozenset[str]
+    pull: Pull
 
     @property
     def client(self) -> ClientId:
@@ -48,7 +50,7 @@ class Job:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
-        return self.samples.kind, self.pace, self.extras
+        return self.samples.kind, self.pace, self.extras, bool(self.pull.correction)
 
     @property
     def moves(self) -> bool:
@@ -77,7 +79,8 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
         try:
             samples, pace = trainer.here(Samples.of(site.data)), trainer.pace(request.config)
             extras = read_extras(request.config, samples)
-            jobs.append(Job(trainer, request, site, samples, lengths(pace, len(samples)), two, pace, extras))
+            own = lengths(pace, len(samples)), two, pace, extras, Pull.of(request)
+            jobs.append(Job(trainer, request, site, samples, *own))
         except Exception as error:  # it is this client's failure alone
             failures[client] = failure_of(error)
     return jobs, failures

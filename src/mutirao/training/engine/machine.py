@@ -23,6 +23,7 @@ from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.step import Form, Layout, Step, moments_of, scalars_of
 from mutirao.training.engine.tape import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.pull import NOTHING, Pull
 
 log = logging.getLogger("mutirao")
 
@@ -37,6 +38,7 @@ class Machine:
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
         self.trainer, self.mu, self.moves, self.place = trainer, job.pace.mu, job.moves, trainer.place()
+        self.corrected = bool(job.pull.correction)
         self.sent, self.arrays, self.example = job.request.arrays, job.arrays, job.first()
         self.module = trainer.travel.prepare(
             copy.deepcopy(trainer.blank())
@@ -136,7 +138,7 @@ class Machine:
 
     def _step(self, form: Form) -> Step:
         masked = [f"{mask.layer}.{NAME}" for mask in self.masks]
-        return Step(self.trainer, self.module, self.layout, self.mu, self.moves, form, masked)
+        return Step(self.trainer, self.module, self.layout, self.mu, self.corrected, self.moves, form, masked)
 
     def _record(self, form: Form) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""
@@ -170,8 +172,8 @@ class Machine:
         moving = [rows, weights, self.scalars(1, self.trainer.lr)[0], *(mask[0] for mask in masks)]
         return [*self.state([self.arrays] * clients), x, y, *moving]
 
-    def state(self, models: Sequence[Arrays]) -> list[Tensor]:
-        """The stack of these models, ready to be trained: tensors trained and not, moments, and where they start."""
+    def state(self, models: Sequence[Arrays], pulls: Sequence[Pull] = ()) -> list[Tensor]:
+        """The stack of these models, ready to be trained: tensors trained and not, moments, and what pulls them."""
         last = {held: name for name, held in self.layout.held.items()}  # of tied names the last one counts
         ours = {n: tuple(t.shape) for n, t in self.like.items()}
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
@@ -181,7 +183,20 @@ class Machine:
         tensors = [stack([m[last[n]] for m in models], self.like[n].dtype).to(self.place) for n in names]
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
-        return tensors + moments + ([t.clone() for t in trained] if self.mu else [])
+        pulls = pulls or [NOTHING] * len(models)
+        places = [last[n] for n in self.layout.trained]
+        anchors = [t.clone() for t in trained] if self.mu else []
+        pairs = list(zip(models, pulls, strict=True))
+        if self.mu and any(pull.anchor for pull in pulls):
+            anchors = self._stacked([[pull.anchor.get(n, m[n]) for n in places] for m, pull in pairs], trained)
+        if not self.corrected:
+            return tensors + moments + anchors
+        each = [pull.corrections(places, [m[n] for n in places]) for m, pull in pairs]
+        return tensors + moments + anchors + self._stacked(each, trained)
+
+    def _stacked(self, each: Sequence[Sequence[Array]], like: Sequence[Tensor]) -> list[Tensor]:
+        """What each client has beside its weights, weight by weight, as stacks like theirs."""
+        return [stack(own, t.dtype).to(self.place) for own, t in zip(zip(*each, strict=True), like, strict=True)]
 
     def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: Form) -> Tensor:
         """How much each sample, or with whole batches each client, counts in the loss."""

@@ -118,7 +118,7 @@ class Piece:
         machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows()).to(self.machine.place)
         draws = [self.draw(job) for job in self.jobs] if machine.random or machine.masks else []
         with one_thread(), torch.inference_mode():
-            state = machine.state([job.arrays for job in self.jobs])
+            state = machine.state([job.arrays for job in self.jobs], [job.pull for job in self.jobs])
             scalars = machine.scalars(len(self.lengths), self.jobs[0].pace.lr)
             for start, stop, clients, batch in self.segments():
                 form = self.form._replace(batch=batch)

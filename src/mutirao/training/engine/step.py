@@ -50,16 +50,17 @@ class Layout:
 class Step:
     """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
 
-    Its inputs are `[trained, other, moments, start (with mu), x, y, rows, weights, scalars, masks]`. `rows` says which
-    samples of x and y each client takes, `weights` how much each counts in its client's loss, `scalars` the numbers of
-    the optimiser that change from step to step, or from round to round: nothing is recorded anew for each rate. `masks`
-    are those of the layers in `masked`.
+    Its inputs are `[trained, other, moments, anchors (with mu), corrections (if corrected), x, y, rows, weights,
+    scalars, masks]`. `rows` says which samples of x and y each client takes, `weights` how much each counts in its
+    client's loss, `scalars` the numbers of the optimiser that change from step to step, or from round to round: nothing
+    is recorded anew for each rate. `masks` are those of the layers in `masked`.
     """
 
     trainer: PlainTrainer
     module: nn.Module
     layout: Layout
     mu: float
+    corrected: bool
     moves: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
     form: Form
     masked: list[str]  # the buffers through which layers are given their masks
@@ -67,14 +68,15 @@ class Step:
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
         given, count = iter(inputs), len(self.layout.trained)
-        sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, count if self.mu else 0)
-        trained, other, moments, start = (list(itertools.islice(given, size)) for size in sizes)
+        pulls = (count if self.mu else 0, count if self.corrected else 0)
+        sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, *pulls)
+        trained, other, moments, anchors, corrections = (list(itertools.islice(given, size)) for size in sizes)
         x, y, rows, weights, scalars, *masks = given
         flat = rows.reshape(-1)
         x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
         outputs, losses, gradients = self.gradients(trained, other, x, y, weights, masks)
         with torch.no_grad():
-            gradients = self.bound(trained, gradients, start)
+            gradients = self.bound(trained, gradients, anchors, corrections)
             if self.trainer.optimizer == "sgd":
                 follow_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.moves else None)
             else:
@@ -119,10 +121,14 @@ class Step:
                 buffer.copy_(state[place])
         return outputs, losses
 
-    def bound(self, trained: list[Tensor], gradients: list[Tensor], start: list[Tensor]) -> list[Tensor]:
-        """Gradients with the proximal term mu (w - w_global), no longer than `clip` for any client."""
+    def bound(
+        self, trained: list[Tensor], gradients: list[Tensor], anchors: list[Tensor], corrections: list[Tensor]
+    ) -> list[Tensor]:
+        """Gradients with the pull b + mu (w - a), no longer than `clip` for any client."""
         if self.mu:
-            gradients = [g + self.mu * (p - s) for g, p, s in zip(gradients, trained, start, strict=True)]
+            gradients = [g + self.mu * (p - a) for g, p, a in zip(gradients, trained, anchors, strict=True)]
+        if self.corrected:
+            gradients = [g + b for g, b in zip(gradients, corrections, strict=True)]
         if not self.trainer.clip:
             return gradients
         squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
+from mutirao.training.corrections import finish, prepare
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import is_heavy
 from mutirao.training.engine.cost import is_busy
@@ -72,13 +73,33 @@ def refuse_told(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outc
 
 def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """One client's training, with the bits it has among others wherever a client's bits are its own."""
+    request = prepare(trainer, request, site)
     jobs, _ = plan_jobs(trainer, {site.id: request}, {site.id: site})
     if jobs and choose_way(trainer, jobs) == "fused" and (replies := in_kernel(trainer, jobs)):
-        return replies[site.id]
-    return trainer.train(request, site)  # where whatever is wrong with its data is said
+        return finish(trainer, request, site, replies[site.id])
+    reply = trainer.train(request, site)  # where whatever is wrong with its data is said
+    return finish(trainer, request, site, reply)
 
 
 def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
+    """Train all clients of a round, with what their method corrects before and keeps after."""
+    prepared: dict[ClientId, Request] = {}
+    outcomes: Outcomes = {}
+    for client, request in requests.items():
+        try:
+            prepared[client] = prepare(trainer, request, sites[client])
+        except Exception as error:  # it is this client's failure alone
+            outcomes[client] = failure_of(error)
+    for client, made in train_each(trainer, prepared, sites).items():
+        try:
+            request, site = prepared[client], sites[client]
+            outcomes[client] = finish(trainer, request, site, made) if isinstance(made, Reply) else made
+        except Exception as error:
+            outcomes[client] = failure_of(error)
+    return outcomes
+
+
+def train_each(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
@@ -132,7 +153,7 @@ def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Repl
     if not jobs:
         return {}
     machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
-    key = largest.samples.kind, largest.pace.mu, largest.moves, bool(largest.lengths[0] > 1)
+    key = largest.samples.kind, largest.pace.mu, largest.moves, bool(largest.pull.correction), largest.lengths[0] > 1
     try:
         if key not in machines:
             only_tensors(jobs)

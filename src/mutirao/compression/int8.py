@@ -1,0 +1,64 @@
+"""8-bit quantisation: each number of an update travels as one of 255 levels, with one scale an array."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from mutirao.compression.codec import Line, Malformed, take, width
+from mutirao.compression.kinds import Shorter
+from mutirao.core.arrays import Arrays
+
+CODES, SCALES = "int8@codes", "int8@scales"
+LEVELS = 127  # on either side of 0
+
+
+@dataclass(frozen=True)
+class Int8(Shorter):
+    """C(u) = s round(u / s) with s = max|u| / 127 of each array.
+
+    With rounding=stochastic floor(u / s + r), r uniform in [0, 1): right on average (QSGD: Alistarh, Grubic, Li,
+    Tomioka and Vojnovic, 2017).
+    """
+
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    feedback: bool = True
+    name: ClassVar[str] = "int8"
+    keys: ClassVar[frozenset[str]] = frozenset({CODES, SCALES})
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ValueError(f"rounding is {self.rounding!r}, it must be nearest or stochastic")
+
+    def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:
+        """Levels of all numbers, and the scale of each array."""
+        scales = np.zeros(len(names), kind_of_scale(update, names))
+        codes = []
+        for i, name in enumerate(names):
+            line = np.ravel(update[name])
+            scales[i] = np.max(np.abs(line), initial=0) / LEVELS
+            codes.append(self.quantise(line, float(scales[i]), draw))
+        return {CODES: np.concatenate(codes), SCALES: scales}
+
+    def quantise(self, line: Line, scale: float, draw: np.random.Generator) -> Line:
+        """The level of each number."""
+        if not scale:  # all are 0, or too small for their type
+            return np.zeros(line.size, np.int8)
+        steps = line.astype(np.float64) / scale
+        steps = np.rint(steps) if self.rounding == "nearest" else np.floor(steps + draw.random(line.size))
+        return np.clip(steps, -LEVELS, LEVELS).astype(np.int8)
+
+    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Line:
+        """Level times scale."""
+        sizes = [like[name].size for name in names]
+        codes = take(sent, CODES, np.int8, sum(sizes))
+        scales = take(sent, SCALES, kind_of_scale(like, names), len(names))
+        if not (np.isfinite(scales).all() and (scales >= 0).all()):
+            raise Malformed("not_finite", f"{SCALES!r} holds what is no scale")
+        with np.errstate(over="ignore"):
+            return np.asarray(codes * np.repeat(scales, sizes))
+
+
+def kind_of_scale(like: Arrays, names: list[str]) -> np.dtype[Any]:
+    """The type of the scales: that of the model, and float32 at least."""
+    return np.promote_types(width(like, names), np.float32)

@@ -1,0 +1,95 @@
+"""Top-k sparsification: of an update only the largest numbers travel, with where they stand."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.compression.codec import Line, Malformed, in_line, take, width
+from mutirao.compression.kinds import Shorter
+from mutirao.core.arrays import Array, Arrays
+
+WHERE, VALUES = "topk@where", "topk@values"
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class TopK(Shorter):
+    """The share of an update's numbers with the largest |u_i| over the whole model travels, the rest counts as 0.
+
+    Of equal ones the first. Where they stand travels as numbers or as a mask of bits, whichever is shorter. Aji and
+    Heafield, 2017; with error feedback Stich, Cordonnier and Jaggi, 2018.
+    """
+
+    share: float = 0.01
+    feedback: bool = True
+    name: ClassVar[str] = "topk"
+    keys: ClassVar[frozenset[str]] = frozenset({WHERE, VALUES})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share!r}, it must be above 0 and at most 1")
+
+    def count(self, size: int) -> int:
+        """How many numbers of so many travel: at least one."""
+        return min(size, max(1, ceil(self.share * size)))
+
+    def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:
+        """The largest numbers, and where they stand."""
+        line = in_line(update, names)
+        places = largest(np.abs(line), self.count(line.size))
+        return {WHERE: write_places(places, line.size), VALUES: line[places]}
+
+    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Line:
+        """A line of zeros but for what was sent."""
+        size = sum(like[name].size for name in names)
+        count = self.count(size)
+        values = take(sent, VALUES, width(like, names), count)
+        if not np.isfinite(values).all():
+            raise Malformed("not_finite", "sent NaN or infinity in its update")
+        line = np.zeros(size, values.dtype)
+        line[read_places(sent, size, count)] = values
+        return line
+
+
+def largest(sizes: Line, count: int) -> Places:
+    """Where the `count` largest stand, in rising order; of equal ones the first, on every machine."""
+    least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
+    above = np.flatnonzero(sizes > least)
+    equal = np.flatnonzero(sizes == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def is_mask(size: int, count: int) -> bool:
+    """Whether a bit for each of `size` numbers takes less than the places of `count` of them."""
+    return (size + 7) // 8 < count * kind_of_place(size).itemsize
+
+
+def kind_of_place(size: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest type for a place among so many."""
+    return np.dtype(np.uint16 if size <= 2**16 else np.uint32 if size <= 2**32 else np.uint64)
+
+
+def write_places(places: Places, size: int) -> Array:
+    """Places as they travel."""
+    if not is_mask(size, len(places)):
+        return places.astype(kind_of_place(size))
+    bits = np.zeros(size, np.bool_)
+    bits[places] = True
+    return np.packbits(bits)
+
+
+def read_places(sent: Arrays, size: int, count: int) -> Places:
+    """The places that were sent: `count` different ones below `size`, or Malformed."""
+    if is_mask(size, count):
+        bits = np.unpackbits(take(sent, WHERE, np.uint8, (size + 7) // 8))
+        places = np.flatnonzero(bits)
+        if len(places) != count or places[-1] >= size:
+            raise Malformed("malformed", f"{WHERE!r} does not name {count} of {size} numbers")
+        return places
+    found = take(sent, WHERE, kind_of_place(size), count)
+    if found[-1] >= size or not (found[1:] > found[:-1]).all():
+        raise Malformed("malformed", f"{WHERE!r} is not in rising order from 0 to {size - 1}")
+    return found.astype(np.intp)

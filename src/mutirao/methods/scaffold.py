@@ -1,0 +1,125 @@
+"""SCAFFOLD: control variates correct the drift of clients whose data differ.
+
+The server keeps c, client k keeps c_k, both at first 0. A client takes steps y <- y - lr (g(y) + c - c_k) from the
+server's model x and then has
+
+    option 1:  c_k' = the gradient of its whole data at x
+    option 2:  c_k' = c_k - c + (x - y) / reach        (K steps without momentum: reach = K lr)
+
+and the server, with N clients of which those in S answered, and weights p_k that sum to one over S,
+
+    x' = x + lr_g sum_S p_k (y_k - x),    c' = c + |S| / N sum_S p_k (c_k' - c_k)
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020, where p_k = 1 / |S|. Here p_k is the same for x and c, or the model would not rest at the optimum. In option
+2 nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works out.
+With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mutirao.core.arrays import Array, Arrays, blend
+from mutirao.core.fleet import Failure, Reply
+from mutirao.core.parts import Merged
+from mutirao.methods.joining import (
+    Checked,
+    Floats,
+    Replies,
+    combine,
+    equal_shares,
+    is_moved,
+    population_of,
+    shares_of,
+)
+from mutirao.methods.reach import fault_of_reach, reaches_in
+
+CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
+MEMORY = "scaffold.c"
+
+
+@dataclass(frozen=True)
+class Scaffold(Checked):
+    """FedAvg whose clients' steps are corrected by control variates: y <- y - lr (g + c - c_k).
+
+    Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, 2020.
+    """
+
+    lr: float = 1.0
+    option: Literal[1, 2] = 2
+    weights: Literal["samples", "equal"] = "samples"
+    population: int | None = None  # N; who builds a run knows it
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Clients keep c_k, and tell how far they went or send what changed in it."""
+        told = "extras:control" if self.option == 1 else "metrics:reach"
+        return frozenset({f"config:correct=scaffold{self.option}", "comes:control", told})
+
+    def sends(self, current: Arrays, memory: Arrays) -> Arrays:
+        """c, as one vector, once it is not 0."""
+        return {CONTROL: memory[MEMORY]} if MEMORY in memory else {}
+
+    def fault(self, reply: Reply) -> Failure | None:
+        """A reply without what c is made of."""
+        if self.option == 2:
+            return fault_of_reach(reply)
+        sent, size = reply.extras.get(CONTROL), sum(x.size for k, x in reply.arrays.items() if is_moved(k, x))
+        if sent is None or sent.dtype != np.float32 or sent.shape != (size,):
+            return Failure("shape", f"did not send its change of the control variate, {size} numbers of float32")
+        return None
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        """The next model; the next c goes into the memory."""
+        shares = shares_of(replies) if self.weights == "samples" else equal_shares(replies)
+        merged = combine(current, replies, shares, lambda name, d: self.lr * d)
+        before: Floats = np.asarray(memory.get(MEMORY, np.zeros(len(vector_of(current)), np.float32)), np.float64)
+        if self.option == 1:
+            changes = [replies[c].extras[CONTROL] for c in shares]
+        else:
+            start, reaches = vector_of(current), reaches_in(replies)
+            changes = [(start - vector_of(replies[c].arrays)) / reaches[c] - before for c in shares]
+        part = len(replies) / max(len(replies), population_of(self, self.population))
+        after = before + part * blend(changes, list(shares.values()))
+        memory[MEMORY] = after.astype(np.float32)
+        return merged
+
+
+def vector_of(arrays: Arrays) -> Floats:
+    """All that gradients move in one vector, in the order of the names."""
+    parts = [np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays) if is_moved(k, arrays[k])]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def arrays_in(vector: Array, like: Arrays) -> Arrays:
+    """The arrays of a vector; ValueError if it is of another length."""
+    names = [k for k in sorted(like) if is_moved(k, like[k])]
+    if vector.ndim != 1 or len(vector) != sum(like[k].size for k in names):
+        raise ValueError("the control variate that came is not of the model's size")
+    out, start = {}, 0
+    for name in names:
+        end = start + like[name].size
+        out[name] = vector[start:end].reshape(like[name].shape).astype(like[name].dtype)
+        start = end
+    return out
+
+
+def correct(model: Arrays, extras: Mapping[str, Array], kept: Array | None) -> Arrays:
+    """The correction of a client's steps, c - c_k; nothing while both are 0."""
+    c = extras.get(CONTROL)
+    if c is None and kept is None:
+        return {}
+    size = len(vector_of(model))
+    if kept is not None and kept.shape != (size,):
+        kept = None  # of another model, such as one with another head: it begins anew
+    gap = (np.zeros(size, np.float32) if c is None else c) - (np.float32(0) if kept is None else kept)
+    return arrays_in(np.asarray(gap, np.float32), model)
+
+
+def renew(start: Arrays, end: Arrays, correction: Arrays, reach: float) -> Floats:
+    """c_k' of option 2, which is (x - y) / reach less the correction c - c_k."""
+    seen = (vector_of(start) - vector_of(end)) / reach
+    return seen - vector_of({k: correction.get(k, np.zeros_like(x)) for k, x in start.items()})

@@ -1,0 +1,139 @@
+"""Personal models by name: `none`, `fedper`, `fedrep`, `fedbn`, `ditto`, `finetune`. Each client has one of its own.
+
+Of a kind that *keeps* arrays, those are the client's: they lie in its state, never travel, and are laid over what it
+receives. The others send the whole model, and a client makes its own of it. A client is judged by its own model on its
+own test data. Whoever has not trained yet fits what is personal first, and so does a new client, one of the share `new`
+of all that never trains. `mutirao.training.personal` is what a client does.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mutirao.core.fleet import ClientId
+from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng
+from mutirao.selection import check_setting
+
+
+class Personal:
+    """What every kind offers to the flow and to those who make tasks; as it is, all have one model."""
+
+    name = "none"
+    new: float = 0.0
+    whole: bool = True  # whether the run's model is whole, so that it can be judged by itself, too
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler as the client runs it."""
+        return handler
+
+    def strangers(self, clients: Collection[ClientId], seed: int) -> frozenset[ClientId]:
+        """The new clients: a share `new` of all by lot, at least one if there are to be any."""
+        if not self.new:
+            return frozenset()
+        count = max(1, round(self.new * len(clients)))
+        if count >= len(clients):
+            raise ConfigError(f"personal.new={self.new:g}: of {len(clients)} clients nobody is left to train")
+        drawn = rng(seed, 0, "new clients").choice(sorted(clients), count, replace=False)
+        return frozenset(str(client) for client in drawn)
+
+
+@dataclass(frozen=True)
+class OneModel(Personal):
+    """No personal models: all clients have the one that they train together."""
+
+
+@dataclass(frozen=True)
+class Settings(Personal):
+    """What all kinds have in common: the `epochs` of what is personal (0: as many as of a round), and who is new."""
+
+    epochs: int = 0
+    new: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_setting("epochs", self.epochs >= 0, self.epochs, "0 (as many as of a round) or above")
+        check_setting("new", 0 <= self.new < 1, self.new, "0 (nobody) or above, and below 1")
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler with a model of the client's own."""
+        return as_handler(handler).personal_training(self)
+
+
+@dataclass(frozen=True)
+class Keeps(Settings):
+    """What the kinds have in common that keep arrays at the client."""
+
+    whole = False
+
+
+@dataclass(frozen=True)
+class FedPer(Keeps):
+    """The last layer, or the `layers` named (patterns, separated by commas), is personal; all is trained at once.
+
+    Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019. `epochs` are
+    those in which a new client fits them, the rest frozen.
+    """
+
+    layers: str = ""
+    name = "fedper"
+
+
+@dataclass(frozen=True)
+class FedRep(Keeps):
+    """As FedPer, but in turn: first `epochs` of the personal layers alone, then the round's epochs of the others alone.
+
+    Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
+    ICML 2021.
+    """
+
+    layers: str = ""
+    name = "fedrep"
+
+
+@dataclass(frozen=True)
+class FedBN(Keeps):
+    """Batch normalisation is personal: its weights, biases and statistics stay at the client.
+
+    Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
+    2021. `epochs` are those in which a new client fits them, the rest frozen.
+    """
+
+    name = "fedbn"
+
+
+@dataclass(frozen=True)
+class Ditto(Settings):
+    """A second model v beside the common w: v <- v - lr (g(v) + lam (v - w)), from the first w that the client got.
+
+    Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. `epochs`
+    are those of v in a round, with w as it was received.
+    """
+
+    lam: float = 0.1
+    name = "ditto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("lam", 0 <= self.lam < math.inf, self.lam, "0 (no pull towards the common model) or above")
+
+
+@dataclass(frozen=True)
+class Finetune(Settings):
+    """One model for all, which a client trains for `epochs` on its own data whenever it is to use it; nothing is kept.
+
+    Yu, Bagdasaryan and Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020.
+    """
+
+    name = "finetune"
+
+
+NAMES: dict[str, type[Personal]] = {
+    "none": OneModel,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbn": FedBN,
+    "ditto": Ditto,
+    "finetune": Finetune,
+}
+KEPT = frozenset(name for name, kind in NAMES.items() if not kind.whole)  # of these no model is whole at the server

@@ -1,0 +1,100 @@
+"""Methods that keep something at the client: what corrects its steps before, and what it keeps and tells after.
+
+A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.methods`), and the steps are the
+trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.errors import Refused
+from mutirao.methods import feddyn, scaffold
+from mutirao.methods.reach import REACH, reach_of
+from mutirao.randomness import number
+from mutirao.training.descent import one_thread, seeded
+from mutirao.training.engine.judging import evaluate_model
+from mutirao.training.figures import read_extras
+from mutirao.training.inputs import call_model
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.pull import CORRECTION, Pull
+from mutirao.training.samples import Samples
+
+CONTROL = "scaffold.c"  # c_k, as one vector
+BENT = "feddyn.h."  # h_k, before the names of the arrays
+
+
+def lacks(trainer: PlainTrainer) -> set[str]:
+    """What a trainer cannot provide, as its steps are not a sum of gradients, or of gradients with a correction."""
+    if trainer.optimizer != "sgd" or trainer.keep_optimizer:
+        return {f"metrics:{REACH}", "config:correct", "comes:control", "extras:control"}
+    return {"config:correct", "comes:control", "extras:control"} if trainer.clip else set()
+
+
+def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
+    """The request with the correction of the client's steps, if its method has one."""
+    method = request.config.get("correct")
+    if method is None:
+        return request
+    if "config:correct" in lacks(trainer):
+        raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
+    if method == "feddyn":
+        correction = feddyn.bend(request.arrays, kept_in(site))
+    else:
+        correction = scaffold.correct(request.arrays, request.extras, site.state.get(CONTROL))
+    return replace(request, extras={CORRECTION + k: v for k, v in correction.items()})
+
+
+def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
+    """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
+    samples = Samples.of(site.data)
+    wanted, method = read_extras(request.config, samples), request.config.get("correct")
+    if method is None and not wanted & {REACH, "start_loss"}:
+        return reply
+    pace = trainer.pace(request.config)
+    steps = len(pace.lengths(len(samples), trainer.needs_two()))
+    told, extras = {}, {}
+    if REACH in wanted:
+        told[REACH] = reach_of(pace.lr, trainer.momentum, pace.mu, steps)
+    if "start_loss" in wanted:
+        told["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
+    if method == "feddyn":
+        state = feddyn.renew(request.arrays, reply.arrays, kept_in(site), pace.mu)
+        site.state.update({BENT + k: v for k, v in state.items()})
+    elif method is not None:
+        correction = Pull.of(request).correction
+        if method == "scaffold1":
+            own = scaffold.vector_of(gradient_at(trainer, request, site, samples))
+            before = site.state.get(CONTROL)
+            change = own - (before if before is not None and before.shape == own.shape else 0.0)
+            extras["control"] = change.astype(np.float32)
+        else:
+            reach = reach_of(pace.lr, trainer.momentum, pace.mu, steps)
+            own = scaffold.renew(request.arrays, reply.arrays, correction, reach)
+        site.state[CONTROL] = own.astype(np.float32)
+    return replace(reply, metrics=reply.metrics | told, extras=reply.extras | extras)
+
+
+def kept_in(site: Site) -> Arrays:
+    """h_k by the names of the arrays."""
+    return {k.removeprefix(BENT): v for k, v in site.state.items() if k.startswith(BENT)}
+
+
+def gradient_at(trainer: PlainTrainer, request: Request, site: Site, samples: Samples) -> Arrays:
+    """The gradient of the mean loss over all samples at the model received; 0 of what is not trained."""
+    samples, size = trainer.here(samples), trainer.pace(request.config).batch_size
+    model = trainer.travel.prepare(trainer.fill(request.arrays))
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = [torch.zeros_like(p) for p in named.values()]
+    seed = number(int(request.config["seed"]), int(request.config["round"]), "gradient", site.id)
+    with one_thread(), seeded(seed, trainer.place()):
+        for start in range(0, len(samples), size):
+            x, y = samples.batch(np.arange(start, min(start + size, len(samples))))
+            loss = trainer.loss(call_model(model, x), y) * (len(y) / len(samples))
+            slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]
+    found = {n: t.cpu().numpy() for n, t in zip(named, total, strict=True)}
+    return {k: found.get(k, np.zeros_like(v)) for k, v in request.arrays.items()}
