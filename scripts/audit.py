@@ -27,6 +27,7 @@ LOOKED_AT = {
     "openslide-bin": "LGPL-2.1 and others: an optional shared library, used as it is",
     "openslide-python": "LGPL-2.1: an optional package that is imported, never copied",
     "pathspec": "MPL-2.0: a package that Flower imports, used as it is",
+    "tqdm": "MPL-2.0 and MIT: a progress bar that Optuna imports, used as it is",
 }
 # Published holes of what we build on, and the first version without each: for machines that can ask nobody.
 MENDED = {

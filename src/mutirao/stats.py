@@ -3,10 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from mutirao.randomness import rng
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,33 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """An effect size with its 95% interval, drawn by the bootstrap over pairs (NaN with fewer than two)."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """A paired test: the mean difference with its interval, p, and the effect size r = |Z| / sqrt(N)."""
+    """A paired test: the mean difference with its interval, what three tests say, and effect sizes.
+
+    `p` and `p_two_sided` are Wilcoxon's, `p_t` is that of Student's t with the variance of the interval, so that the
+    verdict and `p_t` < 0.05 are one. r = |Z| / sqrt(N), Cliff's delta, and d = mean / standard deviation of the pairs'
+    differences (Cohen's d_z).
+    """
 
     difference: Interval
     p: float
-    r: float
-    delta: float
+    p_two_sided: float
+    p_t: float
+    r: Effect
+    delta: Effect
+    d: Effect
     n: int
 
     @property
@@ -42,36 +65,77 @@ class Comparison:
         return "better" if self.difference.mean > 0 else "worse"
 
 
-def interval(values: npt.ArrayLike, level: float = 0.95) -> Interval:
-    """The mean with Student's interval: t_{n-1} s / sqrt(n); one value has no interval (NaN)."""
+def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
+    """s sqrt(1/J + n_test/n_train) of J values, whose training data overlap (Nadeau and Bengio, 2003).
+
+    `shared` is n_test/n_train, and 0 for values that have nothing in common, where this is s / sqrt(J).
+    """
+    x = np.asarray(values, np.float64)
+    return float(x.std(ddof=1)) * math.sqrt(1 / len(x) + shared) if len(x) > 1 else math.nan
+
+
+def interval(values: npt.ArrayLike, level: float = 0.95, shared: float = 0.0) -> Interval:
+    """The mean with Student's interval: t_{J-1} times `standard_error`; one value has no interval (NaN)."""
     from scipy.stats import t
 
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan)
-    half = t.ppf(0.5 + level / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
+    half = t.ppf(0.5 + level / 2, len(x) - 1) * standard_error(x, shared)
     return Interval(float(x.mean()), float(half))
 
 
-def paired(
-    ours: npt.ArrayLike, theirs: npt.ArrayLike, alternative: Literal["greater", "less", "two-sided"] = "greater"
-) -> Comparison:
-    """Wilcoxon's signed-rank test of ours - theirs (zeros split), exact where it can be.
+def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> Comparison:
+    """Compare ours with theirs pair by pair: Wilcoxon's signed-rank test (zeros split), exact where it can be, and t's.
 
-    Z is the normal approximation without continuity correction, as is usual for r. With five pairs p cannot go
-    below 1/32, so no correction for several tests can pass: pair over folds x seeds.
+    With `shared` training data, n_test/n_train, the interval and `p_t` are the corrected resampled ones; Wilcoxon's
+    test knows no such correction. With five pairs its one-sided p cannot go below 1/32, and the two-sided below 1/16.
     """
-    from scipy.stats import rankdata, wilcoxon
+    from scipy.stats import t, wilcoxon
 
-    d = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
-    n, delta = len(d), cliffs_delta(ours, theirs)
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    d, n = a - b, len(a)
+    effects = effect_sizes(a, b)
     if n == 0 or not np.any(d):
-        return Comparison(Interval(0.0, 0.0), 1.0, 0.0, delta, n)
-    test = wilcoxon(d, alternative=alternative, zero_method="zsplit")
-    ranks = rankdata(np.abs(d))
-    positive = ranks[d > 0].sum() + ranks[d == 0].sum() / 2
-    z = (positive - n * (n + 1) / 4) / math.sqrt(np.sum(ranks**2) / 4)
-    return Comparison(interval(d), float(test.pvalue), abs(float(z)) / math.sqrt(n), delta, n)
+        return Comparison(Interval(0.0, 0.0), 1.0, 1.0, 1.0, *effects, n)
+    p, both = (float(wilcoxon(d, alternative=side, zero_method="zsplit").pvalue) for side in ("greater", "two-sided"))
+    error = standard_error(d, shared)
+    p_t = 2 * float(t.sf(abs(d.mean()) / error, n - 1)) if error > 0 else math.nan if n < 2 else 0.0
+    return Comparison(interval(d, shared=shared), p, both, p_t, *effects, n)
+
+
+def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effect, Effect, Effect]:
+    """r, delta and d of pairs, each with the percentile interval of the same pairs drawn anew, always by one seed."""
+    rows = rng(0, 0, "effects").integers(0, max(len(ours), 1), (draws if len(ours) > 1 else 1, len(ours)))
+    rows[0] = np.arange(len(ours))  # the pairs themselves stand first
+    r, delta, d = (Effect(float(drawn[0]), *span(drawn[1:])) for drawn in sizes_of(ours[rows], theirs[rows]))
+    return r, delta, d
+
+
+def span(values: Floats, level: float = 0.95) -> tuple[float, float]:
+    """Between which values the middle ones of a sample lie, without those that are not finite."""
+    finite = values[np.isfinite(values)]
+    low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2]) if len(finite) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def sizes_of(ours: Floats, theirs: Floats) -> Floats:
+    """r, delta and d, a row each, of samples that are rows of pairs."""
+    from scipy.stats import rankdata
+
+    d = ours - theirs
+    n = d.shape[1]
+    if n == 0:
+        return np.array([[0.0], [math.nan], [math.nan]])
+    ranks = rankdata(np.abs(d), axis=1)
+    positive = np.where(d > 0, ranks, np.where(d == 0, ranks / 2, 0.0)).sum(axis=1)
+    z = (positive - n * (n + 1) / 4) / np.sqrt((ranks**2).sum(axis=1) / 4)  # without continuity correction, as usual
+    first = rankdata(np.concatenate([ours, theirs], axis=1), axis=1)[:, :n].sum(axis=1)
+    delta = 2 * (first - n * (n + 1) / 2) / (n * n) - 1
+    mean, spread = d.mean(axis=1), d.std(axis=1, ddof=1) if n > 1 else np.full(len(d), math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        standardised = np.where(mean == 0, 0.0, mean / spread)
+    return np.stack([np.abs(z) / math.sqrt(n), delta, np.where(np.isinf(standardised), math.nan, standardised)])
 
 
 def cliffs_delta(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
@@ -90,11 +154,11 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def bootstrap(values: Sequence[float], rng: np.random.Generator, level: float = 0.95, draws: int = 10_000) -> Interval:
+def bootstrap(values: Sequence[float], draw: np.random.Generator, level: float = 0.95, draws: int = 10_000) -> Interval:
     """The mean with a percentile bootstrap interval, given as half of its width."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan)
-    means = x[rng.integers(0, len(x), (draws, len(x)))].mean(axis=1)
+    means = x[draw.integers(0, len(x), (draws, len(x)))].mean(axis=1)
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(x.mean()), float(high - low) / 2)

@@ -66,7 +66,10 @@ def test_the_table_says_what_the_runs_show(finished: Path) -> None:
     assert lines["fedavg", "accuracy"].verdict == "baseline"
     assert slow.reached.endswith("(0 of 3)")
     assert slow.reached.startswith("> 3")
-    assert slow.p_holm >= slow.against.p if slow.against else False
+    assert slow.against is not None
+    assert slow.against.p == 1.0  # of being better
+    assert slow.against.p_t < 0.05  # what goes with the verdict
+    assert slow.p_holm >= slow.against.p_t
 
 
 def test_finished_cells_are_kept_and_lost_ones_made_again(finished: Path) -> None:

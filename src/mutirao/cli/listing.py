@@ -3,9 +3,13 @@
 import dataclasses
 import importlib
 import inspect
+import re
 
 from mutirao.config import KINDS, Part, parameters
 from mutirao.recipes.task import NAMES, find
+
+NAME = r"[^\W\d_a-z][\w'-]+(?: [^\W\d_a-z][\w'-]+)*"  # of an author, of one word or several
+PAPER = re.compile(rf'({NAME}(?:(?:, (?!")| and | et al\.)[^."()]*?)?), (?:"[^"]*",? ?[^.\d]*)?((?:19|20)\d\d)')
 
 
 def recipes() -> dict[str, str]:
@@ -20,10 +24,26 @@ def parts() -> dict[str, dict[str, str]]:
         rows = {}
         for name, make in importlib.import_module(module).NAMES.items():
             options = [f"{k}={p.default}" for k, p in parameters(make).items() if p.default is not p.empty]
-            about = (inspect.getdoc(getattr(make, "func", make)) or "").split("\n")[0]
+            text = inspect.getdoc(getattr(make, "func", make)) or ""
+            about = " ".join(filter(None, [text.split("\n")[0], paper_in(text)]))
             rows[name] = about + (f"  [{', '.join(options)}]" if options else "")
         out[kind] = rows
     return out
+
+
+def paper_in(text: str) -> str:
+    """The paper that a part's words name last, in brackets; nothing if they name none.
+
+    >>> paper_in("The mean. McMahan, Moore and Ramage, 2017.")
+    '(McMahan et al., 2017)'
+    """
+    found = PAPER.findall(" ".join(text.split()))
+    if not found:
+        return ""
+    authors, year = found[-1]
+    first, *others = re.split(r", | and | et al", authors)
+    more = "" if not others else " et al." if len(others) > 1 or "et al" in authors else f" and {others[0]}"
+    return f"({first}{more}, {year})"
 
 
 def settings_of(recipe: str) -> dict[str, str]:

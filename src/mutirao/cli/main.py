@@ -16,7 +16,9 @@ from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
 from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
+from mutirao.cli.partition import partition
 from mutirao.cli.policies import site
+from mutirao.cli.tune import tune
 from mutirao.errors import ConfigError, MutiraoError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -351,3 +353,5 @@ main.add_command(slides)
 main.add_command(site)
 main.add_command(drill)
 main.add_command(new)
+main.add_command(tune)
+main.add_command(partition)

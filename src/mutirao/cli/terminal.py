@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mutirao.config import Part
     from mutirao.runs.replay import Replay
     from mutirao.studies.comparison import Line
+    from mutirao.studies.tuning import Trial, Tuning
 
 
 def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
@@ -23,6 +24,20 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
         console.print(table)
     files = "table.md, table.tex, table.csv, table.json"
     console.print(f"everything is in {folder}: {files}, {', '.join(p.name for p in pictures)}", soft_wrap=True)
+
+
+def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> None:
+    """All trials, the chosen ones marked, and how they are confirmed."""
+    from mutirao.studies.confirming import rows_of
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    head, *body = rows_of(tuning, trials)
+    table = make_table(f"{tuning.metric} on validation data, {tuning.effort} trials for each method", head)
+    for row in body:
+        table.add_row(*row, style="bold" if row[head.index("chosen")] else "")
+    console.print(table)
+    console.print(f"everything is in {study.parent}: trials.md, trials.csv, trials.json", soft_wrap=True)
+    console.print(f"confirm it on test data with fresh seeds: mutirao study {study}", soft_wrap=True)
 
 
 def show_replay(part: "Part", found: "Replay") -> None:

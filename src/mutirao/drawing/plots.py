@@ -64,6 +64,11 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     else:
         _scale(figure, axes, summary.classes)
     save(figure, path)
+    write_counts(summary, path)
+
+
+def write_counts(summary: PartitionSummary, path: Path | str) -> None:
+    """Write the counts beside a picture: a line a client, a column a class."""
     lines = [["client", *map(str, summary.classes)], *([k, *row] for k, row in enumerate(summary.counts.tolist()))]
     write_whole(Path(path).with_suffix(".csv"), write_rows(lines), durable=False)
 

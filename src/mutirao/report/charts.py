@@ -35,8 +35,8 @@ def line(name: str, x: Floats, y: Floats, **rest: Any) -> dict[str, Any]:
 def family(metric: str) -> str:
     """Curves of one family share a chart: `loss` and `train_loss`, `ndcg@1` and `ndcg@5`."""
     name = metric.removeprefix("train_").partition("@")[0]
-    stem, _, last = name.rpartition("_")
-    at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own", "decile")
+    stem, _, last = name.removesuffix("_decile").rpartition("_")
+    at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own")
     return f"{stem} at the clients" if at_clients else name
 
 

@@ -13,7 +13,9 @@ from mutirao.report.state import state_in
 from mutirao.report.words import count, figure
 from mutirao.runs.reader import Columns, Record, clean, json_of
 
-HEAD = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference", "p", "p Holm", "r", "delta", "verdict")
+MEANS = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference")
+HEAD = (*MEANS, "p", "p two-sided", "p t", "p Holm", "r", "delta", "d", "verdict")
+BESIDE = ("method", "ours", "published", "ours - published", "in our interval", "rounds to", "published rounds", "from")
 
 
 def study_page(folder: Path) -> Page:
@@ -31,7 +33,9 @@ def study_page(folder: Path) -> Page:
     for metric in metrics:
         of_metric = [x for x in lines if x["metric"] == metric]
         page.section(metric)
-        page.table(f"Methods by {metric}", HEAD, [table_row(x) for x in of_metric], numbers=range(1, 11))
+        page.table(f"Methods by {metric}", HEAD, [table_row(x) for x in of_metric], numbers=range(1, 14))
+        if told := [beside_row(x) for x in of_metric if isinstance(x.get("published"), dict)]:
+            page.table(f"Published {metric} beside ours", BESIDE, told, numbers=range(1, 7))
         methods = list(dict.fromkeys(str(x["method"]) for x in of_metric))
         page.charts([*chart_bands(folder, metric, methods), chart_dots(of_metric, plan)])
     page.section("How to read it")
@@ -39,9 +43,11 @@ def study_page(folder: Path) -> Page:
         [
             "mean ± 95%: of the final value over folds and seeds, Student's interval.",
             "difference: paired with the baseline over the same fold and seed; positive is better.",
-            "p: one-sided Wilcoxon signed-rank test; p Holm: corrected for the number of methods.",
-            "verdict: better or worse only if the interval of the difference leaves zero out.",
-            "wobble: standard deviation over the last rounds; r and delta: effect sizes.",
+            "p, p two-sided: Wilcoxon's signed-rank test of 'better than the baseline', and of 'not the same'.",
+            "p t: Student's t, two-sided, of the interval of the difference; p Holm: that for several methods at once.",
+            "verdict: better or worse only if the interval of the difference leaves zero out, that is if p t < 0.05.",
+            "wobble: standard deviation over the last rounds; r, delta and d: effect sizes with bootstrap intervals.",
+            *shared_words(table),
         ]
     )
     if open_cells := {k: v for k, v in cells.items() if v != "finished"}:
@@ -111,18 +117,48 @@ def study_headline(
     return out
 
 
+def shared_words(table: dict[str, Any]) -> Iterator[str]:
+    """Of data that runs have in common, if they do."""
+    shared = table.get("shared")
+    if isinstance(shared, int | float) and shared:
+        yield (
+            f"The runs share data, {shared:.3g} test samples for each training sample: the variance of the difference "
+            "is Nadeau and Bengio's. Wilcoxon's p and the effect sizes know no such correction."
+        )
+
+
+def text_of(x: dict[str, Any], key: str, form: str = ".4f") -> str:
+    """A number as text, or nothing."""
+    value = x.get(key)
+    return format(value, form) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
 def table_row(x: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table as texts."""
 
-    def text(key: str, form: str = ".4f") -> str:
-        value = x.get(key)
-        return format(value, form) if isinstance(value, int | float) else ""
+    def size(key: str, form: str = "+.2f") -> str:
+        ends = x.get(f"{key}_95")
+        known = isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends)
+        return text_of(x, key, form) + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if known and ends else "")
 
-    half = text("difference_half")
-    difference = text("difference", "+.4f") + (f" ± {half}" if half else "")
-    numbers = (text("p", ".4g"), text("p_holm", ".4g"), text("r", ".3f"), text("delta", "+.2f"))
-    head = (str(x["method"]), text("mean"), text("half_t"), text("best"), text("wobble"), str(x.get("rounds_to") or ""))
-    return (*head, difference, *numbers, str(x.get("verdict", "")))
+    half = text_of(x, "difference_half")
+    difference = text_of(x, "difference", "+.4f") + (f" ± {half}" if half else "")
+    tests = (text_of(x, key, ".4g") for key in ("p", "p_two_sided", "p_t", "p_holm"))
+    means = (text_of(x, key) for key in ("mean", "half_t", "best", "wobble"))
+    head = (str(x["method"]), *means, str(x.get("rounds_to") or ""), difference)
+    return (*head, *tests, size("r", ".2f"), size("delta"), size("d"), str(x.get("verdict", "")))
+
+
+def beside_row(x: dict[str, Any]) -> tuple[str, ...]:
+    """What is published of a line, beside ours."""
+    told = x["published"]
+    half, own = text_of(told, "half", ".4g"), text_of(x, "half_t")
+    value = text_of(told, "value", ".4g") + (f" ± {half}" if half else "")
+    within = {True: "yes", False: "no"}.get(told.get("within"), "")
+    ours = (str(x["method"]), text_of(x, "mean") + (f" ± {own}" if own else ""))
+    rounds = (str(x.get("rounds_to") or ""), text_of(told, "rounds", "g"))
+    source = ". ".join(str(told[key]) for key in ("source", "note") if told.get(key))
+    return (*ours, value, text_of(told, "apart", "+.4f"), within, *rounds, source)
 
 
 def chart_bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:

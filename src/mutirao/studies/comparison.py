@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import Direction, rounds_to
 from mutirao.randomness import rng
 from mutirao.runs.reader import Record
-from mutirao.stats import Comparison, Interval, bootstrap, holm, interval, paired
+from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interval, paired
+from mutirao.studies.published import Claim
 from mutirao.studies.study import Study, results
 
 Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by place in the grid
@@ -37,6 +38,19 @@ class Line:
     values: tuple[float, ...]
     way: Direction | None  # which way is better
     verdict: str  # better, worse or not shown, against the baseline; or why there is none
+    claim: Claim | None = None  # what a paper says
+
+    @property
+    def apart(self) -> float:
+        """Ours minus the published value; NaN if there is none."""
+        return self.final.mean - self.claim.value if self.claim else math.nan
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the published value lies in the interval of ours; None if one of them is not there."""
+        if math.isnan(self.apart) or math.isnan(self.final.half):
+            return None
+        return abs(self.apart) <= self.final.half
 
 
 def compare(study: Study, out: Path) -> list[Line]:
@@ -50,7 +64,8 @@ def compare(study: Study, out: Path) -> list[Line]:
     lines: list[Line] = []
     for metric in study.metrics or tuple(found):
         of_metric = [line_of(study, runs, method, metric) for method in study.methods if method in runs]
-        corrected = holm({line.method: line.against.p for line in of_metric if line.against})
+        known = {line.method: line.against.p_t for line in of_metric if line.against}
+        corrected = holm({method: p for method, p in known.items() if not math.isnan(p)})
         lines += [Line(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in of_metric]
     return lines
 
@@ -71,9 +86,8 @@ def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
     against, way = None, way_of(runs, metric)
     if method != study.baseline and common and way:
         sign = -1.0 if way == "lower" else 1.0
-        against = paired(
-            sign * np.array([ends[p] for p in common]), sign * np.array([theirs[p][metric] for p in common])
-        )
+        both = np.array([ends[p] for p in common]), np.array([theirs[p][metric] for p in common])
+        against = paired(sign * both[0], sign * both[1], study.shared)
     missing = "direction not declared" if way is None else "nothing in common"
     values = list(ends.values())
     return Line(
@@ -89,6 +103,7 @@ def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
         values=tuple(values),
         way=way,
         verdict="baseline" if method == study.baseline else against.verdict if against else missing,
+        claim=study.published.claims.get((method, metric)),
     )
 
 
@@ -118,15 +133,41 @@ HEADER = (
     "rounds to",
     "difference",
     "p",
+    "p two-sided",
+    "p t",
     "p Holm",
     "r",
     "delta",
+    "d",
     "verdict",
 )
+BESIDE = ("published", "ours - published", "within", "published rounds")  # columns of what papers say, where they do
+
+
+def header_of(lines: Sequence[Line]) -> tuple[str, ...]:
+    """The columns of a table: those that all have, and of published values as many as there are."""
+    rows = [beside(line) for line in lines]
+    return (*HEADER, *(name for i, name in enumerate(BESIDE) if any(row[i] for row in rows)))
+
+
+def row_of(line: Line, header: Sequence[str]) -> tuple[str, ...]:
+    """A line as the texts below a header."""
+    texts = dict(zip((*HEADER, *BESIDE), (*cells_of(line), *beside(line)), strict=True))
+    return tuple(texts[name] for name in header)
+
+
+def beside(line: Line) -> tuple[str, ...]:
+    """What is published, how far ours is from it, and whether it lies in the interval of ours."""
+    claim = line.claim
+    if claim is None:
+        return ("",) * len(BESIDE)
+    apart = "" if math.isnan(line.apart) else f"{line.apart:+.4f}"
+    within = "" if not apart else {True: "yes", False: "no", None: "-"}[line.within]
+    return str(claim), apart, within, "" if math.isnan(claim.rounds) else f"{claim.rounds:g}"
 
 
 def cells_of(line: Line) -> tuple[str, ...]:
-    """A line as the texts of a table row."""
+    """A line as the texts of a table row, without what is published."""
     test = line.against
     return (
         line.method,
@@ -138,12 +179,23 @@ def cells_of(line: Line) -> tuple[str, ...]:
         number(line.wobble),
         line.reached,
         f"{test.difference.mean:+.4f} ± {number(test.difference.half)}" if test else "",
-        f"{test.p:.4g}" if test else "",
-        number(line.p_holm) if test else "",
-        f"{test.r:.3f}" if test else "",
-        f"{test.delta:+.2f}" if test else "",
+        *((p_text(test.p), p_text(test.p_two_sided), p_text(test.p_t), p_text(line.p_holm)) if test else ("",) * 4),
+        *((spanned(test.r, ".2f"), spanned(test.delta), spanned(test.d)) if test else ("",) * 3),
         line.verdict,
     )
+
+
+def p_text(p: float) -> str:
+    """Four digits, or a dash for what is not known."""
+    return "-" if math.isnan(p) else f"{p:.4g}"
+
+
+def spanned(effect: Effect, form: str = "+.2f") -> str:
+    """An effect size with its interval, or a dash for what is not known."""
+    if math.isnan(effect.value):
+        return "-"
+    between = "" if math.isnan(effect.low) else f" [{effect.low:{form}}, {effect.high:{form}}]"
+    return f"{effect.value:{form}}{between}"
 
 
 def number(value: float) -> str:
@@ -153,7 +205,8 @@ def number(value: float) -> str:
 
 def markdown(lines: Sequence[Line]) -> str:
     """The table in Markdown."""
-    rows = [HEADER, tuple("---" for _ in HEADER), *(cells_of(line) for line in lines)]
+    header = header_of(lines)
+    rows = [header, tuple("---" for _ in header), *(row_of(line, header) for line in lines)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -178,16 +231,30 @@ def latex(lines: Sequence[Line]) -> str:
     def escaped(text: str) -> str:
         return text.replace("_", r"\_").replace("%", r"\%")
 
-    body = [" & ".join([escaped(m), *(cell(m, k) for k in metrics)]) + r" \\" for m in methods]
-    head = " & ".join(["method", *map(escaped, metrics)]) + r" \\"
-    begin, end = rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}", r"\end{tabular}"
+    def told(method: str, metric: str) -> str:
+        claim = by[method, metric].claim if (method, metric) in by else None
+        return str(claim).replace("±", r"$\pm$") if claim and str(claim) else "--"
+
+    columns: list[tuple[str, Callable[[str, str], str]]] = []
+    heads = []
+    for metric in metrics:
+        columns.append((metric, cell))
+        heads.append(escaped(metric))
+        if any(x.metric == metric and x.claim and str(x.claim) for x in lines):
+            columns.append((metric, told))
+            heads.append("published")
+    body = [" & ".join([escaped(m), *(text(m, k) for k, text in columns)]) + r" \\" for m in methods]
+    head = " & ".join(["method", *heads]) + r" \\"
+    begin, end = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\end{tabular}"
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end, ""])
 
 
 def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
     """Write the table as CSV, JSON, Markdown and LaTeX."""
-    write_whole(out / "table.csv", write_rows([HEADER, *(cells_of(line) for line in lines)]))
-    write_whole(out / "table.md", markdown(lines))
+    header, about = header_of(lines), study.published
+    write_whole(out / "table.csv", write_rows([header, *(row_of(line, header) for line in lines)]))
+    said = f"\nPublished: {about.source}.{f' {about.note}' if about.note else ''}\n" if about.claims else ""
+    write_whole(out / "table.md", markdown(lines) + said)
     write_whole(out / "table.tex", latex(lines))
     rows = [
         {
@@ -203,15 +270,39 @@ def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
             "difference": x.against.difference.mean if x.against else None,
             "difference_half": x.against.difference.half if x.against else None,
             "p": x.against.p if x.against else None,
+            "p_two_sided": x.against.p_two_sided if x.against else None,
+            "p_t": x.against.p_t if x.against else None,
             "p_holm": x.p_holm if x.against else None,
-            "r": x.against.r if x.against else None,
-            "delta": x.against.delta if x.against else None,
+            **effects_of(x.against),
             "verdict": x.verdict,
+            "published": published_of(x),
         }
         for x in lines
     ]
-    clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+    clean = [without_nan(row) for row in rows]
     ways = {x.metric: x.way for x in lines if x.way}
-    told = {"recipe": study.called, "baseline": study.baseline, "directions": ways}
+    told = {"recipe": study.called, "baseline": study.baseline, "directions": ways, "shared": study.shared}
+    if about.claims:
+        told["published"] = {"source": about.source, "note": about.note}
     table = {"schema": 1, **told, "lines": clean}
     write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")
+
+
+def effects_of(test: Comparison | None) -> dict[str, Any]:
+    """The effect sizes with the ends of their intervals, None where there is no test."""
+    sizes = {"r": test.r, "delta": test.delta, "d": test.d} if test else {}
+    values: dict[str, Any] = {name: sizes[name].value if test else None for name in ("r", "delta", "d")}
+    return values | {f"{name}_95": [size.low, size.high] for name, size in sizes.items() if not math.isnan(size.low)}
+
+
+def published_of(line: Line) -> dict[str, Any] | None:
+    """What is published of a line, and how ours lies to it."""
+    if line.claim is None:
+        return None
+    told = {"value": line.claim.value, "half": line.claim.half, "rounds": line.claim.rounds, "apart": line.apart}
+    return without_nan(told) | {"within": line.within, "source": line.claim.source, "note": line.claim.note}
+
+
+def without_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for JSON, which has no word for what is not a number."""
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}

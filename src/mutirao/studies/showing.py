@@ -9,9 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mutirao.runs.progress import in_notebook
-from mutirao.studies.comparison import HEADER, Line, cells_of
+from mutirao.studies.comparison import BESIDE, Line, header_of, row_of
 
-TEXTS = ("", "metric", "method", "verdict")  # columns that hold no numbers
+TEXTS = ("", "metric", "method", "verdict", "within", "settings", "chosen", "fault")  # columns that hold no numbers
 
 
 class CellBar:
@@ -55,15 +55,24 @@ def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table
 
 
 def tables_of(lines: Sequence[Line]) -> list[Table]:
-    """The table of a study, one a metric, with the columns that fit a terminal."""
-    shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p Holm", "verdict"]
+    """The table of a study, one a metric, with the columns that fit a terminal; what is published has its own below."""
+    shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p t", "p Holm", "verdict"]
     if not any(line.reached for line in lines):
         shown.remove("rounds to")
     tables = []
     for metric in dict.fromkeys(line.metric for line in lines):
-        table = make_table(metric, shown, no_wrap=True)
-        for line in (x for x in lines if x.metric == metric):
-            row = dict(zip(HEADER, cells_of(line), strict=True))
-            table.add_row(*(row[name] for name in shown))
-        tables.append(table)
+        of_metric = [line for line in lines if line.metric == metric]
+        tables.append(filled(metric, shown, of_metric))
+        if told := [line for line in of_metric if line.claim]:
+            beside = [name for name in header_of(told) if name in BESIDE]
+            reached = ["rounds to"] if "published rounds" in beside else []
+            tables.append(filled(f"{metric}, published", ["method", "mean", "95% t", *reached, *beside], told))
     return tables
+
+
+def filled(title: str, shown: Sequence[str], lines: Sequence[Line]) -> Table:
+    """A table of these columns."""
+    table = make_table(title, shown, no_wrap=True)
+    for line in lines:
+        table.add_row(*row_of(line, shown))
+    return table

@@ -21,11 +21,14 @@ from mutirao.runs.reader import Record, text_of
 from mutirao.runs.schema import metrics_among
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
 from mutirao.studies.crew import Alone, Crew, Start, gather_crew
+from mutirao.studies.published import Published, read_published
+from mutirao.studies.sharing import shared_of
 
 log = logging.getLogger("mutirao")
 
 KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
+KEYS |= {"shared", "published", "tune"}
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -60,6 +63,8 @@ class Study:
     sets: tuple[str, ...] = ()
     text: str = ""  # of the file, and the code it names
     names: tuple[str, ...] = ()
+    shared: float = 0.0  # n_test/n_train, where the cells' data are splits of one set
+    published: Published = Published()  # what papers say of the methods
 
     @property
     def called(self) -> str:
@@ -93,8 +98,12 @@ def read_study(
     def settle(own: Any, place: Pairs) -> Pairs:
         return (*common, *flatten(own), *(s for s in sets if s[0] != "seeds"), *place)
 
+    metrics, threshold = tuple(table.get("metrics", ())), table.get("threshold", {})
     try:
-        cells = lay_out(find(recipe).config, methods, over, baseline, settle)
+        config = find(recipe).config
+        cells = lay_out(config, methods, over, baseline, settle)
+        shared = shared_of(table.get("shared"), over, config)
+        published = read_published(table.get("published"), methods, metrics, threshold)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     told = tuple(f"{k}={write_value(v)}" for k, v in sets)
@@ -103,13 +112,15 @@ def read_study(
         cells=cells,
         methods=tuple(methods),
         baseline=baseline,
-        metrics=tuple(table.get("metrics", ())),
-        threshold=table.get("threshold", {}),
+        metrics=metrics,
+        threshold=threshold,
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
         sets=told,
         text=text,
         names=tuple(dotted_in([table, typed])),
+        shared=shared,
+        published=published,
     )
 
 
@@ -155,8 +166,9 @@ def carry_out(
     """
     most = min(workers or len(study.cells), len(study.cells))
     with locked(out), gather_crew(most, start, study.recipe) as crew:
-        for _, known, _ in crew.each(declared_metrics, study.cells[:1] if study.metrics else ()):
-            check_declared(study.metrics, known or ())
+        named = study.metrics or tuple(metric for _, metric in study.published.claims)
+        for _, known, _ in crew.each(declared_metrics, study.cells[:1] if named else ()):
+            check_declared(named, known or ())
         plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
         write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
         return run_cells(study, out, crew, watch)

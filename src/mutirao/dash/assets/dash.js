@@ -72,8 +72,8 @@
   const COUNTERS = new Set(["round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up", "probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available"]);
   const metricsOf = h => h.columns.filter(c => !COUNTERS.has(c) && !c.endsWith("_clients"));
   const familyOf = m => {
-    const name = m.replace(/^train_/, "").split("@")[0], at = name.lastIndexOf("_");
-    return at > 0 && ["worst", "p10", "p50", "p90", "mean", "own", "decile"].includes(name.slice(at + 1)) ? `${name.slice(0, at)} at the clients` : name;
+    const name = m.replace(/^train_/, "").split("@")[0].replace(/_decile$/, ""), at = name.lastIndexOf("_");
+    return at > 0 && ["worst", "p10", "p50", "p90", "mean", "own"].includes(name.slice(at + 1)) ? `${name.slice(0, at)} at the clients` : name;
   };
   function series(h, metric, name, extra = {}) {
     const at = h.columns.indexOf(metric), r = h.columns.indexOf("round"), x = [], y = [];

@@ -1,0 +1,89 @@
+"""`mutirao partition`: what a partition deals to whom, as a picture and by the figures that people quote."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mutirao.cli.options import FILE, JSON, Assignments, look_here, settings, tell
+from mutirao.errors import ConfigError
+
+
+@click.group()
+def partition() -> None:
+    """Partitions: who gets which samples, and how unlike clients are then.
+
+    Example: mutirao partition show --set partition=dirichlet --set partition.alpha=0.1
+    """
+
+
+@partition.command("show")
+@settings("Any setting of the recipe, such as data=cifar10, partition=quantity or clients=10.")
+@click.option("--recipe", default="quickstart", show_default=True, help="Whose data and defaults are meant.")
+@click.option("--out", type=FILE, help="Draw it there: .png, .svg or .pdf; the counts stand beside it as .csv.")
+@click.option("--kind", type=click.Choice(["bars", "bubbles"]), default="bars", show_default=True)
+@JSON
+def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, as_json: bool) -> None:
+    """Say how unlike the clients of a partition are, and draw it; nothing is trained.
+
+    \b
+    Examples:
+      mutirao partition show
+      mutirao partition show --set partition=quantity --set clients=10 --out sizes.png
+      mutirao partition show --recipe cifar10 --set data=cifar10 --set partition=k_classes --kind bubbles --out two.png
+    """
+    from mutirao.config import resolve
+    from mutirao.recipes.task import find
+
+    look_here(recipe, [value for _, value in sets])
+    found = find(recipe)
+    config = resolve(found.config, {}, sets)
+    task = found.prepare(config)
+    summary = summary_of(recipe, task)
+    part = {"name": config.partition.name, **config.partition.settings}
+    figures = summary.figures()
+    if task.noise:
+        figures["noise"] = [min(task.noise), max(task.noise)]
+    if out is not None:
+        draw(summary, kind, out)
+    names = ", ".join(f"{k}={v}" for k, v in config.partition.settings.items())
+    title = f"{recipe}: data={config.data}, partition={config.partition.name}" + (f" ({names})" if names else "")
+    lines = [title, *in_words(figures), *([f"written: {out}"] if out else [])]
+    tell({"recipe": recipe, "data": config.data, "partition": part, "seed": config.seed, **figures}, as_json, *lines)
+
+
+def summary_of(recipe: str, task: Any) -> Any:
+    """What the task says of its partition."""
+    for picture in task.exhibits.pictures.values():
+        if picture.kind == "partition" and (found := picture.data(None)) is not None:
+            return found
+    raise ConfigError(f"--recipe: {recipe!r} deals no labelled samples to clients with these settings")
+
+
+def draw(summary: Any, kind: str, out: Path) -> None:
+    """The picture, and the table beside it."""
+    from mutirao.drawing.bubbles import draw_bubbles
+    from mutirao.drawing.plots import draw_partition
+
+    (draw_bubbles if kind == "bubbles" else draw_partition)(summary, out.expanduser())
+
+
+def in_words(figures: dict[str, Any]) -> list[str]:
+    """The figures as lines for people, each with what it means."""
+    f = figures
+    left = f", {f['left_out']:,} left out" if f["left_out"] else ""
+    ratio = "without end, as somebody has none" if f["size_ratio"] is None else f"{f['size_ratio']:.4g}"
+    lines = [
+        f"{f['clients']:,} clients, {f['samples']:,} samples of {f['classes']:,} classes{left}",
+        f"samples a client: {f['smallest']:,} to {f['largest']:,}, median {f['median']:,g}; "
+        f"largest by smallest {ratio}, Gini {f['gini']:.3f}",
+        f"classes a client: {f['classes_fewest']} to {f['classes_most']}, mean {f['classes_mean']:.2f}",
+        f"label entropy: {f['label_entropy']:.3f} bits a client on average, of {f['label_entropy_most']:.3f} at most",
+        f"earth mover's distance: {f['emd']:.3f} on average, {f['emd_largest']:.3f} at most (sum over classes of "
+        "|p_client - p|)",
+        f"total variation: {f['total_variation']:.3f} on average (half of that)",
+    ]
+    if "noise" in f:
+        low, high = f["noise"]
+        lines.append(f"noise on inputs: standard deviation {low:.3g} to {high:.3g}, of pictures from 0 to 1")
+    return lines

@@ -1,0 +1,123 @@
+"""What papers say of the methods of a study: values by method and metric, to be shown beside ours."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mutirao.config import nearest
+from mutirao.errors import ConfigError
+
+KEYS = {"source", "note", "values", "rounds_to"}
+OWN = {"value", "half", "source", "note"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published value, half the width of its interval if that is given, and rounds to the study's threshold."""
+
+    value: float = math.nan
+    half: float = math.nan
+    rounds: float = math.nan
+    source: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return ""
+        return f"{self.value:.4g}" + ("" if math.isnan(self.half) else f" ± {self.half:.4g}")
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where values come from, what is to be said of them, and the values by method and metric."""
+
+    source: str = ""
+    note: str = ""
+    claims: Mapping[tuple[str, str], Claim] = field(default_factory=dict)
+
+
+def read_published(
+    table: Any, methods: Collection[str], metrics: Collection[str], thresholds: Collection[str]
+) -> Published:
+    """The `[published]` table of a study file; whatever it names must be in the study.
+
+    `metrics` that are none may be any: the first cell will say which there are.
+    """
+    if table is None:
+        return Published()
+    if not isinstance(table, Mapping):
+        raise ConfigError('published must be a table: [published] with source = "...", then [published.values.METHOD]')
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"published: unknown key {key!r}{nearest(key, KEYS)}")
+    source, note = (text_in("published", table, key) for key in ("source", "note"))
+    if not source:
+        raise ConfigError('published: say where the values are from: source = "authors, venue and year, table"')
+    claims: dict[tuple[str, str], Claim] = {}
+    for method, metric, given in entries("values", table, methods):
+        check_metric(f"published.values.{method}", metric, metrics)
+        claims[method, metric] = claim_of(f"published.values.{method}: {metric}", given, source)
+    for method, metric, given in entries("rounds_to", table, methods):
+        where = f"published.rounds_to.{method}"
+        if metric not in thresholds:
+            raise ConfigError(f"{where}: {metric!r} has no [threshold] that rounds could be counted to")
+        known = claims.get((method, metric), Claim(source=source))
+        claims[method, metric] = replace(known, rounds=number_in(f"{where}: {metric}", given))
+    return Published(source, note, claims)
+
+
+def entries(key: str, table: Mapping[str, Any], methods: Collection[str]) -> Iterator[tuple[str, str, Any]]:
+    """Method, metric and what is said of them, of one of the tables by method."""
+    for method, own in table_in("published", table, key).items():
+        if method not in methods:
+            raise ConfigError(f"published.{key}: the study has no method {method!r}{nearest(method, methods)}")
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"published.{key}.{method} must be a table of values by metric")
+        for metric, given in own.items():
+            yield method, metric, given
+
+
+def check_metric(where: str, metric: str, metrics: Collection[str]) -> None:
+    """Refuse a value that would stand beside nothing."""
+    if metrics and metric not in metrics:
+        raise ConfigError(f"{where}: {metric!r} is not one of the study's metrics{nearest(metric, metrics)}")
+
+
+def claim_of(where: str, given: Any, source: str) -> Claim:
+    """A value as a number, or as a table of it with `half`, `source` or `note`."""
+    if not isinstance(given, Mapping):
+        return Claim(number_in(where, given), source=source)
+    for key in given:
+        if key not in OWN:
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, OWN)}")
+    if "value" not in given:
+        raise ConfigError(f"{where}: the value is missing; write {{ value = 0.5, half = 0.1 }}")
+    half = number_in(f"{where}: half", given["half"]) if "half" in given else math.nan
+    if half < 0:
+        raise ConfigError(f"{where}: half is half the width of an interval, and never below 0")
+    own = text_in(where, given, "source") or source
+    return Claim(number_in(where, given["value"]), half, source=own, note=text_in(where, given, "note"))
+
+
+def table_in(where: str, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table below a key, or none."""
+    found = table.get(key, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where}.{key} must be a table of methods")
+    return found
+
+
+def text_in(where: str, table: Mapping[str, Any], key: str) -> str:
+    """A text below a key, on one line; empty if there is none."""
+    found = table.get(key, "")
+    if not isinstance(found, str):
+        raise ConfigError(f"{where}: {key} must be text, not {found!r}")
+    return " ".join(found.split())
+
+
+def number_in(where: str, given: Any) -> float:
+    """A finite number, or a clear refusal."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise ConfigError(f"{where}: {given!r} is not a number")
+    return float(given)

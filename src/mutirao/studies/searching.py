@@ -1,0 +1,204 @@
+"""Which settings of a method are tried: every point of a grid, or as many as Optuna may propose."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from mutirao.config import flatten, nearest, write_value
+from mutirao.errors import ConfigError
+from mutirao.randomness import number
+
+Point = tuple[tuple[str, Any], ...]  # settings and their values
+EDGE = 0.05  # of a range, on its own scale: a winner nearer to an end than this may not be the best there is
+
+
+class Search:
+    """What is tried of one method: `ask` for points until there are none, and `tell` how good each was."""
+
+    size: int  # how many points there will be
+
+    def ask(self) -> list[Point]:
+        """Points to be tried next, all at once; none if it is over."""
+        raise NotImplementedError
+
+    def tell(self, point: Point, value: float | None) -> None:
+        """How good a point was, more is better; None if it could not be found out."""
+
+    def edges(self, point: Point) -> list[str]:
+        """What of a point lies at the edge of what was tried."""
+        raise NotImplementedError
+
+
+class Grid(Search):
+    """Every combination of the values of its axes."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Any]]) -> None:
+        self.axes = axes
+        self.size = math.prod(len(values) for values in axes.values())
+        self.asked = False
+
+    def ask(self) -> list[Point]:
+        """All of them, once."""
+        if self.asked:
+            return []
+        self.asked = True
+        return [tuple(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
+
+    def edges(self, point: Point) -> list[str]:
+        """Numbers that are the smallest or largest of several tried."""
+        out = []
+        for key, value in point:
+            tried = self.axes[key]
+            if len(tried) < 2 or not all(is_number(v) for v in tried) or min(tried) < value < max(tried):
+                continue
+            out.append(f"{key} = {write_value(value)} is the {'largest' if value == max(tried) else 'smallest'} tried")
+        return out
+
+
+@dataclass(frozen=True)
+class Range:
+    """From where to where a setting is looked for, on a logarithmic scale if `log`; whole numbers if both ends are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are tried."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def place(self, value: float) -> float:
+        """Where a value lies, from 0 at the low end to 1 at the high one."""
+        scale = math.log if self.log else float
+        return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+
+
+@dataclass
+class Proposed(Search):
+    """Points that Optuna's TPE proposes one by one, from what was learned of those before (Bergstra et al., 2011).
+
+    Its randomness is the same for all methods, so that they begin with the same points where they have the same ranges;
+    and the same results bring the same points, so a search goes on by asking again for what is there already.
+    """
+
+    ranges: Mapping[str, Range | Sequence[Any]]
+    size: int
+    done: int = 0
+    study: Any = None
+    open: list[Any] = field(default_factory=list)
+
+    def ask(self) -> list[Point]:
+        """The next one."""
+        import optuna
+
+        if self.study is None:
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            sampler = optuna.samplers.TPESampler(seed=number(0, 0, "tune") % 2**32)
+            self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        if self.done >= self.size:
+            return []
+        self.done += 1
+        trial = self.study.ask()
+        self.open.append(trial)
+        return [tuple((key, propose(trial, key, what)) for key, what in self.ranges.items())]
+
+    def tell(self, point: Point, value: float | None) -> None:
+        """Let the sampler learn from it."""
+        trial = self.open.pop(0)
+        if value is None:
+            self.study.tell(trial, state=import_state().FAIL)
+        else:
+            self.study.tell(trial, value)
+
+    def edges(self, point: Point) -> list[str]:
+        """Numbers close to an end of their range."""
+        out = []
+        for key, value in point:
+            what = self.ranges[key]
+            if isinstance(what, Range) and not EDGE <= (place := what.place(value)) <= 1 - EDGE:
+                end, limit = ("high", what.high) if place > EDGE else ("low", what.low)
+                out.append(f"{key} = {value:.4g} is close to the {end} end of its range, {limit:.4g}")
+        return out
+
+
+def propose(trial: Any, key: str, what: Range | Sequence[Any]) -> Any:
+    """A value of one setting."""
+    if not isinstance(what, Range):
+        return trial.suggest_categorical(key, list(what))
+    suggest = trial.suggest_int if what.is_whole else trial.suggest_float
+    return suggest(key, what.low, what.high, log=what.log)
+
+
+def import_state() -> Any:
+    """Optuna's words for how a trial ended."""
+    from optuna.trial import TrialState
+
+    return TrialState
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_grid(where: str, table: Any) -> dict[str, list[Any]]:
+    """Axes of a grid: a list of values for each setting."""
+    axes = dict(flatten(as_table(where, table)))
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}.{key} must be a list of values to try")
+        if len({write_value(v) if is_scalar(v) else "" for v in values}) < len(values) or not all(
+            map(is_scalar, values)
+        ):
+            raise ConfigError(f"{where}.{key}: {values!r} must be different numbers or texts")
+    return axes
+
+
+def read_ranges(where: str, table: Any) -> dict[str, Range | Sequence[Any]]:
+    """Ranges of settings: {low, high, log}, or a list to choose from."""
+    found: dict[str, Any] = {}
+    for key, value in as_table(where, table).items():
+        inner = isinstance(value, Mapping) and not {"low", "high"} & value.keys()
+        found |= {f"{key}.{sub}": v for sub, v in value.items()} if inner else {key: value}
+    return {key: range_of(f"{where}.{key}", value) for key, value in found.items()}
+
+
+def range_of(where: str, given: Any) -> Range | Sequence[Any]:
+    """One range, or a list to choose from."""
+    if isinstance(given, list):
+        return read_grid(where, {"values": given})["values"]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} must be a range such as {{ low = 0.001, high = 1.0, log = true }}, or a list")
+    for key in given:
+        if key not in ("low", "high", "log"):
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, ('low', 'high', 'log'))}")
+    low, high, log = (
+        given.get(key, default) for key, default in (("low", math.nan), ("high", math.nan), ("log", False))
+    )
+    if not (is_number(low) and is_number(high) and math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"{where}: low and high must be numbers, the first below the second")
+    if not isinstance(log, bool) or (log and low <= 0):
+        raise ConfigError(f"{where}: log must be true or false, and with true low must be above 0")
+    return Range(low, high, log)
+
+
+def as_table(where: str, table: Any) -> Mapping[str, Any]:
+    """A table with something in it."""
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError(f"{where} must be a table of settings to try")
+    return table
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a setting can have it."""
+    return isinstance(value, bool | int | float | str)
+
+
+def check_optuna() -> None:
+    """Refuse ranges where nobody can propose of them."""
+    if find_spec("optuna") is None:
+        raise ConfigError("tune.range needs Optuna: pip install 'mutirao[tune]', or give a [tune.grid] of values")
