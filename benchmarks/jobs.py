@@ -31,6 +31,7 @@ class Job:
     per_round: int = 10
     test: int = 2000
     seed: int = 0
+    method: str = "fedavg"  # another one is for ours alone
 
     def sizes(self) -> list[int]:
         """How many samples each client holds; `samples` is their mean."""
@@ -52,6 +53,7 @@ JOBS = {
     for job in (
         Job("M", "small dense model, 136-64-5", **MLP, rounds=50, repetitions=5),
         Job("M-unequal", "the same with clients of unequal sizes", **MLP, rounds=50, repetitions=5, unequal=True),
+        Job("S", "Job M with SCAFFOLD's correction", **MLP, rounds=50, repetitions=5, method="scaffold"),
         Job("C", "convolutional network on 3x32x32 images", **CNN, rounds=5, repetitions=3, test=500),
         Job("W", "dense model 784-512-256-10 with dropout", **WIDE, rounds=20, repetitions=3),
         Job("T", "transformer, two layers of 64", model="transformer", **TEXT, lr=0.05, rounds=10, repetitions=3),

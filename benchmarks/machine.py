@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 from datetime import date
 from pathlib import Path
 
@@ -31,3 +32,20 @@ def field(path: str, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return ""
+
+
+def peak_mb() -> float:
+    """The most memory the process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident_mb() -> float:
+    """The memory the process has now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def written() -> int:
+    """Bytes that the process has handed to the system to write, to whatever file."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
+    return int(lines["wchar"])

@@ -11,8 +11,6 @@ clients.
 import argparse
 import contextlib
 import json
-import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from benchmarks.machine import peak_mb, resident_mb, written
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run, train
@@ -53,23 +52,6 @@ def population(clients: int) -> VirtualClients:
     scores += np.repeat(draw.random((clients, CLASSES), dtype=np.float32), SAMPLES, axis=0)
     rows = np.arange(clients * SAMPLES)
     return VirtualClients(x, scores.argmax(1), rows, np.arange(clients + 1, dtype=np.int64) * SAMPLES)
-
-
-def peak_mb() -> float:
-    """The most memory the process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def resident_mb() -> float:
-    """The memory the process has now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def written() -> int:
-    """Bytes that the process has handed to the system to write, to whatever file."""
-    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
-    return int(lines["wchar"])
 
 
 @contextlib.contextmanager

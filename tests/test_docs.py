@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from mutirao import partition
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import digest
 from mutirao.core.parts import as_handler, as_selector, check_needs
 from mutirao.core.rounds import Run, train
 from mutirao.fleets.local import LocalFleet
 from mutirao.selection import PowerOfChoice
+from mutirao.training import drift
 
 DOCS = Path(__file__).parent.parent / "docs"
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -125,6 +127,22 @@ def test_the_page_on_python_runs_from_top_to_bottom(
     ways = {mu.load(f"runs/{name}").digest for name in "abc"}
     assert len(ways) == 1
     assert mu.load("runs/long").summary["rounds"] == 6
+
+
+def test_the_page_on_partitions_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("partitions.md")
+    exec(compile(code, "partitions.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+
+
+def test_the_page_on_partitions_names_all_of_them_and_its_commands_run(tmp_path: Path) -> None:
+    page = (DOCS / "partitions.md").read_text(encoding="utf-8")
+    for name in (*partition.NAMES, *drift.NAMES):
+        assert name == "none" or f"| `{name}` |" in page
+    shown = re.findall(r"\$ mutirao (.*data=synthetic.*)", page)
+    assert len(shown) == 2
+    assert '"clients": 30' in mutirao(*shown[0].split(), cwd=tmp_path)
+    assert "quickstart, 2 rounds" in mutirao(*shown[1].split(), "--set", "rounds=2", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", ["cnn-and-fedavg.md", "cnn-and-fedavg.pt.md"])

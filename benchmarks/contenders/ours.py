@@ -10,7 +10,7 @@ import torch
 from benchmarks import jobs, work
 from benchmarks.contenders import options
 from mutirao import LocalFleet, Round, Run, Trainer, train, virtual_clients
-from mutirao.aggregation import FedAvg
+from mutirao.aggregation import FedAvg, Scaffold
 from mutirao.selection import Uniform
 
 
@@ -33,7 +33,8 @@ if __name__ == "__main__":
     parts = [np.arange(*data.offsets[i : i + 2]) for i in range(job.clients)]
     fleet = LocalFleet(trainer, virtual_clients(data.x, data.y, parts))
     run = Run({k: v.numpy().copy() for k, v in work.initial(job).state_dict().items()}, seed=job.seed)
-    rounds = train(run, fleet, rounds=args.rounds, select=Uniform(job.per_round), aggregate=FedAvg())
+    method = FedAvg() if job.method == "fedavg" else Scaffold(population=job.clients)
+    rounds = train(run, fleet, rounds=args.rounds, select=Uniform(job.per_round), aggregate=method)
     for done in recorded(run, rounds, args.scratch / "run") if args.record else rounds:
         clock.tick(sum(row["n"] for row in done.clients))
     work.report(clock, {k: torch.from_numpy(v) for k, v in run.arrays.items()}, data, "mutirao")

@@ -1,0 +1,250 @@
+"""The five systems together: who is selected x how updates are joined x whose model it is, with effects and intervals.
+
+    python -m benchmarks.together --cifar10 DIR/cifar-10-batches-bin --mq2008 DIR/MQ2008 --out together.json
+    python -m benchmarks.together --hidden --cifar10 DIR/cifar-10-batches-bin --fashion DIR --out hidden.json
+
+Every cell of {uniform, aoiu} x {fedavg, fedavgm, fedrisk, scaffold} x {one model, groups, personal} on digits and
+CIFAR-10 (small network, few pictures), each client judged on its own test data, and the first two factors on MQ2008,
+whose test queries belong to no client. Each aggregator has the rate that did best for it on validation data. `--hidden`
+compares personal methods with groups on hidden populations. Cells that are in the file already are not made again.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from mutirao.config import resolve
+from mutirao.core.rounds import Run
+from mutirao.fleets.local import LocalFleet
+from mutirao.recipes import groups, ranking
+from mutirao.recipes.task import Recipe, Task
+from mutirao.training.descent import one_thread
+
+SELECT = ("uniform", "aoiu")
+AGGREGATE: dict[str, Any] = {"fedavg": "fedavg", "fedavgm": "fedavgm", "fedrisk": "fedrisk", "scaffold": "scaffold"}
+WHOSE = ("one", "groups", "personal")
+FACTORS = ("select", "aggregate", "whose")
+TUNED = {"digits": range(100, 110), "mq2008": range(100, 105), "cifar10": range(100, 101)}  # seeds of nothing else
+SETS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "data": "digits", "clients": 30, "per_round": 0.3, "rounds": 40, "epochs": 2, "momentum": 0.0,
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_size": 10}, "head": "full", "warm_epochs": 10,
+    },
+    "cifar10": {
+        "clients": 20, "per_round": 0.5, "rounds": 10, "epochs": 2, "samples": 200, "momentum": 0.0,
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_size": 100}, "head": "full", "warm_epochs": 5,
+        "judge_samples": 200, "engine": "plain",
+    },
+    "mq2008": {"rounds": 60},
+}  # fmt: skip
+RATES = (
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+)  # each aggregator's own is found among them, on validation data and other seeds
+PERSONAL: dict[str, dict[str, Any]] = {
+    "one model": {},
+    "groups": {},
+    "alone": {},
+    "finetune": {"personal": {"name": "finetune", "epochs": 5}},
+    "fedper": {"personal": "fedper"},
+    "fedrep": {"personal": {"name": "fedrep", "epochs": 2}},
+    "ditto": {"personal": {"name": "ditto", "lam": 0.1}},
+}
+
+
+def own_task(config: Any) -> Task:
+    """The clients of groups, each with its own test data, and one model for all of them."""
+    task = groups.task(config)
+    return replace(task, handler=task.knows.member.trainers(task.classes), evaluate=None, knows=None)
+
+
+OWN = Recipe(groups.Config, own_task, name="own")
+
+
+def follow(recipe: Recipe, settings: dict[str, Any], metric: str) -> float:
+    """What the last round of a run ends with."""
+    config = resolve(recipe.config, settings)
+    task = recipe.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    with one_thread():
+        for done in recipe.flow(LocalFleet(task.handler, task.population), config, task, run):
+            last = done.row
+    return float(last[metric] if metric in last else last[f"{metric}_mean"])
+
+
+def rates_for(name: str) -> tuple[float, ...]:
+    """The rates that are tried: on CIFAR-10, whose runs are long, those in the middle."""
+    return RATES[1:5] if name == "cifar10" else RATES
+
+
+def rate_of(found: dict[str, float], name: str, aggregate: str) -> float:
+    """The rate with which an aggregator did best on validation data, with uniform selection and one model."""
+    rates = rates_for(name)
+    means = {r: np.mean([found[f"tune {name} {aggregate} {r} {seed}"] for seed in TUNED[name]]) for r in rates}
+    best = max(means, key=lambda rate: means[rate])
+    if best in (rates[0], rates[-1]):
+        print(f"{name} {aggregate}: the best rate, {best}, is at the edge")
+    return best
+
+
+def tuning(given: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
+    """Runs that find the rates of a data set."""
+    common = SETS[name]
+    for aggregate, rate, seed in itertools.product(AGGREGATE, rates_for(name), TUNED[name]):
+        settings = {**common, "data": where, "seed": seed, "aggregate": AGGREGATE[aggregate], "lr": rate}
+        settings["evaluate_every"] = common["rounds"]
+        cell = f"tune {name} {aggregate} {rate} {seed}"
+        if name == "mq2008":
+            yield cell, (ranking.recipe, {**settings, "fold": seed % 5 + 1, "judge_by": "vali"}, "ndcg@5")
+        else:
+            judged = {"judge_by": "vali", "clients_every": common["rounds"]}
+            yield cell, (OWN, {**settings, **judged}, "accuracy")
+
+
+def factorial(given: Any, seeds: int, found: dict[str, float]) -> Iterator[tuple[str, Any]]:
+    """Each cell's name, and how it is made."""
+    for name, common in SETS.items():
+        where = {"digits": "digits", "cifar10": given.cifar10, "mq2008": given.mq2008}[name]
+        if not where or (given.only and name not in given.only.split(",")):
+            continue
+        yield from tuning(given, name, where)
+        rates = {aggregate: rate_of(found, name, aggregate) for aggregate in AGGREGATE}
+        found |= {f"rate {name} {aggregate}": rate for aggregate, rate in rates.items()}
+        for seed, select, aggregate, whose in itertools.product(range(seeds), SELECT, AGGREGATE, WHOSE):
+            if name == "mq2008" and whose != "one":
+                continue
+            settings = {**common, "data": where, "seed": seed, "select": select, "aggregate": AGGREGATE[aggregate]}
+            settings["lr"] = rates[aggregate]
+            settings["evaluate_every"] = common["rounds"]
+            cell = f"{name} {select} {aggregate} {whose} {seed}"
+            if name == "mq2008":
+                yield cell, (ranking.recipe, {**settings, "fold": seed % 5 + 1}, "ndcg@5")
+            elif whose == "groups":
+                yield cell, (groups.recipe, settings, "accuracy")
+            elif whose == "personal":
+                yield cell, (OWN, {**settings, "personal": {"name": "finetune", "epochs": 2}}, "accuracy")
+            else:
+                yield cell, (OWN, {**settings, "clients_every": common["rounds"]}, "accuracy")
+
+
+def hidden(given: Any, seeds: int, found: dict[str, float]) -> Iterator[tuple[str, Any]]:
+    """Personal methods against groups on hidden populations."""
+    plain = {"clients": 30, "per_round": 0.4, "epochs": 3, "lr": 0.05, "judge_samples": 100, "head": "full"}
+    pictures = {**plain, "samples": 150, "rounds": 6, "lr": 0.02, "engine": "plain"}
+    sets: dict[str, tuple[str, dict[str, Any]]] = {
+        "digits": ("digits", {**plain, "samples": 40, "rounds": 30}),
+        "fashion": (given.fashion, pictures),
+        "cifar10": (given.cifar10, pictures),
+    }
+    for name, seed, kind, method in itertools.product(sets, range(seeds), ("skewed", "permuted", "rotated"), PERSONAL):
+        where, common = sets[name]
+        if not where or (given.only and name not in given.only.split(",")):
+            continue
+        settings = {**common, "data": where, "hidden": kind, "seed": seed, "evaluate_every": common["rounds"]}
+        cell = f"{name} {kind} {method} {seed}"
+        if method == "groups":
+            yield cell, (groups.recipe, {**settings, "signature": "projection", "warm_epochs": 6}, "accuracy")
+        elif method == "one model":
+            yield cell, (OWN, {**settings, "clients_every": common["rounds"]}, "accuracy")
+        elif method == "alone":  # from nothing, as many epochs as a client makes on average in all rounds together
+            epochs = round(common["rounds"] * common["per_round"] * common["epochs"])
+            own = {"personal": {"name": "finetune", "epochs": epochs}, "rounds": 1, "evaluate_every": 1}
+            yield cell, (OWN, {**settings, **own, "epochs": 1, "per_round": 1}, "accuracy")
+        else:
+            yield cell, (OWN, {**settings, **PERSONAL[method]}, "accuracy")
+
+
+def interval(values: Any) -> str:
+    """Mean and 95% interval, in hundredths."""
+    values = 100 * np.asarray(values, float)
+    half = (
+        stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    )
+    return f"{values.mean():+.1f} ± {half:.1f}"
+
+
+def effects(found: dict[str, float], name: str) -> Iterator[tuple[str, Any]]:
+    """Main effects and interactions of two factors over the first level of each, one value a seed."""
+    table = {tuple(k.split()[1:]): v for k, v in found.items() if k.split()[0] == name}
+    known = [{key[i] for key in table} for i in range(3)]
+    levels = [[x for x in names if x in here] for names, here in zip((SELECT, AGGREGATE, WHOSE), known, strict=True)]
+    seeds = sorted({key[3] for key in table})
+
+    def mean(seed: str, **fixed: str) -> float:
+        keep = [v for k, v in table.items() if k[3] == seed and all(k[FACTORS.index(f)] == x for f, x in fixed.items())]
+        return float(np.mean(keep))
+
+    for f, names in zip(FACTORS, levels, strict=True):
+        for level in names[1:]:
+            yield f"{level}", [mean(s, **{f: level}) - mean(s, **{f: names[0]}) for s in seeds]
+    for (f, a), (g, b) in itertools.combinations(zip(FACTORS, levels, strict=True), 2):
+        for x, y in itertools.product(a[1:], b[1:]):
+            beside = [mean(t, **{f: x, g: y}) - mean(t, **{f: a[0], g: y}) for t in seeds]
+            alone = [mean(t, **{f: x, g: b[0]}) - mean(t, **{f: a[0], g: b[0]}) for t in seeds]
+            yield f"{x} x {y}", [one - two for one, two in zip(beside, alone, strict=True)]
+
+
+def print_factorial(found: dict[str, float]) -> None:
+    for name in SETS:
+        cells: dict[str, list[float]] = {}
+        for key, value in found.items():
+            if key.split()[0] == name:
+                cells.setdefault(" ".join(key.split()[1:4]), []).append(value)
+        if not cells:
+            continue
+        print(f"\n{name}: cells\n\n| selection | aggregation | model | mean |\n|---|---|---|---|")
+        for key, values in sorted(cells.items(), key=lambda item: -float(np.mean(item[1]))):
+            print(f"| {' | '.join(key.split())} | {interval(values).removeprefix('+')} |")
+        print(f"\n{name}: effects, points against uniform, fedavg, one\n\n| effect | points |\n|---|---|")
+        for effect, values in effects(found, name):
+            print(f"| {effect} | {interval(values)} |")
+
+
+def print_hidden(found: dict[str, float]) -> None:
+    rows: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for key, value in found.items():
+        name, kind, *method, _ = key.split()
+        rows.setdefault((name, kind), {}).setdefault(" ".join(method), []).append(value)
+    print("| data | population | " + " | ".join(PERSONAL) + " |\n|---|---|" + "---|" * len(PERSONAL))
+    for (name, kind), methods in rows.items():
+        print(
+            f"| {name} | {kind} | "
+            + " | ".join(interval(methods[m]).lstrip("+") if m in methods else "" for m in PERSONAL)
+            + " |"
+        )
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("cifar10", "mq2008", "fashion"):
+        ask.add_argument(f"--{name}", default="")
+    ask.add_argument("--hidden", action="store_true")
+    ask.add_argument("--seeds", type=int, default=5)
+    ask.add_argument("--only", default="", help="the data sets to make, separated by commas")
+    ask.add_argument("--out", type=Path, required=True)
+    given = ask.parse_args()
+    found: dict[str, float] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    for cell, (recipe, settings, metric) in (hidden if given.hidden else factorial)(given, given.seeds, found):
+        if cell in found:
+            continue
+        began = time.perf_counter()
+        found[cell] = follow(recipe, settings, metric)
+        given.out.write_text(json.dumps(found, indent=0))
+        print(f"{cell}: {found[cell]:.4f}, {time.perf_counter() - began:.1f} s", flush=True)
+    (print_hidden if given.hidden else print_factorial)(found)
+
+
+if __name__ == "__main__":
+    main()
