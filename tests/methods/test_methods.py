@@ -1,5 +1,6 @@
 """Methods with more than a mean: against their papers' formulas, on least squares, over Flower, and resumed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.nn import functional
 from loopgrid import LoopGrid, identity
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest
-from mutirao.core.fleet import Reply
+from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Wrapper
 from mutirao.core.parts import as_aggregator
-from mutirao.core.rounds import Run, train
+from mutirao.core.rounds import Patience, Run, train
 from mutirao.deploy.flower.client import client_app
 from mutirao.errors import ConfigError
 from mutirao.fleets.flower.fleet import FlowerFleet
@@ -27,7 +28,7 @@ from mutirao.methods.reach import reach_of
 from mutirao.methods.scaffold import Scaffold
 from mutirao.recipes.task import Task, find
 from mutirao.runs.execute import execute
-from mutirao.selection import RoundRobin, everyone
+from mutirao.selection import RoundRobin, Uniform, everyone
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
 
@@ -96,7 +97,7 @@ def turns(rounds: int, per_round: int) -> list[list[str]]:
 @pytest.mark.parametrize("option", [1, 2])
 @pytest.mark.parametrize("weights", ["samples", "equal"])
 def test_scaffold_is_the_papers_algorithm(option: Any, weights: Any) -> None:
-    data, steps = problems(), 5
+    data, steps, first = problems(), 5, 0.0
     x, c, own = np.zeros(WIDTH), np.zeros(WIDTH), {name: np.zeros(WIDTH) for name in data}
     for who in turns(7, 2):
         moves, changes = {}, {}
@@ -108,9 +109,9 @@ def test_scaffold_is_the_papers_algorithm(option: Any, weights: Any) -> None:
             moves[name], changes[name] = y - x, new - own[name]
             own[name] = new
         sizes = {name: len(data[name][1]) if weights == "samples" else 1 for name in who}
-        p = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-        x = x + 0.8 * sum(p[name] * moves[name] for name in who)
-        c = c + len(who) / CLIENTS * sum(p[name] * changes[name] for name in who)
+        first = first or np.mean(list(sizes.values()))
+        x = x + 0.8 * sum(size / sum(sizes.values()) * moves[name] for name, size in sizes.items())
+        c = c + sum(size / (CLIENTS * first) * changes[name] for name, size in sizes.items())
     method = Scaffold(lr=0.8, option=option, weights=weights, population=CLIENTS)
     np.testing.assert_allclose(end_of(task_of(data, steps), method, 7, 2), x, rtol=2e-4, atol=2e-5)
 
@@ -204,6 +205,23 @@ def test_drift_correction_ends_at_the_optimum_of_all_where_fedavg_does_not(
     best, task = solution(data, equal), task_of(data, epochs=8, momentum=momentum)
     assert float(np.linalg.norm(end_of(task, method, 40) - best)) < 1e-3
     assert float(np.linalg.norm(end_of(task, FedAvg(), 40) - best)) > 0.04
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_clients_of_unequal_size_end_at_the_optimum_also_if_few_of_them_take_part(option: Any) -> None:
+    """c stays a mean of the c_k with the same weights, whoever else answers."""
+    data = problems()
+    task, best = task_of(data, epochs=8), solution(data, equal=False)
+
+    def gap(method: Any) -> float:
+        run = Run(task.initial(), seed=4)
+        fleet = LocalFleet(task.handler, task.population)
+        list(train(run, fleet, rounds=150, select=Uniform(2), aggregate=method))
+        return float(np.linalg.norm(run.arrays["weight"][0] - best))
+
+    assert gap(Scaffold(option=option, population=CLIENTS)) < 1e-3
+    if option == 2:
+        assert gap(FedAvg()) > 0.1
 
 
 def test_control_variates_by_steps_alone_are_wrong_with_momentum() -> None:
@@ -305,6 +323,53 @@ def test_a_lie_about_the_reach_does_not_take_over() -> None:
     nothing = Reply({"w": np.ones(2, np.float32)}, n=1)
     for part in (FedNova(), Scaffold(population=1), Scaffold(option=1, population=1), QFedAvg(client_lr=0.1)):
         assert as_aggregator(part).fault(nothing) is not None
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_nobody_moves_the_control_variate_at_will(option: Any) -> None:
+    """Option 1 believes a vector, option 2 an update and its reach: either may lie."""
+    current, draw = {"w": np.zeros(4, np.float32)}, np.random.default_rng(0)
+    memory: Arrays = {}
+    part = Scaffold(option=option, population=10)
+    for _ in range(3):
+        ends = {f"c{i}": draw.normal(size=4).astype(np.float32) for i in range(9)}
+        told = {c: Reply({"w": w}, {"control": -w}, {"reach": 1.0}, 10) for c, w in ends.items()}
+        lie = np.full(4, 1e6, np.float32)
+        part(current, told | {"liar": Reply({"w": lie}, {"control": -lie}, {"reach": 1e-9}, 10)}, memory)
+    assert np.linalg.norm(memory["scaffold.c"]) < 3 * 10 * 4 / 10 + 4  # three times ten of ten, each of some 2 to 4
+
+
+@pytest.mark.parametrize(
+    ("method", "equal"), [(Scaffold(population=CLIENTS), False), (FedDyn(alpha=0.5, population=CLIENTS), True)], ids=repr
+)
+@pytest.mark.parametrize("how", ["screened", "lost", "never asked"])
+def test_replies_that_do_not_count_leave_nothing_behind(method: Any, equal: bool, how: str) -> None:
+    """What a client keeps of an update that the server never joined would shift the optimum for good."""
+    data = problems()
+    task, best = task_of(data, epochs=8), solution(data, equal)
+    gone = np.random.default_rng(5)
+
+    class Lossy(Wrapper):
+        def ask(self, requests: Mapping[str, Request]) -> Answers:
+            lost = {c for c in sorted(requests) if gone.random() < 0.25 and self.round < 40}
+            self.round += 1
+            answers = self.fleet.ask(requests if how == "lost" else {c: r for c, r in requests.items() if c not in lost})
+            kept = {c: r for c, r in answers.replies.items() if c not in lost}
+            return Answers(kept, {c: Failure("late", "lost on its way") for c in sorted(lost)})
+
+    def drop(current: Arrays, replies: Mapping[str, Reply]) -> Any:
+        out = {c for c in sorted(replies) if gone.random() < 0.25 and run.round < 40}
+        return {c: r for c, r in replies.items() if c not in out}, dict.fromkeys(sorted(out), "by lot")
+
+    fleet: Fleet = LocalFleet(task.handler, task.population)
+    if how != "screened":
+        fleet = Lossy(fleet)
+        fleet.round = 0
+    run = Run(task.initial(), seed=4)
+    filters = [drop] if how == "screened" else []
+    patience = Patience(min_replies=1)
+    list(train(run, fleet, rounds=100, select=everyone, aggregate=method, filters=filters, patience=patience))
+    assert float(np.linalg.norm(run.arrays["weight"][0] - best)) < 2e-3
 
 
 def test_who_must_know_more_says_so() -> None:

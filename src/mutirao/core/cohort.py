@@ -118,7 +118,8 @@ class Cohort:
         """What each client selected is asked."""
         sent = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
         common = replace(self.request(run, "train", "metrics", "extras"), extras=sent)
-        return {c: common if self.address is None else self.address(c, common) for c in chosen}
+        asked = {c: common if self.address is None else self.address(c, common) for c in chosen}
+        return {c: remind(run.roster, c, r) for c, r in asked.items()} if "correct" in common.config else asked
 
     def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:
         """Pass the replies through each filter in turn; say whom they dropped and why."""
@@ -130,6 +131,18 @@ class Cohort:
             replies, dropped = keep(current, replies, *past)
             rejected |= dropped
         return replies, rejected
+
+
+def remind(roster: Roster, client: ClientId, request: Request) -> Request:
+    """The request as one gets it who was asked since its update last counted: it is told when that was.
+
+    What a client keeps and what the server has of it must be of the same updates. A reply that was lost, late or
+    screened has changed the one and not the other, and the client undoes it.
+    """
+    i = roster.row(client)
+    if roster.last_selected[i] <= roster.last_replied[i]:
+        return request
+    return replace(request, config={**request.config, "counted": int(roster.last_replied[i])})
 
 
 @dataclass(frozen=True)

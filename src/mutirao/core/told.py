@@ -17,7 +17,9 @@ TOLD: dict[str, tuple[type, float]] = {
     "batch_size": (int, 1 << 24),
     "mu": (float, ANY),
     "correct": (str, 0),
+    "counted": (int, ANY),  # the round with which the client's update last counted: what a later one left is undone
 }
+FROM_0 = ("mu", "counted")  # those that may be 0
 ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
 
 
@@ -41,9 +43,9 @@ def check_told(key: str, value: Any) -> Any:
             raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be one of {', '.join(CORRECTIONS)}")
         return value
     sound = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
-    enough = sound and (value > 0 or (value == 0 and key == "mu"))
+    enough = sound and (value > 0 or (value == 0 and key in FROM_0))
     if not enough or value > most:
-        least, whole = "0 or above" if key == "mu" else "above 0", "a whole number" if kind is int else "a number"
+        least, whole = "0 or above" if key in FROM_0 else "above 0", "a whole number" if kind is int else "a number"
         right = f"{whole} {least}" + ("" if most == ANY else f" and at most {most:g}")
         raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be {right}")
     return kind(value)

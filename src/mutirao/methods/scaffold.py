@@ -6,13 +6,15 @@ server's model x and then has
     option 1:  c_k' = the gradient of its whole data at x
     option 2:  c_k' = c_k - c + (x - y) / reach        (K steps without momentum: reach = K lr)
 
-and the server, with N clients of which those in S answered, and weights p_k that sum to one over S,
+and the server, with N clients of which those in S answered,
 
-    x' = x + lr_g sum_S p_k (y_k - x),    c' = c + |S| / N sum_S p_k (c_k' - c_k)
+    x' = x + lr_g sum_S p_k (y_k - x),    c' = c + sum_S q_k (c_k' - c_k)
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020, where p_k = 1 / |S|. Here p_k is the same for x and c, or the model would not rest at the optimum. In option
-2 nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works out.
+ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the mean
+size of those who answered first. q_k must be in the proportions of p_k, and the same whenever k has its turn: then c
+stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on who else answered, and ends elsewhere. In option 2
+nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works out.
 With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
 """
 
@@ -38,7 +40,8 @@ from mutirao.methods.joining import (
 from mutirao.methods.reach import fault_of_reach, reaches_in
 
 CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
-MEMORY = "scaffold.c"
+MEMORY, SCALE, SIZE = "scaffold.c", "scaffold.scale", "scaffold.size"
+CAP = 10.0  # times the scale that the change of one client's c_k may have: nobody moves c at will
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,27 @@ class Scaffold(Checked):
         merged = combine(current, replies, shares, lambda name, d: self.lr * d)
         before: Floats = np.asarray(memory.get(MEMORY, np.zeros(len(vector_of(current)), np.float32)), np.float64)
         if self.option == 1:
-            changes = [replies[c].extras[CONTROL] for c in shares]
+            changes = [replies[c].extras[CONTROL].astype(np.float64) for c in shares]
         else:
             start, reaches = vector_of(current), reaches_in(replies)
             changes = [(start - vector_of(replies[c].arrays)) / reaches[c] - before for c in shares]
-        part = len(replies) / max(len(replies), population_of(self, self.population))
-        after = before + part * blend(changes, list(shares.values()))
+        counts = {c: replies[c].n if self.weights == "samples" else 1 for c in shares}
+        size = memory.setdefault(SIZE, np.asarray(float(np.mean(list(counts.values())))))
+        everyone = float(size) * max(len(replies), population_of(self, self.population))
+        after = before + blend(shorten(changes, memory), [n / everyone for n in counts.values()])
         memory[MEMORY] = after.astype(np.float32)
         return merged
+
+
+def shorten(changes: list[Floats], memory: Arrays) -> list[Floats]:
+    """The changes of the c_k, those of absurd length cut: the scale is the largest median length of any round so far.
+
+    Of any: near the optimum changes are short, but that of a client which has its first turn is as long as ever.
+    """
+    lengths = [float(np.linalg.norm(x)) for x in changes]
+    scale = max(float(memory.get(SCALE, np.asarray(0.0))), float(np.median(lengths)))
+    memory[SCALE] = np.asarray(scale)
+    return [x * min(1.0, CAP * scale / length) if length else x for x, length in zip(changes, lengths, strict=True)]
 
 
 def vector_of(arrays: Arrays) -> Floats:

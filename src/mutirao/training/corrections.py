@@ -1,16 +1,19 @@
 """Methods that keep something at the client: what corrects its steps before, and what it keeps and tells after.
 
 A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.methods`), and the steps are the
-trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state.
+trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state, with what was
+kept before: an update that never counted is undone when its client is asked again (`counted = 3`), or the server's part
+of a method would be off by it for good.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.errors import Refused
 from mutirao.methods import feddyn, scaffold
 from mutirao.methods.reach import REACH, reach_of
@@ -25,6 +28,8 @@ from mutirao.training.samples import Samples
 
 CONTROL = "scaffold.c"  # c_k, as one vector
 BENT = "feddyn.h."  # h_k, before the names of the arrays
+BEFORE = "before."  # what was kept until the last update, before the names it had
+ROUND = "correct.round"  # of the last update
 
 
 def lacks(trainer: PlainTrainer) -> set[str]:
@@ -41,6 +46,7 @@ def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
         return request
     if "config:correct" in lacks(trainer):
         raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
+    undo(site, request.config)
     if method == "feddyn":
         correction = feddyn.bend(request.arrays, kept_in(site))
     else:
@@ -63,7 +69,7 @@ def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) ->
         told["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
     if method == "feddyn":
         state = feddyn.renew(request.arrays, reply.arrays, kept_in(site), pace.mu)
-        site.state.update({BENT + k: v for k, v in state.items()})
+        keep(site, {BENT + k: v for k, v in state.items()}, request.config)
     elif method is not None:
         correction = Pull.of(request).correction
         if method == "scaffold1":
@@ -74,8 +80,31 @@ def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) ->
         else:
             reach = reach_of(pace.lr, trainer.momentum, pace.mu, steps)
             own = scaffold.renew(request.arrays, reply.arrays, correction, reach)
-        site.state[CONTROL] = own.astype(np.float32)
+        keep(site, {CONTROL: own.astype(np.float32)}, request.config)
     return replace(reply, metrics=reply.metrics | told, extras=reply.extras | extras)
+
+
+def keep(site: Site, new: Arrays, config: Mapping[str, Scalar]) -> None:
+    """Put what an update leaves behind into the state, and what was there until then beside it."""
+    old = {BEFORE + k: v for k, v in site.state.items() if k == CONTROL or k.startswith(BENT)}
+    forget(site, BEFORE + CONTROL, BEFORE + BENT)
+    site.state.update(old | new | {ROUND: np.asarray(int(config["round"]))})
+
+
+def undo(site: Site, config: Mapping[str, Scalar]) -> None:
+    """Take back what the last update left behind, if the server says that it never counted."""
+    counted = config.get("counted")
+    if counted is None or int(site.state.get(ROUND, np.asarray(0))) <= int(counted):
+        return
+    before = {k.removeprefix(BEFORE): v for k, v in site.state.items() if k.startswith(BEFORE)}
+    forget(site, CONTROL, BENT, BEFORE)
+    site.state.update(before | {ROUND: np.asarray(int(counted))})
+
+
+def forget(site: Site, *prefixes: str) -> None:
+    """Take what begins so out of the state."""
+    for name in [name for name in site.state if name.startswith(prefixes)]:
+        del site.state[name]
 
 
 def kept_in(site: Site) -> Arrays:

@@ -329,7 +329,7 @@ def keep(site: Site, own: Arrays) -> Failure | None:
 
 def plain(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What a request says, without what it says of the common model alone."""
-    return {k: v for k, v in config.items() if k not in ("extras", "epochs", "mu", "correct")}
+    return {k: v for k, v in config.items() if k not in ("extras", "epochs", "mu", "correct", "counted")}
 
 
 def asked_for(

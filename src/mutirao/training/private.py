@@ -36,7 +36,7 @@ class PrivateTrainer:
     trainer: PlainTrainer
     privacy: DPSGD
 
-    provides = SPENT | {f"config:{name}" for name in TOLD if name != "correct"}
+    provides = SPENT | {f"config:{name}" for name in TOLD}
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
@@ -60,7 +60,7 @@ class PrivateTrainer:
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         hold_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
         n = len(Samples.of(site.data))
-        read_told(request.config, [name for name in TOLD if name != "correct"])
+        read_told(request.config, TOLD)
         pace = self.trainer.pace(request.config)
         steps, rate = len(pace.lengths(n)), min(1.0, pace.batch_size / n)
         noise = self.privacy.noise_for(rate, steps)
