@@ -111,7 +111,7 @@ class Common:
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
     evaluate_every: int = setting(1, "rounds between evaluations", low=1)
     clients_every: int = setting(
-        0, "rounds between judgements on every client's own data, worst and all (0: never)", low=0
+        0, "rounds between judgements on every client's own data, worst and all (0: at the end, -1: never)", low=-1
     )
     track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
     centralised: bool = setting(False, "train on the pooled data instead: the reference")

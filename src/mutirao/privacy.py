@@ -147,7 +147,7 @@ class AtClient(Settings):
 
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Both as they are, which find no metrics: only updates leave."""
-        if config.clients_every:
+        if config.clients_every > 0:
             raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
         return select, aggregate
 

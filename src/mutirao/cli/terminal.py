@@ -76,7 +76,8 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
     for name, value in summary["final"].items():
         if name.endswith(IN_REPORT):
             continue
-        table.add_row(name, f"{value:.4f}", f"{summary['best'].get(name, float('nan')):.4f}")
+        best = summary["best"].get(name)  # nothing where clients were asked at the end alone
+        table.add_row(name, f"{value:.4f}", "" if best is None else f"{best:.4f}")
     console.print(table)
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")
     console.print(f"everything is in {folder}; look at {folder / 'report.html'}", soft_wrap=True)

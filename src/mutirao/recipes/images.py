@@ -49,7 +49,7 @@ class Config(Common):
     group: str = setting("", "what must not be split, such as a patient: a pattern with a (group) for file names")
     test: float = setting(0.2, "share held out as the common test set, if there is none", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a client keeps back to judge by", low=0, high=0.5)
-    clients_every: int = setting(5, "rounds between judgements by every client, worst and all (0: never)", low=0)
+    clients_every: int = setting(5, "rounds between judgements by every client (0: at the end, -1: never)", low=-1)
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     cache: bool = setting(True, "keep features of a frozen body between runs")
     sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server judges by it")

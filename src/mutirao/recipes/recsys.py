@@ -77,7 +77,7 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
     for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
         if getattr(config, name) != plain:
             raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
-    if config.clients_every:
+    if config.clients_every > 0:
         raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
     if config.partition.name != "dirichlet":
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")

@@ -38,6 +38,7 @@ UNHEEDED = {
     "drift": "does not model it",
     "personal": "has its own models",
 }
+MOST_JUDGES = 10_000  # clients that all judge the model at the end, if nobody says how often they are to
 PYTHON = "python"  # what a run is called whose model and data were handed over as objects
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -122,19 +123,29 @@ def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
     return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()
 
 
-def check_own_tests(config: Any, task: "Task") -> None:
-    """Refuse to judge clients on what they were trained on, before the first round."""
-    if not config.clients_every or "evaluate" in task.provides:
-        return
+def own_judgements(config: Any, task: "Task") -> int:
+    """After how many rounds all clients judge the model on their own test data (0: never).
+
+    If nobody says, it is done once, at the end, of simulated clients that have such data and may tell of it. Refused is
+    to judge clients on what they were trained on, before the first round.
+    """
     from mutirao.training.samples import can_judge  # late: it brings torch
 
-    if not can_judge(task.population):
+    asked = config.clients_every
+    shy = config.privacy.name not in ("none", "central") or config.secure.name != "none"
+    lone = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
+    if asked < 0 or (not asked and (shy or lone)):
+        return 0
+    if "evaluate" in task.provides or can_judge(task.population):
+        return asked or config.rounds
+    if asked:
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
+    return 0
 
 
-def judged_by_clients(task: Task) -> tuple[str, bool, dict[str, bool]]:
+def judged_by_clients(task: Task, all_of_it: bool = True) -> tuple[str, bool, dict[str, bool]]:
     """What clients are asked of the model: the metric that judges it, and all others that the task has."""
-    names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])]
+    names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])] if all_of_it else []
     ways = {metric: direction_of(metric, task.directions) for metric in names}
     return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
 
@@ -152,7 +163,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
-    check_own_tests(config, task)
+    every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     fleet = secure.at_server(fleet, task.provides)
     fleet, select = stagger(fleet, config, run, select, aggregate, len(task.population), classes=task.classes)
@@ -176,8 +187,9 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         if roll.personal:
             if run.round % config.evaluate_every == 0 or run.round == config.rounds:
                 done.row.update(roll.judge(everyone, run, judged_by_clients(task)))
-        elif config.clients_every and run.round % config.clients_every == 0:
-            done.row.update(across_clients(everyone, run, None, *judged_by_clients(task)))  # the worst one, too
+        elif every and run.round % every == 0:  # the worst one, too
+            asked = judged_by_clients(task, all_of_it=bool(config.clients_every))
+            done.row.update(across_clients(everyone, run, None, *asked))
         yield done
 
 
@@ -205,7 +217,7 @@ class Recipe:
         aggregate = build_aggregate(config, task)
         own = self.asks(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts
-        judged = bool(config.clients_every) or config.personal.name != "none" or "evaluate" in own.requests
+        judged = own_judgements(config, task) > 0 or config.personal.name != "none" or "evaluate" in own.requests
         return usual_exchange(task, parts, judged) | own
 
     def prepare(self, config: Any) -> Task:

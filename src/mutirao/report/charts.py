@@ -18,6 +18,7 @@ MOST_ROWS, MOST_COLUMNS = 100, 200  # of a heat map: more are counted together
 MOST_DOTS = 4000  # of a scatter: more could not be told apart, and would only make the page heavy
 MOST_BARS = 120
 ROUND = {"label": "round", "whole": True}
+AT_CLIENTS = " at the clients"
 
 
 def spec(kind: str, title: str, about: str, **rest: Any) -> Spec:
@@ -37,7 +38,7 @@ def family(metric: str) -> str:
     name = metric.removeprefix("train_").partition("@")[0]
     stem, _, last = name.removesuffix("_decile").rpartition("_")
     at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own")
-    return f"{stem} at the clients" if at_clients else name
+    return f"{stem}{AT_CLIENTS}" if at_clients else name
 
 
 def chart_curves(record: Record) -> list[Spec]:
@@ -58,7 +59,8 @@ def chart_curves(record: Record) -> list[Spec]:
             label = f"{name.removeprefix('train_')}, in training" if name.startswith("train_") else name
             series.append(line(label, rounds, values, tint=i, dash="6 3" if name.startswith("train_") else ""))
             said.append(trend(label, series[-1]["y"], record.direction(name)))
-        if series:
+        once = title.endswith(AT_CLIENTS) and all(len(curve["x"]) == 1 for curve in series)  # the table has that
+        if series and not once:
             made.append(spec("lines", title, f"{'; '.join(said[:3])}.", x=ROUND, y={"label": ""}, series=series))
     return made
 

@@ -69,7 +69,7 @@ class SecAggPlus(Settings, Secure):
         for part in (as_selector(select), as_aggregator(aggregate)):
             if own := sorted(need for kind in OWN_FIGURES for need in part.needs if need.startswith(f"{kind}:")):
                 raise ConfigError(f"{part!r} goes by {own[0]!r} of single clients, and {only}")
-        if config.clients_every:
+        if config.clients_every > 0:
             raise ConfigError(f"clients_every tells how single clients fare, and {only}; use 0")
         if config.devices.name != "none":
             raise ConfigError("devices: the time that the four stages take is not modelled; use none with secure")
