@@ -3,35 +3,44 @@
     python -m benchmarks.together --cifar10 DIR/cifar-10-batches-bin --mq2008 DIR/MQ2008 --out together.json
     python -m benchmarks.together --hidden --cifar10 DIR/cifar-10-batches-bin --fashion DIR --out hidden.json
 
-Every cell of {uniform, aoiu} x {fedavg, fedavgm, fedrisk, scaffold} x {one model, groups, personal} on digits and
-CIFAR-10 (small network, few pictures), each client judged on its own test data, and the first two factors on MQ2008,
-whose test queries belong to no client. Each aggregator has the rate that did best for it on validation data. `--hidden`
-compares personal methods with groups on hidden populations. Cells that are in the file already are not made again.
+Every cell of {uniform, aoiu} x {fedavg, fedavgm, fedrisk, scaffold} x {one model, groups, personal} on digits, CIFAR-10
+(small network, few pictures) and MQ2008. On pictures each client is judged on its own test data; on MQ2008, where test
+queries belong to no client, by how its model ranks all of them. Each aggregator has the rate that did best for it on
+validation data. `--hidden` compares personal methods with groups on hidden populations. Cells that are in the file
+already are not made again.
 """
 
 import argparse
 import itertools
 import json
+import multiprocessing
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from mutirao.config import resolve
+from mutirao.config import resolve, setting
+from mutirao.core.arrays import part_of
+from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
 from mutirao.fleets.local import LocalFleet
+from mutirao.groups.member import Member, last_layer
+from mutirao.groups.signature import Bias
+from mutirao.groups.state import Grouping
 from mutirao.recipes import groups, ranking
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.descent import one_thread
+from mutirao.training.personal import together
 
 SELECT = ("uniform", "aoiu")
 AGGREGATE: dict[str, Any] = {"fedavg": "fedavg", "fedavgm": "fedavgm", "fedrisk": "fedrisk", "scaffold": "scaffold"}
 WHOSE = ("one", "groups", "personal")
 FACTORS = ("select", "aggregate", "whose")
+Cell = tuple[str, tuple[Recipe, dict[str, Any], str]]  # its name, and the recipe, settings and metric that make it
 TUNED = {"digits": range(100, 110), "mq2008": range(100, 105), "cifar10": range(100, 101)}  # seeds of nothing else
 SETS: dict[str, dict[str, Any]] = {
     "digits": {
@@ -45,14 +54,7 @@ SETS: dict[str, dict[str, Any]] = {
     },
     "mq2008": {"rounds": 60},
 }  # fmt: skip
-RATES = (
-    0.003,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    1.0,
-)  # each aggregator's own is found among them, on validation data and other seeds
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # each aggregator's own is found there, on validation data and other seeds
 PERSONAL: dict[str, dict[str, Any]] = {
     "one model": {},
     "groups": {},
@@ -73,15 +75,62 @@ def own_task(config: Any) -> Task:
 OWN = Recipe(groups.Config, own_task, name="own")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankedConfig(groups.Config):
+    """Groups of clients that rank."""
+
+    fold: int = setting(1, "which of the five folds", low=1, high=5)
+
+
+def ranked_task(config: Any) -> Task:
+    """The clients of ranking as groups have them: what they send of a warm-up is the bias of the last layer."""
+    settings = {k: getattr(config, k) for k in ("data", "fold", "clients", "seed", "lr", "epochs", "batch_size")}
+    task = ranking.task(resolve(ranking.Config, {**settings, "personal": "finetune"}))  # with tests of their own
+    trainer: Any = task.handler
+    member = Member(lambda outputs: trainer, task.classes or 0, Bias(), config.warm_epochs, last_layer(trainer.blank()))
+    return replace(
+        task, handler=member, evaluate=None, knows=groups.Known(member, frozenset(), None), check=member.check
+    )
+
+
+RANKED = Recipe(RankedConfig, ranked_task, groups.flow, name="ranked")
+
+
 def follow(recipe: Recipe, settings: dict[str, Any], metric: str) -> float:
-    """What the last round of a run ends with."""
+    """What a run ends with: a metric of its last round, or how well the clients' own models rank all test queries."""
     config = resolve(recipe.config, settings)
     task = recipe.prepare(config)
     run = Run(task.initial(), seed=config.seed)
     with one_thread():
         for done in recipe.flow(LocalFleet(task.handler, task.population), config, task, run):
             last = done.row
+        if recipe == RANKED:
+            return rank_by_groups(run, settings)
+        if recipe == ranking.recipe and config.personal.name != "none":
+            return rank_by_clients(run, task, config)
     return float(last[metric] if metric in last else last[f"{metric}_mean"])
+
+
+def rank_by_groups(run: Run, settings: dict[str, Any]) -> float:
+    """nDCG@5 of each client's group's model on the test queries, the mean over clients."""
+    state = Grouping.from_memory(run.memory)
+    assert state is not None
+    given = {k: settings[k] for k in ("data", "fold", "seed", "clients")}
+    evaluate: Any = ranking.task(resolve(ranking.Config, given)).evaluate
+    members = state.groups.members()
+    found = [(evaluate(part_of(run.arrays, g))["ndcg@5"], len(who)) for g, who in members.items()]
+    return float(np.average([v for v, _ in found], weights=[n for _, n in found]))
+
+
+def rank_by_clients(run: Run, task: Task, config: Any) -> float:
+    """nDCG@5 on the test queries of the model that each client fine-tunes, the mean over clients."""
+    trainer: Any = task.handler
+    evaluate: Any = ranking.task(replace(config, personal=type(config.personal)("none"))).evaluate
+    ask = Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round})
+    sites = {c: Site(c, data) for c, data in task.population.items()}
+    models, failed = trainer.fit(together, dict.fromkeys(sites, ask), sites)
+    assert not failed
+    return float(np.mean([evaluate(arrays)["ndcg@5"] for arrays in models.values()]))
 
 
 def rates_for(name: str) -> tuple[float, ...]:
@@ -99,7 +148,7 @@ def rate_of(found: dict[str, float], name: str, aggregate: str) -> float:
     return best
 
 
-def tuning(given: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
+def tuning(name: str, where: str) -> Iterator[Cell]:
     """Runs that find the rates of a data set."""
     common = SETS[name]
     for aggregate, rate, seed in itertools.product(AGGREGATE, rates_for(name), TUNED[name]):
@@ -113,44 +162,51 @@ def tuning(given: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
             yield cell, (OWN, {**settings, **judged}, "accuracy")
 
 
-def factorial(given: Any, seeds: int, found: dict[str, float]) -> Iterator[tuple[str, Any]]:
-    """Each cell's name, and how it is made."""
-    for name, common in SETS.items():
-        where = {"digits": "digits", "cifar10": given.cifar10, "mq2008": given.mq2008}[name]
-        if not where or (given.only and name not in given.only.split(",")):
-            continue
-        yield from tuning(given, name, where)
-        rates = {aggregate: rate_of(found, name, aggregate) for aggregate in AGGREGATE}
-        found |= {f"rate {name} {aggregate}": rate for aggregate, rate in rates.items()}
-        for seed, select, aggregate, whose in itertools.product(range(seeds), SELECT, AGGREGATE, WHOSE):
-            if name == "mq2008" and whose != "one":
-                continue
-            settings = {**common, "data": where, "seed": seed, "select": select, "aggregate": AGGREGATE[aggregate]}
-            settings["lr"] = rates[aggregate]
-            settings["evaluate_every"] = common["rounds"]
-            cell = f"{name} {select} {aggregate} {whose} {seed}"
-            if name == "mq2008":
-                yield cell, (ranking.recipe, {**settings, "fold": seed % 5 + 1}, "ndcg@5")
-            elif whose == "groups":
-                yield cell, (groups.recipe, settings, "accuracy")
-            elif whose == "personal":
-                yield cell, (OWN, {**settings, "personal": {"name": "finetune", "epochs": 2}}, "accuracy")
-            else:
-                yield cell, (OWN, {**settings, "clients_every": common["rounds"]}, "accuracy")
+def factorial(name: str, where: str, seeds: int, found: dict[str, float]) -> Iterator[Cell]:
+    """Each cell of a data set, and how it is made."""
+    common = SETS[name]
+    rates = {aggregate: rate_of(found, name, aggregate) for aggregate in AGGREGATE}
+    found |= {f"rate {name} {aggregate}": rate for aggregate, rate in rates.items()}
+    for seed, select, aggregate, whose in itertools.product(range(seeds), SELECT, AGGREGATE, WHOSE):
+        settings = {**common, "data": where, "seed": seed, "select": select, "aggregate": AGGREGATE[aggregate]}
+        settings["lr"] = rates[aggregate]
+        settings["evaluate_every"] = common["rounds"]
+        cell = f"{name} {select} {aggregate} {whose} {seed}"
+        if name == "mq2008":
+            yield cell, ranked_cell(settings, whose, seed % 5 + 1)
+        elif whose == "groups":
+            yield cell, (groups.recipe, settings, "accuracy")
+        elif whose == "personal":
+            yield cell, (OWN, {**settings, "personal": {"name": "finetune", "epochs": 2}}, "accuracy")
+        else:
+            yield cell, (OWN, {**settings, "clients_every": common["rounds"]}, "accuracy")
 
 
-def hidden(given: Any, seeds: int, found: dict[str, float]) -> Iterator[tuple[str, Any]]:
+def ranked_cell(settings: dict[str, Any], whose: str, fold: int) -> tuple[Recipe, dict[str, Any], str]:
+    """A cell of MQ2008: clients of the ranking recipe, as groups or each with a model of its own."""
+    settings = {**settings, "fold": fold}
+    if whose == "groups":
+        own = {"clients": 100, "per_round": 0.1, "epochs": 1, "momentum": 0.0, "head": "full", "warm_epochs": 5}
+        return RANKED, {**settings, **own}, "ndcg@5"
+    own = {"personal": {"name": "finetune", "epochs": 2}} if whose == "personal" else {}
+    return ranking.recipe, {**settings, **own}, "ndcg@5"
+
+
+def hidden(given: Any, seeds: int) -> Iterator[Cell]:
     """Personal methods against groups on hidden populations."""
-    plain = {"clients": 30, "per_round": 0.4, "epochs": 3, "lr": 0.05, "judge_samples": 100, "head": "full"}
-    pictures = {**plain, "samples": 150, "rounds": 6, "lr": 0.02, "engine": "plain"}
-    sets: dict[str, tuple[str, dict[str, Any]]] = {
-        "digits": ("digits", {**plain, "samples": 40, "rounds": 30}),
-        "fashion": (given.fashion, pictures),
-        "cifar10": (given.cifar10, pictures),
+    plain: dict[str, Any] = {
+        "clients": 30,
+        "per_round": 0.4,
+        "epochs": 3,
+        "lr": 0.05,
+        "judge_samples": 100,
+        "head": "full",
     }
+    pictures = {**plain, "samples": 150, "rounds": 6, "lr": 0.02, "engine": "plain"}
+    sets = {"digits": {**plain, "samples": 40, "rounds": 30}, "fashion": pictures, "cifar10": pictures}
     for name, seed, kind, method in itertools.product(sets, range(seeds), ("skewed", "permuted", "rotated"), PERSONAL):
-        where, common = sets[name]
-        if not where or (given.only and name not in given.only.split(",")):
+        common = sets[name]
+        if not (where := place_of(given, name)):
             continue
         settings = {**common, "data": where, "hidden": kind, "seed": seed, "evaluate_every": common["rounds"]}
         cell = f"{name} {kind} {method} {seed}"
@@ -226,23 +282,47 @@ def print_hidden(found: dict[str, float]) -> None:
         )
 
 
+def make(cells: Iterable[Cell], found: dict[str, float], given: Any) -> None:
+    """Make the cells that are not there yet, several at once, one core each."""
+    due = [cell for cell in cells if cell[0] not in found]
+    with multiprocessing.get_context("fork").Pool(given.workers, maxtasksperchild=20) as pool:
+        for name, value, seconds in pool.imap_unordered(run_cell, due):
+            found[name] = value
+            given.out.write_text(json.dumps(dict(sorted(found.items())), indent=0))
+            print(f"{name}: {value:.4f}, {seconds:.1f} s", flush=True)
+
+
+def run_cell(cell: Cell) -> tuple[str, float, float]:
+    """One cell: its name, what it came to, and the seconds it took."""
+    name, (recipe, settings, metric) = cell
+    began = time.perf_counter()
+    return name, follow(recipe, settings, metric), time.perf_counter() - began
+
+
+def place_of(given: Any, name: str) -> str:
+    """Where a data set lies; empty if it is not to be used."""
+    places = {"digits": "digits", "cifar10": given.cifar10, "mq2008": given.mq2008, "fashion": given.fashion}
+    return "" if given.only and name not in given.only.split(",") else places[name]
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("cifar10", "mq2008", "fashion"):
         ask.add_argument(f"--{name}", default="")
     ask.add_argument("--hidden", action="store_true")
+    ask.add_argument("--workers", type=int, default=2, help="cells made at once")
     ask.add_argument("--seeds", type=int, default=5)
     ask.add_argument("--only", default="", help="the data sets to make, separated by commas")
     ask.add_argument("--out", type=Path, required=True)
     given = ask.parse_args()
     found: dict[str, float] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    for cell, (recipe, settings, metric) in (hidden if given.hidden else factorial)(given, given.seeds, found):
-        if cell in found:
-            continue
-        began = time.perf_counter()
-        found[cell] = follow(recipe, settings, metric)
-        given.out.write_text(json.dumps(found, indent=0))
-        print(f"{cell}: {found[cell]:.4f}, {time.perf_counter() - began:.1f} s", flush=True)
+    if given.hidden:
+        make(hidden(given, given.seeds), found, given)
+    else:
+        for name in SETS:
+            if where := place_of(given, name):
+                make(tuning(name, where), found, given)
+                make(factorial(name, where, given.seeds, found), found, given)
     (print_hidden if given.hidden else print_factorial)(found)
 
 
