@@ -221,6 +221,17 @@ def test_figures_against_scikit_learn(seed: int, n: int, classes: int) -> None:
     assert figures["ece"] == pytest.approx(total, abs=1e-9)
 
 
+def test_a_hospital_tells_what_it_can_say_under_names_that_all_know() -> None:
+    classes, abnormal = ("light dysplastic", "normal"), np.array([True, False])
+    outputs, y = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2
+    p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    whole, told = diagnosis.diagnose(p, y, classes, abnormal), diagnosis.diagnose_outputs(classes, abnormal, outputs, y)
+    assert told == pytest.approx({k: v for k, v in whole.items() if not k.startswith("recall")})
+    alone = diagnosis.diagnose_outputs(classes, abnormal, outputs, np.ones(20, int))
+    assert alone.keys() == {"balanced_accuracy", "accuracy", "loss", "ece"}  # of one kind alone there is no AUC
+    assert diagnosis.diagnose_outputs(classes, abnormal, outputs * np.nan, y) == {}
+
+
 def test_the_interval_of_an_auc_covers_it_and_is_wider_over_slides() -> None:
     draw = np.random.default_rng(0)
     slide = np.repeat(np.arange(20), 10)

@@ -21,6 +21,8 @@ from mutirao.datasets.tiled import Scale, write_scale
 from mutirao.deploy.flower.tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
+from mutirao.images.diagnosis import diagnose
+from mutirao.images.heads import probabilities
 from mutirao.recipes.agreeing import play, sworn
 from mutirao.recipes.task import Task, find
 from mutirao.report import execute
@@ -98,6 +100,59 @@ def test_a_run_has_the_papers_columns_and_sends_only_the_head(federation: Path, 
     assert verdict["auc_interval"][0] <= verdict["auc"] <= verdict["auc_interval"][1]
     assert (tmp_path / "run" / "confusion.png").stat().st_size > 1000
     assert (tmp_path / "run" / "checkpoints" / "best.safetensors").exists()
+
+
+FIGURES = {"balanced_accuracy", "accuracy", "loss", "ece", "auc", "sensitivity@95"}
+
+
+@pytest.mark.parametrize("more", [{}, {"centralised": True}, {"only": "client_2"}, {"personal": "ditto"}])
+def test_judged_by_what_hospitals_keep_back_the_test_set_has_no_influence(
+    federation: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    data = tmp_path / "set"
+    shutil.copytree(federation, data)
+    settings = config(data, judge_by="vali", **more)
+    summary = execute("cytology", settings, tmp_path / "run", pictures=False)
+    for old, new in (("abnormal", "swap"), ("normal", "abnormal"), ("swap", "normal")):
+        (data / "global_test" / old).rename(data / "global_test" / new)
+    again = execute("cytology", settings, tmp_path / "again", pictures=False)
+    assert (again["digest"], again["final"]) == (summary["digest"], summary["final"])
+    names = {"accuracy", "balanced_accuracy", "loss"} if "personal" in more else FIGURES | {"distributed_accuracy"}
+    assert names <= set(summary["final"])
+    assert summary["judge"] == "balanced_accuracy"
+    assert not {"global_acc", "global_accuracy"} & set(summary["final"])
+    assert not (tmp_path / "run" / "verdict.json").exists()
+    tested = execute("cytology", replace(settings, judge_by="test"), tmp_path / "test", pictures=False)
+    assert tested["digest"] == summary["digest"]  # it only judges
+
+
+def test_hospitals_tell_the_figures_of_the_test_set_of_what_they_keep_back(federation: Path) -> None:
+    recipe, settings = find("cytology"), config(federation, judge_by="vali", rounds=1)
+    task = recipe.prepare(settings)
+    run, fleet = Run(task.initial()), LocalFleet(task.handler, task.population)
+    (done,) = recipe.flow(fleet, settings, task, run)
+    hospital: Any = task.handler
+    found = []
+    for name in task.population:
+        kept = task.population[name].test
+        p = probabilities(hospital.fill(run.arrays), kept.x.numpy())
+        found.append(diagnose(p, kept.y.numpy(), ("abnormal", "normal"), np.array([True, False])))
+    for name in FIGURES:  # the hospitals keep equally many back
+        assert done.row[name] == pytest.approx(np.mean([figures[name] for figures in found]), rel=1e-5), name
+    assert set(recipe.exchange(settings, task).metrics) >= FIGURES  # so that a site's policy lets them out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"validation": 0.0}, "judge_by=vali: .* validation=0 keeps nothing; use validation=0.2"),
+        ({"privacy": "local"}, "judge_by=vali: .* with privacy=local they tell nothing but updates; use privacy=none"),
+        ({"secure": "secagg+"}, "judge_by=vali: .* they tell nothing but updates; use secure=none"),
+    ],
+)
+def test_where_hospitals_cannot_judge_they_are_not_asked_to(federation: Path, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        find("cytology").prepare(config(federation, judge_by="vali", **more))
 
 
 def test_pooled_and_alone_use_the_same_training_pictures(federation: Path) -> None:

@@ -1,6 +1,7 @@
 """The images recipe: every layout, what is trained, judged and agreed on, and sites with folders of their own."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,52 @@ def test_a_server_without_pictures_needs_the_classes_and_lets_the_sites_judge(fe
         task.population["client_1"]
 
 
+def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is the same in every run of the same kind."""
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+
+
+@pytest.mark.parametrize("more", [{}, {"centralised": True}, {"personal": "ditto"}])
+def test_judged_by_what_clients_keep_back_the_test_set_has_no_influence(
+    federation: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    shutil.copytree(federation, tmp_path / "set")
+    settings = config(tmp_path / "set", judge_by="vali", **more)
+    run, rows = run_of(settings)
+    (tmp_path / "set/global_test/bird").rename(tmp_path / "set/global_test/swap")  # a bird is called a cat now
+    (tmp_path / "set/global_test/cat").rename(tmp_path / "set/global_test/bird")
+    (tmp_path / "set/global_test/swap").rename(tmp_path / "set/global_test/cat")
+    again, others = run_of(settings)
+    assert digest(again.arrays) == digest(run.arrays)
+    assert plain(others) == plain(rows)
+    assert {"accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss"} <= set(rows[-1])
+    assert digest(run_of(replace(settings, judge_by="test"))[0].arrays) == digest(run.arrays)  # it only judges
+
+
+def test_the_share_that_clients_keep_back_judges_as_one_set(federation: Path, tmp_path: Path) -> None:
+    settings = config(federation, judge_by="vali", clients_every=0)
+    summary = execute("images", settings, tmp_path / "run")
+    assert not (tmp_path / "run" / "confusion.png").exists()
+    run, rows = run_of(settings)
+    task = RECIPE.prepare(settings)
+    party: Any = task.handler
+    told = [(len(task.population[c].test), party.evaluate(run.arrays, task.population[c])) for c in task.population]
+    for name in ("accuracy", "log_loss"):
+        assert rows[-1][name] == pytest.approx(np.average([t[name] for _, t in told], weights=[n for n, _ in told]))
+        assert summary["final"][name] == rows[-1][name]
+
+
+def test_sites_judge_by_what_they_keep_back_though_the_server_has_pictures(federation: Path) -> None:
+    _, rows = run_of(config(federation, judge_by="vali", clients_every=0))
+    server = config(federation / "global_test", sites=True, judge_by="vali", clients_every=0)
+    whole, task = RECIPE.prepare(config(federation)), RECIPE.prepare(server)
+    assert task.evaluate is None
+    fleet, run = LocalFleet(whole.handler, whole.population), Run(task.initial(), seed=server.seed)
+    there = [done.row for done in RECIPE.flow(fleet, server, task, run)]
+    assert plain(there) == plain(rows)
+    assert "evaluate" in RECIPE.exchange(server, task).requests
+
+
 def test_pooled_is_all_that_clients_have(federation: Path) -> None:
     together = RECIPE.task(config(federation)).population
     pooled = RECIPE.task(config(federation, centralised=True)).population
@@ -202,6 +249,10 @@ def test_sets_of_arrays_are_dealt_to_virtual_clients(home: Path) -> None:
         ({"classes": "bird,dog"}, "lacks"),
         ({"data": "nowhere"}, "there is no folder nowhere"),
         ({"clients": 999}, "too few for 999 clients"),
+        ({"judge_by": "vali", "validation": 0.0}, "judge_by=vali: .* validation=0 keeps nothing; use validation=0.2"),
+        ({"judge_by": "vali", "privacy": "local"}, "judge_by=vali: .* with privacy=local they tell nothing"),
+        ({"judge_by": "vali", "privacy": "dpsgd"}, "judge_by=vali: .* with privacy=dpsgd they tell nothing"),
+        ({"judge_by": "vali", "secure": "secagg+"}, "judge_by=vali: .* with secure=secagg.* tell nothing"),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_the_first_round(folder: Path, more: dict[str, Any], says: str) -> None:

@@ -17,7 +17,7 @@ SMALL = {"rounds": 1, "clients": 2, "per_round": 2, "epochs": 1, "lr": 0.01, "pa
 
 
 def task_of(recipe: str, **more: Any) -> tuple[Any, Task]:
-    settings = SMALL | ({"model": "small"} if recipe != "quickstart" else {}) | more
+    settings = SMALL | ({"model": "small"} if recipe not in ("quickstart", "images") else {}) | more
     config = resolve(find(recipe).config, {**settings})
     return config, find(recipe).task(config)
 
@@ -84,7 +84,7 @@ def test_a_dense_network_takes_pictures_too(sets: dict[str, str]) -> None:
     assert sorted(a.shape for a in task.initial().values()) == [(10,), (10, 64), (64,), (64, 784)]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, "images"])
 def test_judged_by_validation_data_no_test_sample_is_looked_at(
     recipe: str, monkeypatch: pytest.MonkeyPatch, sets: dict[str, str]
 ) -> None:

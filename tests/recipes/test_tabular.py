@@ -196,6 +196,9 @@ def test_privacy_and_sums_need_a_schema_agreed_on_beforehand(tmp_path: Path) -> 
         _, rows = go(resolve(Config, {**known, **more}))
         assert [row["failed"] for row in rows] == [0, 0]
         assert "accuracy" in rows[-1]
+        away = {**known, **more, "data": "", "sites": True, "task": "classification", "judge_by": "vali"}
+        with pytest.raises(ConfigError, match=r"judge_by=vali: .* nothing but updates; use (privacy|secure)=none"):
+            recipe.prepare(resolve(Config, away))
     summed, _ = go(resolve(Config, {**known, "secure": "secagg+"}))
     straight, _ = go(resolve(Config, known))
     assert digest(straight.arrays) == plain["digest"]
@@ -210,12 +213,15 @@ def sites(folder: Path, **more: Any) -> Iterator[tuple[str, Any]]:
     yield "server", resolve(Config, {**common, "data": "", **more})
 
 
-def test_sites_with_their_own_files_make_the_model_of_the_local_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("judge_by", "counted"), [("test", (40, 10)), ("vali", (32, 8))])
+def test_sites_with_their_own_files_make_the_model_of_the_local_run(
+    tmp_path: Path, judge_by: str, counted: tuple[int, int]
+) -> None:
     whole = write_patients(tmp_path / "patients.csv")
     for name in HOSPITALS:
         write_patients(tmp_path / f"{name}.csv", only=name)
-    local, here = go(resolve(Config, settings(whole, task="classification")))
-    *parties, (_, server) = sites(tmp_path)
+    local, here = go(resolve(Config, settings(whole, task="classification", judge_by=judge_by)))
+    *parties, (_, server) = sites(tmp_path, judge_by=judge_by)
     tasks = {name: recipe.prepare(config) for name, config in parties}
     data = {name: task.population[name] for name, task in tasks.items()}
     task = recipe.prepare(server)
@@ -225,8 +231,34 @@ def test_sites_with_their_own_files_make_the_model_of_the_local_run(tmp_path: Pa
     assert digest(run.arrays) == digest(local.arrays)
     for name in ("accuracy", "log_loss"):  # the sites judge, and their figures joined are those of all test rows
         assert rows[-1][name] == pytest.approx(here[-1][name], rel=1e-6)
-    assert Counted.of(data["north"]).train == 40
-    assert Counted.of(data["north"]).test == 10
+    held = Counted.of(data["north"])
+    assert (held.train, held.test) == counted
+
+
+def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is the same in every run of the same kind."""
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+
+
+@pytest.mark.parametrize("personal", ["none", "ditto"])
+def test_judged_by_validation_rows_no_test_row_has_any_influence(tmp_path: Path, personal: str) -> None:
+    path = write_patients(tmp_path / "patients.csv", target="cost")
+    chosen = settings(path, target="cost", clients_every=1, personal=personal)
+    found = {by: resolve(Config, {**chosen, "judge_by": by}) for by in ("test", "vali")}
+    population = recipe.prepare(found["test"]).population
+    tested = {f"{dose:.4f}" for name in HOSPITALS for dose in population[name].test.columns["dose"].numbers}
+    seen = {by: go(config) for by, config in found.items()}
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in lines]
+    strange = [[*row[:2], "1e6", "-1e6", "x", "1e6"] if row[3] in tested else row for row in rows]
+    assert sum(row[4] == "x" for row in strange) == 30
+    path.write_text("\n".join([head, *(",".join(row) for row in strange)]) + "\n", encoding="utf-8")
+    again = {by: go(config) for by, config in found.items()}
+    assert plain(again["test"][1]) != plain(seen["test"][1])
+    assert {"rmse", "rmse_worst", "mae", "r2", "loss"} <= seen["vali"][1][-1].keys()
+    assert plain(again["vali"][1]) == plain(seen["vali"][1])
+    assert digest(again["vali"][0].arrays) == digest(seen["vali"][0].arrays)
+    assert digest(again["vali"][0].memory) == digest(seen["vali"][0].memory)  # the schema: columns, categories, scales
 
 
 @pytest.mark.parametrize(
@@ -247,6 +279,8 @@ def test_sites_with_their_own_files_make_the_model_of_the_local_run(tmp_path: Pa
         ({"sites": True, "data": "", "target": ""}, "target: say which column of the sites' files"),
         ({"client": "", "clients": 1000}, "partition=dirichlet: 1000 clients"),
         ({"test": 0.95}, "test: 0.95 is too large"),
+        ({"test": 0.0, "judge_by": "vali"}, "judge_by=vali: .* test=0 keeps nothing; use test=0.2"),
+        ({"judge_by": "validation"}, "judge_by: 'validation' is not a choice"),
         ({"model": "forest"}, "model: 'forest' is not a choice"),
     ],
 )

@@ -9,6 +9,7 @@ from mutirao.errors import ConfigError
 from mutirao.recipes.quickstart import Config as Quickstart
 from mutirao.recipes.ranking import Config as Ranking
 from mutirao.recipes.ranking import load
+from mutirao.recipes.task import NAMES, find
 from mutirao.studies.sharing import has_validation, ratio_of, shared_of
 from mutirao.studies.study import read_study
 
@@ -33,6 +34,7 @@ def test_seeds_alone_share_nothing_unless_the_file_says_so(tmp_path: Path) -> No
     assert shared_of(None, {"fold": [1, 2, 3, 4]}, Quickstart) == pytest.approx(
         1 / 2 if has_validation(Quickstart) else 1 / 3
     )
+    assert {shared_of(None, {"seed": [0, 1]}, find(name).config) for name in NAMES} == {0.0}
     (tmp_path / "s.toml").write_text('shared = "1/8"\n' + STUDY)
     assert read_study(tmp_path / "s.toml").shared == 0.125
 

@@ -1,6 +1,7 @@
 """Tuning: equal effort, validation data alone, and a study that confirms what was chosen."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.config import parse_assignment, resolve
 from mutirao.errors import ConfigError
+from mutirao.recipes import tabular
 from mutirao.recipes.quickstart import Config
+from mutirao.recipes.task import NAMES
+from mutirao.report import execute
 from mutirao.studies import searching
 from mutirao.studies.confirming import confirming, merged, write_tuning
 from mutirao.studies.study import Cell, read_study
@@ -194,7 +198,6 @@ def test_without_optuna_a_range_is_refused_with_what_to_do(tmp_path: Path, monke
             STUDY.replace('"accuracy", "loss"', "").replace('metric = "accuracy"\nseeds = [7', "seeds = [7"),
             "name the metric",
         ),
-        (STUDY.replace('"quickstart"', '"tabular"').replace("lr = 0.7", ""), "tabular has no validation data"),
     ],
 )
 def test_what_cannot_be_right_is_refused_before_anything_runs(tmp_path: Path, text: str, said: str) -> None:
@@ -211,12 +214,55 @@ def test_what_is_tuned_cannot_be_set_and_unknown_metrics_are_refused(tmp_path: P
         tune(tuning, tmp_path / "out", workers=1)
 
 
-@pytest.mark.parametrize("recipe", ["ranking", "recsys", "selection", "groups", "cifar10"])
+def test_a_recipe_without_validation_data_is_refused(tmp_path: Path) -> None:
+    text = 'recipe = "conftest:iris"\n[methods.a]\n[tune]\nmetric = "accuracy"\ngrid = { lr = [0.1, 0.2] }\n'
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"conftest:iris has no validation data.* takes judge_by=vali"):
+        read_tuning(tmp_path / "s.toml", trust=lambda where, names: True)
+
+
+@pytest.mark.parametrize("recipe", [name for name in NAMES if name != "quickstart"])
 def test_recipes_with_validation_data_are_judged_by_it(tmp_path: Path, recipe: str) -> None:
     text = f'recipe = "{recipe}"\nseeds = 1\n[methods.a]\n[tune]\nmetric = "loss"\ngrid = {{ lr = [0.1, 0.2] }}\n'
     tuning = tuning_of(tmp_path, text)
     cells = cells_of(tuning, Trial("a", 1, (("lr", 0.1),)))
     assert all(("judge_by", "vali") in cell.settings for cell in cells)
+
+
+TABULAR = """
+recipe = "tabular"
+metrics = ["balanced_accuracy"]
+seeds = 1
+[settings]
+data = "wine"
+rounds = 2
+clients = 3
+model = "linear"
+[methods.fedavg]
+[methods.prox]
+aggregate = { name = "fedprox", mu = 0.1 }
+[tune]
+seeds = [7]
+[tune.grid]
+lr = [0.00001, 0.1]
+"""
+
+
+def test_a_table_is_tuned_by_rows_that_neither_train_nor_test(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path, TABULAR)
+    trials = tune(tuning, tmp_path / "out", workers=1)
+    assert [trial.fault for trial in trials] == [""] * 4
+    best = winners(tuning, trials)
+    assert [best[method].point for method in ("fedavg", "prox")] == [(("lr", 0.1),)] * 2
+    write_tuning(tuning, trials, tmp_path / "out")
+    (cell, _) = read_study(tmp_path / "out/confirm-s.toml").cells
+    chosen = resolve(tabular.Config, {}, cell.settings)
+    assert (chosen.judge_by, chosen.lr, chosen.seed) == ("test", 0.1, 0)
+    (tried,) = cells_of(tuning, trials[1])
+    config = resolve(tabular.Config, {}, tried.settings)
+    assert trials[1].values == (execute("tabular", config, tmp_path / "again")["final"]["balanced_accuracy"],)
+    tested = replace(config, judge_by="test")
+    assert trials[1].values != (execute("tabular", tested, tmp_path / "test")["final"]["balanced_accuracy"],)
 
 
 def test_the_command_tunes_writes_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,42 @@ def test_a_client_cuts_its_rows_by_its_name_alone() -> None:
     assert len(Keep(0.0, 0, CLASSES, 3)(held, target, "ana").test) == 0
 
 
+def rows_of(keep: Keep, n: int = 40) -> tuple[list[int], list[int]]:
+    """Which of n rows, two of three of one class, a client trains on and judges by."""
+    held = Table({"row": Column("number", np.arange(float(n)))}, n)
+    found = keep(held, Column("category", np.array(["no", "yes", "no"] * n, object)[:n]), "ana")
+    train, test = (part.columns["row"].numbers.astype(int).tolist() for part in (found.train, found.test))
+    return train, test
+
+
+def test_the_rows_that_judge_are_those_they_always_were() -> None:
+    held, target = Table({"row": Column("number", np.arange(40.0))}, 40), ["no", "yes"] * 12 + ["no"] * 16
+    found = Keep(0.2, 10, CLASSES, 3)(held, Column("category", np.array(target, object)), "ana")
+    assert found.test.columns["row"].values.tolist() == [1, 4, 6, 9, 12, 25, 29, 39]
+    assert found.train.columns["row"].values.tolist() == [2, 14, 16, 17, 19, 20, 22, 26, 30, 35]
+
+
+@pytest.mark.parametrize("task", [CLASSES, NUMBERS])
+def test_rows_to_validate_on_are_drawn_of_what_the_test_leaves(task: Task) -> None:
+    for seed in range(5):
+        train, test = rows_of(Keep(0.2, 0, task, seed))
+        rest, vali = rows_of(Keep(0.2, 0, task, seed, vali=True))
+        assert (len(test), len(vali), len(rest)) == (8, 6, 26)
+        assert sorted(rest + vali) == train  # and so no row of the test is left in either
+        if task == CLASSES:
+            assert sum(row % 3 == 1 for row in vali) == 2  # of each class alike
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_small_client_keeps_a_row_to_train_on(share: float) -> None:
+    for n in range(1, 12):
+        train, test = rows_of(Keep(share, 0, CLASSES, 0), n)
+        rest, vali = rows_of(Keep(share, 0, CLASSES, 0, vali=True), n)
+        assert len(rest) >= 1
+        assert sorted(rest + vali) == train
+        assert not set(test) & {*rest, *vali}
+
+
 def test_schemas_are_equal_or_not() -> None:
     a, b = (join_profiles("y", CLASSES, told(table(k, 30))) for k in (0, 1))
     assert isinstance(a, Schema)

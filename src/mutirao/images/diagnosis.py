@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.files import write_whole
-from mutirao.metrics import auc, balanced_accuracy, confusion, recalls
+from mutirao.metrics import auc, balanced_accuracy, confusion, recalls, softmax
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+TOLD = ("balanced_accuracy", "accuracy", "loss", "ece", "auc", "sensitivity@95")  # by a hospital, of a model
 
 
 def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: float = 0.95) -> float:
@@ -101,6 +103,15 @@ def diagnose(
         figures["sensitivity@95"] = sensitivity_at(score, positive, 0.95)
     per_class = recalls(confusion(y, found, len(classes)))
     return figures | {f"recall_{name}": float(r) for name, r in zip(classes, per_class, strict=True) if r == r}
+
+
+def diagnose_outputs(
+    classes: Sequence[str], abnormal: npt.NDArray[np.bool_], outputs: npt.ArrayLike, labels: npt.ArrayLike
+) -> dict[str, float]:
+    """What a hospital tells of a model's outputs: the same figures, but for recalls, and what it cannot say."""
+    p = softmax(outputs)
+    found = diagnose(p, labels, classes, abnormal) if np.isfinite(p).all() else {}
+    return {name: found[name] for name in TOLD if np.isfinite(found.get(name, np.nan))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,7 +141,13 @@ def join_samples(parts: Sequence[Samples]) -> Samples:
     return Samples(torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts]))
 
 
-def evaluate_at_hospitals(fleet: Fleet, run: Run, size_cap: float = SIZE_CAP) -> dict[str, float]:
-    """The current model on what each hospital kept back: accuracy and loss weighted by their samples."""
-    means = join_judgements(fleet, run, ("accuracy", "loss"), size_cap)
-    return {f"distributed_{name}": value for name, value in means.items()}
+def evaluate_at_hospitals(
+    fleet: Fleet, run: Run, metrics: Sequence[str] = (), size_cap: float = SIZE_CAP
+) -> dict[str, float]:
+    """The current model on what each hospital kept back: accuracy and loss weighted by their samples.
+
+    `metrics` are what nothing else judges by: they are given under their own names, too.
+    """
+    means = join_judgements(fleet, run, {"accuracy", "loss", *metrics}, size_cap)
+    named = {name: means[name] for name in metrics if name in means}
+    return named | {f"distributed_{name}": means[name] for name in ("accuracy", "loss") if name in means}

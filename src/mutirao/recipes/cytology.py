@@ -11,13 +11,14 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.folders import Pictures
+from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
-from mutirao.images.diagnosis import Confusion, abnormal_classes, diagnose, write_verdict
+from mutirao.images.diagnosis import TOLD, Confusion, abnormal_classes, diagnose, diagnose_outputs, write_verdict
 from mutirao.images.names import AUGMENTS, BAG_HEADS, BODY_WORDS, HEADS, STAINS, Trainable, check_body
 from mutirao.images.sources import Sources
 from mutirao.metrics import judge_classes
 from mutirao.randomness import rng
-from mutirao.recipes.exchange import Exchange
+from mutirao.recipes.exchange import Exchange, check_kept, is_private
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import find_sources, scale_in
@@ -48,6 +49,9 @@ class Config(Common):
     slide: str = setting(r"^(\d+)-", "a picture's slide: a pattern with a (group), or a table file,slide,laboratory")
     test: float = setting(0.2, "share held out as the global test set, by slide", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a hospital keeps back to validate on, by slide", low=0, high=0.5)
+    judge_by: str = setting(
+        "test", "which part judges: test, or vali, what hospitals keep back (to tune by)", choices=JUDGES
+    )
     normal: str = setting("normal*", "classes that are not abnormal: patterns, separated by commas")
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
@@ -72,6 +76,7 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import agree_on_classes
 
     check_body(config.body)
+    check_kept(config, "validation", is_private(config))
     plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
     look = BagExtractor(plan.extract, config.tiles, config.seed) if config.head in BAG_HEADS else plan.extract
     scale = scale_in(config)
@@ -83,8 +88,12 @@ def task(config: Config) -> Task:
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
     told: dict[str, Any] = plan.agreed() | plan.training(config)
-    if config.personal.name != "none":
-        told["figures"] = judge_classes  # then hospitals' own judgements are all there is
+    metrics: tuple[str, ...] = ()
+    if config.personal.name != "none":  # then hospitals' own judgements are all there is
+        told["figures"], metrics = judge_classes, ("accuracy", "balanced_accuracy", "loss")
+    elif config.judge_by == "vali":
+        told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), TOLD
+    has_test = found.has_test and config.judge_by == "test"
     hospital = Hospital.of(config, lambda: plan.model(len(classes)), **told)
     seen: dict[str, Any] = {}
 
@@ -113,20 +122,15 @@ def task(config: Config) -> Task:
         handler=hospital,
         population=population,
         initial=partial(hospital.initial, config.seed),
-        evaluate=evaluate if found.has_test else None,
-        judge="balanced_accuracy" if found.has_test else "distributed_accuracy",  # the hospitals', if they judge at all
-        metrics=("accuracy", "balanced_accuracy", "loss") if config.personal.name != "none" else (),
+        evaluate=evaluate if has_test else None,
+        judge="balanced_accuracy" if has_test or config.judge_by == "vali" else "distributed_accuracy",
+        metrics=metrics,
         agreed=agree_on_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
-        if found.has_test
+        if has_test
         else Exhibits(),
         classes=len(classes),
     )
-
-
-def is_private(config: Config) -> bool:
-    """Whether nothing leaves a hospital but noised updates, or what goes into a sum."""
-    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
@@ -136,7 +140,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         if config.validation and not private and config.personal.name == "none":
-            done.row.update(evaluate_at_hospitals(fleet, run, config.size_cap))
+            done.row.update(evaluate_at_hospitals(fleet, run, task.metrics, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
                 done.row[papers] = done.row.pop(ours)

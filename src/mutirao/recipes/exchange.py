@@ -10,6 +10,7 @@ from typing import Any
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.parts import names_of
+from mutirao.errors import ConfigError
 
 # Metrics that clients tell if a part needs them.
 ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm", "reach", "start_loss"})
@@ -43,3 +44,25 @@ def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
     metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
     comes = tuple(names_of(needs, "comes"))
     return Exchange(tuple(asked), comes, (*extras, *beside), tuple(metrics)) | Exchange()
+
+
+def is_private(config: Any) -> bool:
+    """Whether nothing may leave a client but noised updates, or what goes into a sum."""
+    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
+
+
+def check_kept(config: Any, share: str, private: bool) -> None:
+    """Refuse `judge_by=vali` if clients keep nothing back by the setting `share`, or may not tell how they judge."""
+    if config.judge_by != "vali":
+        return
+    if not getattr(config, share):
+        raise ConfigError(
+            f"judge_by=vali: clients judge by the share that they keep back, and {share}=0 keeps nothing; "
+            f"use {share}=0.2"
+        )
+    if private:
+        which = "secure" if config.secure.name != "none" else "privacy"
+        raise ConfigError(
+            f"judge_by=vali: clients judge by what they keep back, and with {which}={getattr(config, which).name} "
+            f"they tell nothing but updates; use {which}=none"
+        )

@@ -9,13 +9,13 @@ from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.labelled import is_arrays
+from mutirao.datasets.labelled import JUDGES, is_arrays
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion
 from mutirao.images.names import BODY_WORDS, ELSEWHERE, NETWORK_NAMES, check_body
 from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
-from mutirao.recipes.exchange import Exchange
+from mutirao.recipes.exchange import Exchange, check_kept, is_private
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task, federate
@@ -49,6 +49,11 @@ class Config(Common):
     group: str = setting("", "what must not be split, such as a patient: a pattern with a (group) for file names")
     test: float = setting(0.2, "share held out as the common test set, if there is none", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a client keeps back to judge by", low=0, high=0.5)
+    judge_by: str = setting(
+        "test",
+        "which part judges: test, or vali, what clients keep back, of arrays a fifth of the training part (to tune by)",
+        choices=JUDGES,
+    )
     clients_every: int = setting(5, "rounds between judgements by every client (0: at the end, -1: never)", low=-1)
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     cache: bool = setting(True, "keep features of a frozen body between runs")
@@ -63,6 +68,7 @@ def task(config: Config) -> Task:
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
+    check_kept(config, "validation", is_private(config))
     if config.sites or elsewhere:
         found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
@@ -82,6 +88,7 @@ def task(config: Config) -> Task:
         grouped=bool(config.group),
         anybody=found.own,
     )
+    has_test = found.has_test and config.judge_by == "test"
     told = plan.training(config) | plan.agreed()
     party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, **told)
 
@@ -97,10 +104,10 @@ def task(config: Config) -> Task:
         handler=party,
         population=pool_hospitals(wards) if config.centralised else wards,
         initial=partial(party.initial, config.seed),
-        evaluate=(lambda arrays: party.evaluate(arrays, test())) if found.has_test else None,
+        evaluate=(lambda arrays: party.evaluate(arrays, test())) if has_test else None,
         metrics=FIGURES,
         agreed=agree_on_classes(classes),
-        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if found.has_test else {}),
+        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if has_test else {}),
         classes=len(classes),
     )
 
@@ -110,7 +117,7 @@ def array_task(config: Config) -> Task:
     if config.body not in NETWORK_NAMES:
         right = ", ".join(NETWORK_NAMES)
         raise ConfigError(f"body={config.body} looks at files of pictures, and {config.data!r} is arrays; use {right}")
-    dealt = deal_labelled(config)
+    dealt = deal_labelled(config, judge_by=config.judge_by)
 
     from mutirao.images.networks import make_network
 
@@ -119,13 +126,8 @@ def array_task(config: Config) -> Task:
     return replace(made, metrics=FIGURES)
 
 
-def is_private(config: Config) -> bool:
-    """Whether nothing may leave a client but noised updates, or what goes into a sum."""
-    return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """Rounds; where the server has no test set, clients judge by what they kept back."""
+    """Rounds; where no common test set judges, clients do by what they kept back."""
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
@@ -135,7 +137,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Sites judge by what they kept back, where the server has no pictures."""
+    """Sites judge by what they kept back, where the server's pictures do not."""
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 

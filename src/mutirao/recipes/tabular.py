@@ -14,10 +14,11 @@ from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
+from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
 from mutirao.personal import OneModel
 from mutirao.recipes.agreeing import wait_for_all, without
-from mutirao.recipes.exchange import Exchange
+from mutirao.recipes.exchange import Exchange, check_kept
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.personal import as_global, personal_of
 from mutirao.recipes.task import Recipe, Task, federate
@@ -53,6 +54,11 @@ class Config(Common):
     hidden: int = setting(64, "width of the hidden layers", low=1)
     layers: int = setting(1, "how many hidden layers", low=1, high=20)
     test: float = setting(0.2, "share of its rows that a client keeps back to judge by", low=0, high=0.9)
+    judge_by: str = setting(
+        "test",
+        "which rows judge: test, or vali, the same share of the others, test rows then being put aside (to tune by)",
+        choices=JUDGES,
+    )
     ignore: str = setting("", "columns that are left out, separated by commas")
     columns: str = setting("", "kinds of columns that are not as they look: ward=category,age=number")
     least: int = setting(5, "values that a client must have before it tells of them in its profile", low=1)
@@ -76,6 +82,7 @@ def task(config: Config) -> Task:
 
     source, own = find_source(config), read_own(config)
     check_private(config, own)
+    check_kept(config, "test", is_private(config) and not source.everything)
     trainers = Trainers(config, config.model, config.hidden, config.layers)
     client = TableClient(trainers, source.target, source.task, config.least, own)
     population: Mapping[str, Any] = pool_held(source.holders) if config.centralised else source.holders
@@ -108,6 +115,11 @@ def check_private(config: Config, own: bytes) -> None:
             )
 
 
+def is_private(config: Config) -> bool:
+    """Whether clients tell nothing but updates."""
+    return config.privacy.name != "none" or config.secure.name != "none"
+
+
 def read_own(config: Config) -> bytes:
     """The schema that a setting names, as it travels."""
     if not config.schema:
@@ -126,7 +138,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     known, personal = task.knows, personal_of(config)
     client: Any = personal.at_client(known.client)
     content = in_extras(MEMORY, run.memory) or client.own
-    private = config.privacy.name != "none" or config.secure.name != "none"  # then nothing is told but updates
+    private = is_private(config)
     check_private(config, content)
     about = {"seed": config.seed, "round": run.round}
     asks = not private or fleet.is_remote()  # private clients in this process answer nothing but rounds
@@ -161,7 +173,7 @@ def judge_by(trainer: Any, test: Any, arrays: Arrays) -> dict[str, float]:
 
 def asks(config: Config, task: Task) -> Exchange:
     """Clients tell a profile unless a schema is given, keep to what came of it, and judge by rows they kept back."""
-    if config.privacy.name != "none" or config.secure.name != "none":
+    if is_private(config):
         return Exchange(comes=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
     return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,22 +27,39 @@ class Held:
 
 @dataclass(frozen=True)
 class Keep:
-    """How a client cuts its rows: the share it keeps back, and the most it trains on (0: all)."""
+    """How a client cuts its rows: the share it keeps back, and the most it trains on (0: all).
+
+    With `vali` the test rows are put aside, for nobody to see, and the same share of the others judges instead.
+    """
 
     share: float
     most: int
     task: Task
     seed: int
+    vali: bool = False
+
+    @classmethod
+    def of(cls, config: Any, task: Task) -> "Keep":
+        """By the settings of a recipe."""
+        return cls(config.test, config.samples, task, config.seed, config.judge_by == "vali")
 
     def __call__(self, table: Table, target: Column, name: ClientId) -> Held:
         """The rows cut by (seed, client), of each class alike where there are classes."""
         draw, n = rng(self.seed, 0, "own test", name), len(table)
         classes = target.labels() if self.task == "classification" else [""] * n
-        test = pick_alike(classes, min(round(self.share * n), n - 1), draw)
+        test = pick_alike(classes, self.count(n), draw)
         train = np.setdiff1d(np.arange(n), test)
+        if self.vali:
+            own = rng(self.seed, 0, "own validation", name)
+            test = train[pick_alike([classes[i] for i in train], self.count(len(train)), own)]
+            train = np.setdiff1d(train, test)
         if self.most and len(train) > self.most:
             train = np.sort(draw.choice(train, self.most, replace=False))
         return Held(table.take(train), table.take(test), target.take(train), target.take(test))
+
+    def count(self, rows: int) -> int:
+        """How many of so many rows are kept back: never all of them."""
+        return min(round(self.share * rows), rows - 1)
 
 
 def pick_alike(classes: Sequence[str], count: int, draw: np.random.Generator) -> Rows:

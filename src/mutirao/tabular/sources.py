@@ -54,7 +54,7 @@ def find_source(config: Any) -> Source:
         return read_folder(config, place, target)
     table = read_one(config, place)
     if config.sites:
-        kept = Keep(config.test, config.samples, found := task_of(config, table, target, place), config.seed)
+        kept = Keep.of(config, found := task_of(config, table, target, place))
         return Source(
             Holders(["site"], lambda name: cut(config, table, target, place), kept, True), target, found, False
         )
@@ -71,7 +71,7 @@ def elsewhere(config: Any, target: str) -> Source:
     def refuse(name: ClientId) -> tuple[Table, Column]:
         raise ConfigError(f"data: {name} has a file of its own, which is not here; a site names its own with --data")
 
-    keep = Keep(config.test, config.samples, config.task, config.seed)
+    keep = Keep.of(config, config.task)
     names = [f"site {k}" for k in range(1, config.clients + 1)]
     return Source(Holders(names, refuse, keep, anybody=True), target, config.task, everything=False)
 
@@ -85,7 +85,7 @@ def deal_out(config: Any, table: Table, target: str) -> Source:
     """One table dealt to clients, by a column of it or by a partition."""
     place = Path(config.data)
     task = task_of(config, table, target, place)
-    keep = Keep(config.test, config.samples, task, config.seed)
+    keep = Keep.of(config, task)
     features, targets = cut(config, table, target, place)
     if config.client:
         owner = [
@@ -115,7 +115,7 @@ def read_folder(config: Any, folder: Path, target: str) -> Source:
     tables = {name: read_one(config, path) for name, path in files.items()}
     first = next(iter(files))
     task = task_of(config, tables[first], target, files[first])
-    keep = Keep(config.test, config.samples, task, config.seed)
+    keep = Keep.of(config, task)
 
     @cache
     def read(name: ClientId) -> tuple[Table, Column]:
