@@ -21,7 +21,7 @@ from mutirao.fleets.without import PopulationWithout, names_in
 from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
-from mutirao.recipes.exchange import Exchange, usual_exchange
+from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.recipes.personal import Roll, make_personal, personal_of
 from mutirao.recipes.staggering import is_staggered, stagger
@@ -132,9 +132,8 @@ def own_judgements(config: Any, task: "Task") -> int:
     from mutirao.training.samples import can_judge  # late: it brings torch
 
     asked = config.clients_every
-    shy = config.privacy.name not in ("none", "central") or config.secure.name != "none"
-    lone = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
-    if asked < 0 or (not asked and (shy or lone)):
+    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
+    if asked < 0 or (not asked and (is_private(config) or others)):
         return 0
     if "evaluate" in task.provides or can_judge(task.population):
         return asked or config.rounds
