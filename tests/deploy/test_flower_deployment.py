@@ -157,7 +157,7 @@ def test_a_simulated_run_equals_the_local_one_and_is_quiet(tmp_path: Path) -> No
     command = [COMMANDS / "mutirao", "run", "quickstart", *sets, "--fleet", "flower", "--out", "run", "--json"]
     for name in ("flwr", "numpy", "torch", "ray"):  # code in the working folder, which no worker may import
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
     assert not (tmp_path / "ran").exists()

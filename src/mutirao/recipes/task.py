@@ -131,15 +131,14 @@ def own_judgements(config: Any, task: "Task") -> int:
     """
     from mutirao.training.samples import can_judge  # late: it brings torch
 
-    asked = config.clients_every
-    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
-    if asked < 0 or (not asked and (is_private(config) or others)):
-        return 0
-    if "evaluate" in task.provides or can_judge(task.population):
-        return asked or config.rounds
-    if asked:
+    asked, rounds = int(config.clients_every), int(config.rounds)
+    if asked > 0 and "evaluate" not in task.provides and not can_judge(task.population):
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
-    return 0
+    if asked:
+        return max(0, asked)
+    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
+    can = f"metrics:{task.judge}" in task.provides and can_judge(task.population, surely=True)
+    return rounds if can and not others and not is_private(config) else 0
 
 
 def judged_by_clients(task: Task, all_of_it: bool = True) -> tuple[str, bool, dict[str, bool]]:

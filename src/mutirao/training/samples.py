@@ -177,16 +177,18 @@ class Population(Mapping[ClientId, Any]):
         """Whether clients have test data of their own; known without making or reading any."""
 
 
-def can_judge(population: Mapping[ClientId, Any]) -> bool:
+def can_judge(population: Mapping[ClientId, Any], surely: bool = False) -> bool:
     """Whether a Trainer's clients can answer `evaluate`; no data are read that are not at hand.
 
-    Of a mapping that is neither a Population nor a dict nothing is known before a client is asked, so that it may try.
+    Of a mapping that is neither a Population nor a dict nothing is known before a client is asked, so that it may try,
+    unless it has to be certain.
     """
     if isinstance(population, PopulationWithout):
-        return can_judge(population.population)
+        return can_judge(population.population, surely)
     if isinstance(population, Population):
         return population.has_tests
-    return not isinstance(population, dict) or all(isinstance(data, ClientData) for data in population.values())
+    known = isinstance(population, dict)
+    return all(isinstance(data, ClientData) for data in population.values()) if known else not surely
 
 
 @dataclass(eq=False, repr=False)

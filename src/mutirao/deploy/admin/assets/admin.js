@@ -172,8 +172,10 @@
     $("pause").addEventListener("click", async () => {
       const on = $("pause").getAttribute("aria-checked") !== "true";
       $("pause").disabled = true;
-      try { await call("/api/pause", { on }); say(on ? "paused: nothing is answered" : "the site answers again"); } catch (error) { say(error.message, true); }
-      await look();
+      let problem = "";
+      try { await call("/api/pause", { on }); } catch (error) { problem = error.message; }
+      await look(); // the switch says it first, then the words
+      say(problem || (on ? "paused: nothing is answered" : "the site answers again"), Boolean(problem));
       $("pause").focus();
     });
   }
