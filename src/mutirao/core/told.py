@@ -18,6 +18,7 @@ TOLD: dict[str, tuple[type, float]] = {
     "mu": (float, ANY),
     "correct": (str, 0),
 }
+BY_METHODS = ("mu", "correct")  # of these what no setting of a recipe says: a method does
 ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
 
 
