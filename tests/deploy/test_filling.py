@@ -20,7 +20,7 @@ from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.founding import found_site
 from mutirao.deploy.guard import Asker, guarded
 from mutirao.deploy.policy import Policy, load_policy
-from mutirao.errors import Refused
+from mutirao.errors import MutiraoError, Refused
 from mutirao.recipes.task import NAMES, find
 from mutirao.report import execute
 
@@ -79,14 +79,25 @@ def run_under(name: str, sets: dict[str, Any], policy: Policy, out: Path) -> lis
     return [json.loads(line) for line in policy.audit.read_text().splitlines()]
 
 
-METHODS = ("scaffold", "feddyn", "fednova", "qfedavg")
+METHODS: list[dict[str, Any]] = [
+    *({"aggregate": name} for name in ("fedprox", "scaffold", "feddyn", "fednova", "qfedavg")),
+    *({"personal": name} for name in ("fedper", "ditto")),
+    {"compress": "int8"},
+    {"personal": "fedper", "compress": "topk"},
+]
+
+
+def words_of(value: Any) -> str:
+    return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
 @pytest.mark.parametrize(
-    ("name", "aggregate"), [*((name, "") for name in NAMES), *(("quickstart", m) for m in METHODS)]
+    ("name", "more"), [*((name, {}) for name in NAMES), *(("quickstart", more) for more in METHODS)], ids=words_of
 )
-def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str, aggregate: str, held: Path) -> None:
-    sets = settings_for(name, held) | ({"aggregate": aggregate} if aggregate else {})
+def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(
+    name: str, more: dict[str, Any], held: Path
+) -> None:
+    sets = settings_for(name, held) | more
     policy = written(held, name, sets)
     trail = run_under(name, sets, policy, held / "run")
     assert [e for e in trail if e["event"] in ("refused", "raised")] == []
@@ -96,6 +107,39 @@ def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(name: str
         assert {k for e in sent for k in e[kind]} == set(getattr(policy.reply, kind))
     came = {k for e in trail if e["event"] == "asked" for k in e.get("extras", [])}
     assert came == set(policy.asked.extras)
+    told = {k for e in trail if e["event"] == "asked" for k in e.get("told", [])}
+    assert told == set(policy.asked.told)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "asked", "rule"),
+    [
+        ({}, {"aggregate": "fedprox"}, "asked.told"),
+        ({"aggregate": "fedprox"}, {"aggregate": "fedprox", "aggregate.mu": 10.0}, "asked.told"),
+        ({}, {"aggregate": "feddyn"}, "asked.told"),
+        ({}, {"aggregate": "scaffold"}, "asked.told"),
+        ({"aggregate": "scaffold"}, {"aggregate": "scaffold", "aggregate.option": 1}, "asked.told"),
+        ({}, {"aggregate": "fednova"}, "reply.metrics"),
+        ({}, {"aggregate": "qfedavg"}, "reply.metrics"),
+        ({}, {"personal": "fedper"}, "pinned.architecture"),  # of which a part does not travel
+        ({"personal": "fedper"}, {}, "pinned.architecture"),  # the whole model, with what was to stay at the site
+        ({}, {"personal": "ditto"}, "asked.requests"),
+        ({"personal": "ditto"}, {}, ""),  # it asks for less
+        ({}, {"compress": "int8"}, ""),  # what leaves was judged before it was compressed
+    ],
+    ids=words_of,
+)
+def test_under_a_policy_for_another_method_a_site_refuses_by_name(
+    made_for: dict[str, Any], asked: dict[str, Any], rule: str, held: Path
+) -> None:
+    sets = settings_for("quickstart", held) | {"rounds": 1}
+    policy = written(held, "quickstart", sets | made_for)
+    try:
+        trail = run_under("quickstart", sets | asked, policy, held / "run")
+    except MutiraoError:  # nobody is left to make a round with
+        trail = [json.loads(line) for line in policy.audit.read_text().splitlines()]
+    assert {e["rule"] for e in trail if e["event"] == "refused"} == ({rule} if rule else set())
+    assert any(e["event"] == "sent" and e["do"] == "train" for e in trail) == (rule in ("", "asked.requests"))
 
 
 def test_without_any_of_its_lines_a_site_refuses(held: Path) -> None:

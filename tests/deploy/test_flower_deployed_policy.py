@@ -1,8 +1,11 @@
-"""A policy on a real SuperNode: its connection is tapped, and the server sends an app that tries to run code there."""
+"""Policies on real SuperNodes: their connections are tapped, one is killed between two rounds of personal models, and
+the server sends an app that tries to run code there.
+"""
 
 import csv
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -10,21 +13,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_flower_deployment import EXAMPLE, Deployment, free_port
+from test_flower_deployment import EXAMPLE, Deployment, assert_same_run, free_port
 
+from mutirao.config import resolve
+from mutirao.core.arrays import digest
+from mutirao.core.files import load_arrays
 from mutirao.deploy.clientapp import own_command
 from mutirao.deploy.content import sources
+from mutirao.deploy.filling import fitting_policy
+from mutirao.deploy.keeping import finished_summary, process_holding
 from mutirao.deploy.policy import policy_template
+from mutirao.deploy.rehearse import one_by_one, permit_training
+from mutirao.recipes.task import find
+from mutirao.report import execute
 from mutirao.runs.verify import verify_all
 
 AGREED = [("hidden", 16), ("epochs", 1)]
+PERSONAL = {"rounds": 3, "clients": 2, "per_round": 2, "hidden": 16, "epochs": 1, "min_replies": 2, "evaluate_every": 2}
+PERSONAL |= {"personal": "fedper", "compress": "topk"}
 
 
 class Tap:
-    """A relay on loopback that keeps what a node sends."""
+    """A relay on loopback that keeps what a node sends, and what it is sent."""
 
     def __init__(self, port: int) -> None:
-        self.target, self.heard = port, bytearray()
+        self.target, self.heard, self.told = port, bytearray(), bytearray()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.serve, daemon=True).start()
@@ -36,14 +49,13 @@ class Tap:
                 link = socket.create_connection(("127.0.0.1", self.target))
             except OSError:  # closed, here or there
                 return
-            threading.Thread(target=self.pass_on, args=(node, link, True), daemon=True).start()
-            threading.Thread(target=self.pass_on, args=(link, node, False), daemon=True).start()
+            threading.Thread(target=self.pass_on, args=(node, link, self.heard), daemon=True).start()
+            threading.Thread(target=self.pass_on, args=(link, node, self.told), daemon=True).start()
 
-    def pass_on(self, source: socket.socket, sink: socket.socket, keep: bool) -> None:
+    def pass_on(self, source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
         try:
             while block := source.recv(65536):
-                if keep:
-                    self.heard += block
+                kept += block
                 sink.sendall(block)
         except OSError:
             pass
@@ -51,28 +63,31 @@ class Tap:
             end.close()
 
 
-@pytest.fixture
-def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
-    made, taps = Deployment(tmp_path), {}
+def start_site(deployment: Deployment, name: str, tap: Tap) -> None:
+    """Start a SuperNode behind its tap, with the policy in the site's folder."""
+    deployment.start(
+        name,
+        *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{tap.port}"),
+        *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--node-config", f'name="{name}" policy="{deployment.folder / name / "policy.toml"}"'),
+        SITE=name,
+    )
+
+
+@pytest.fixture(scope="module")
+def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
+    tmp_path = tmp_path_factory.mktemp("tapped")
+    made, taps = Deployment(tmp_path), dict[str, Tap]()
     sources.cache_clear()  # the nodes hash what is installed now
     own = own_command(tmp_path / "bin")
     made.env["PATH"] = f"{own.parent}{os.pathsep}{made.env['PATH']}"
     try:
         made.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(made.port))
         made.until(made.healthy, 40, "a healthy SuperLink")
-        for name, metrics in (("c0", '["loss", "accuracy"]'), ("c1", '["loss"]')):
-            taps[name], folder = Tap(made.port), tmp_path / name
-            folder.mkdir()
-            asked = 'requests = ["train", "probe", "agree"]'
-            text = policy_template(["quickstart"], AGREED).replace("requests = []", asked)
-            text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", f"metrics = {metrics}")
-            (folder / "policy.toml").write_text(text)
-            made.start(
-                name,
-                *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{taps[name].port}"),
-                *("--host", "127.0.0.1", "--port", str(free_port())),
-                *("--node-config", f'name="{name}" policy="{folder / "policy.toml"}"'),
-            )
+        for name in ("c0", "c1"):
+            taps[name] = Tap(made.port)
+            (tmp_path / name).mkdir()
+            start_site(made, name, taps[name])
         yield made, taps
     finally:
         made.end()
@@ -81,10 +96,57 @@ def tapped(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, Tap]]]:
 
 
 @pytest.mark.slow
+def test_what_is_personal_is_on_a_sites_disk_alone_and_outlives_its_processes(
+    tapped: tuple[Deployment, dict[str, Tap]],
+) -> None:
+    deployment, taps = tapped
+    out, local, sets = deployment.folder / "personal", deployment.folder / "local", list(PERSONAL.items())
+    for name in taps:
+        policy = permit_training(fitting_policy(["quickstart"], sets))
+        (deployment.folder / name / "policy.toml").write_text(policy)
+
+    def submit(rounds: int, resume: str) -> None:
+        words = " ".join(f"{k}={v}" for k, v in {**PERSONAL, "rounds": rounds}.items())
+        deployment.submit(EXAMPLE, f'out="{out}" resume={resume} timeout=120.0 set="{words}"')
+
+    def made(rounds: int) -> bool:
+        return finished_summary(out, rounds) is not None and not process_holding(out)
+
+    submit(2, "false")
+    fleet = one_by_one("quickstart", sets)
+    execute("quickstart", resolve(find("quickstart").config, {}, sets), local, fleet=fleet, pictures=False)
+    deployment.until(lambda: made(2), 200, "the end of two rounds")
+    (node,) = re.findall(r"SuperNode ID: (\d+)", (deployment.folder / "c1.log").read_text())
+    deployment.kill(SITE="c1")
+    deployment.flwr("supernode", "unregister", node)  # or the SuperLink takes it for alive for some 45 s
+    start_site(deployment, "c1", taps["c1"])
+    submit(3, "true")
+    deployment.until(lambda: made(3), 200, "the third round")
+    assert_same_run(local, out)  # bytes that left, too, round by round
+    for name, tap in taps.items():
+        (last,) = (deployment.folder / name / "states").glob("*/state_000003.safetensors")
+        kept = load_arrays(last)[0]
+        assert {"personal.2.weight", "personal.2.bias", "compress.0.weight"} <= kept.keys()
+        assert digest(kept) == digest(fleet.states[name])
+        assert b"topk@" in tap.heard  # the tap does hear: what leaves,
+        assert b"0.weight" in tap.told  # and what comes
+        assert b"2.weight" not in tap.heard + tap.told
+    written = [load_arrays(file)[0] for file in out.rglob("*.safetensors")]
+    assert written
+    assert not any("2.weight" in array for arrays in written for array in arrays)
+
+
+@pytest.mark.slow
 def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_run(
     tapped: tuple[Deployment, dict[str, Tap]],
 ) -> None:
     deployment, taps = tapped
+    for name, metrics in (("c0", '["loss", "accuracy"]'), ("c1", '["loss"]')):
+        asked = 'requests = ["train", "probe", "agree"]'
+        text = policy_template(["quickstart"], AGREED).replace("requests = []", asked)
+        text = text.replace("arrays = []", 'arrays = ["*"]').replace("metrics = []", f"metrics = {metrics}")
+        (deployment.folder / name / "policy.toml").write_text(text)
+    before = {name: len(tap.heard) for name, tap in taps.items()}
     app, ran, out = deployment.folder / "app", deployment.folder / "foreign-code-ran", deployment.folder / "run"
     shutil.copytree(EXAMPLE, app)
     client = app / "flower_quickstart" / "client_app.py"
@@ -97,16 +159,17 @@ def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_ru
     assert rows["c0"]["replied"] == "1"
     assert rows["c1"]["failure"] == "refused: reply.metrics: one of the metrics of the reply may not leave"
     assert not ran.exists()
-    assert b"2.weight" in taps["c0"].heard  # the tap does hear: the arrays of the one that may
-    assert b"accuracy" in taps["c0"].heard
-    assert b"reply.metrics" in taps["c1"].heard
-    assert b"accuracy" not in taps["c1"].heard
-    assert b"2.weight" not in taps["c1"].heard
+    sent = {name: tap.heard[before[name] :] for name, tap in taps.items()}
+    assert b"2.weight" in sent["c0"]  # the tap does hear: the arrays of the one that may
+    assert b"accuracy" in sent["c0"]
+    assert b"reply.metrics" in sent["c1"]
+    assert b"accuracy" not in sent["c1"]
+    assert b"2.weight" not in sent["c1"]
     good, problems = verify_all(out, [deployment.folder / "c0" / "audit.jsonl"])
     assert problems == []
     assert any("by the site, agree" in line for line in good)
     trail = [json.loads(line) for line in (deployment.folder / "c1" / "audit.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in trail] == ["asked", "sent", "asked", "refused"]
+    assert [e["event"] for e in trail][-4:] == ["asked", "sent", "asked", "refused"]
     for name, settings, rule in (
         ("known noise", "privacy=local privacy.repeatable=true", "settings.privacy.repeatable"),
         ("one sample", "select=powerofchoice select.samples=1", "asked.probe_samples"),

@@ -49,12 +49,12 @@ class Deployment:
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
 
-    def start(self, log: str, *command: str) -> None:
+    def start(self, log: str, *command: str, **env: str) -> None:
         with (self.folder / f"{log}.log").open("wb") as out:
             self.started.append(
                 subprocess.Popen(
                     [str(COMMANDS / command[0]), *command[1:]],
-                    env=self.env,
+                    env=self.env | env,
                     cwd=self.folder,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -79,16 +79,20 @@ class Deployment:
 
     def submit(self, app: Path, config: str) -> None:
         """Hand an app over with `flwr run`."""
-        command = [COMMANDS / "flwr", "run", app, "--run-config", config]
+        self.flwr("run", str(app), "--run-config", config)
+
+    def flwr(self, *words: str) -> None:
+        """A command of Flower's that must succeed."""
+        command = [COMMANDS / "flwr", *words]
         done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def processes(self) -> list[int]:
-        """All processes that live in this deployment's Flower home, whoever started them."""
-        mark, found = f"FLWR_HOME={self.home}".encode(), []
+    def processes(self, **env: str) -> list[int]:
+        """All processes that live in this deployment's Flower home, whoever started them, and have this environment."""
+        marks, found = {f"{k}={v}".encode() for k, v in {"FLWR_HOME": str(self.home), **env}.items()}, []
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):  # it may end while we look
-                if folder.name.isdecimal() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                if folder.name.isdecimal() and marks <= set((folder / "environ").read_bytes().split(b"\0")):
                     found.append(int(folder.name))
         return found
 
@@ -98,11 +102,15 @@ class Deployment:
         for process in self.started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.kill()
         for process in self.started:
             process.wait(10)
+
+    def kill(self, **env: str) -> None:
+        """SIGKILL to all processes, or to those with this environment."""
+        for pid in self.processes(**env):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

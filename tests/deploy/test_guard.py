@@ -461,6 +461,32 @@ def test_what_is_pinned_or_insisted_on_cannot_be_told_otherwise(
     assert events(strict)[1]["rule"] == f"pinned.{key}"
 
 
+def test_no_pull_that_the_server_chooses_leaves_one_sample_alone_in_an_update(policy: Policy, hospital: Site) -> None:
+    """With mu = 1 / lr each step first takes back all that was before it: y <- y - lr g(y) - (y - x) = x - lr g(y)."""
+    trainer = linear(lr=0.1, epochs=2, batch_size=17)  # of 120 samples one is left for the last step
+    model = trainer.initial(0)
+
+    def nearest_sample(arrays: Arrays) -> float:
+        moved = {k: arrays[k] - model[k] for k in model}
+        found = moved["weight"][0] / moved["bias"][0]
+        away = np.linalg.norm(hospital.data.train.x.numpy() - found, axis=1)
+        return float(away.min() / np.linalg.norm(found))
+
+    def asked(strict: Policy, **config: Any) -> Arrays:
+        return guarded(trainer, strict)(Request("train", model, {"seed": 0, "round": 1, **config}), hospital).arrays
+
+    assert nearest_sample(asked(policy)) > 0.1
+    crafted = Request("train", model, {"seed": 0, "round": 1, "mu": 10.0})
+    assert nearest_sample(trainer(crafted, hospital).arrays) < 1e-4  # the attack
+    agreed = replace(policy, asked=replace(policy.asked, told=("mu=0.1", "correct=feddyn")))
+    assert nearest_sample(asked(agreed, mu=0.1)) > 0.1
+    for strict, told in ((policy, {"mu": 10.0}), (agreed, {"mu": 10.0}), (policy, {"correct": "feddyn"})):
+        with pytest.raises(Refused) as caught:
+            asked(strict, **told)
+        assert caught.value.rule == "asked.told"
+    assert events(policy)[-2]["told"] == ["correct=feddyn"]
+
+
 def never(request: Request, site: Site) -> Reply:
     raise AssertionError("this must not be done")
 

@@ -20,6 +20,7 @@ TOLD: dict[str, tuple[type, float]] = {
     "counted": (int, ANY),  # the round with which the client's update last counted: what a later one left is undone
 }
 FROM_0 = ("mu", "counted")  # those that may be 0
+BY_METHODS = ("mu", "correct")  # of these what no setting of a recipe says: a method does
 ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
 
 

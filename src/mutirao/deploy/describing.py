@@ -19,6 +19,7 @@ def describe_policy(policy: Policy) -> dict[str, str]:
     parts = {"arrays": reply.arrays, "extras": reply.extras, "metrics": reply.metrics}
     out |= {"may be asked": ", ".join(policy.asked.requests) or "nothing"}
     out["extras coming in"] = ", ".join(policy.asked.extras) or "none"
+    out["told by methods"] = ", ".join(policy.asked.told) or "nothing"
     out |= {f"{kind} that leave": ", ".join(names) or "none" for kind, names in parts.items()}
     out |= {f"pinned {name}": f"{len(pins)} settings" for name, pins in policy.pinned.items()}
     out["fewest samples"] = str(policy.asked.min_samples)

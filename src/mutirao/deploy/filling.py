@@ -28,6 +28,10 @@ COMES = {
     "schema": "columns, scales and categories that all agree on",
     "control": "SCAFFOLD's control variate: how all clients together drift, in one vector",
 }
+TELLS = {
+    "mu": "how strongly steps are pulled back towards the model that was sent",
+    "correct": "how steps are corrected; what that takes is kept here",
+}
 EXTRAS = {
     "profile": "the answer to the request of that name",
     "items": "the numbers of the items that are rated here",
@@ -73,13 +77,18 @@ def fitting_policy(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] 
 def fill(text: str, needed: Exchange, unknown: Sequence[str] = ()) -> str:
     """The template with what is needed in its empty lists."""
     asked, _, reply = text.partition("\n[reply]\n")
-    for name, found, words in (("requests", needed.requests, REQUESTS), ("extras", needed.comes, COMES)):
+    told = {line: TELLS[line.partition("=")[0]] for line in needed.told}
+    for name, found, words in (
+        ("requests", needed.requests, REQUESTS),
+        ("extras", needed.comes, COMES),
+        ("told", needed.told, told),
+    ):
         asked = put(asked, name, found, words)
     reply = put(reply, "arrays", ("*",), {"*": "the whole of the trained model, as an update"})
     for name, found, words in (("extras", needed.extras, EXTRAS), ("metrics", needed.metrics, METRICS)):
         reply = put(reply, name, found, words)
-    told = "".join(f"# {why}\n" for why in unknown)
-    return change(f"{asked}\n[reply]\n{reply}", min_samples=LEAST) + told
+    notes = "".join(f"# {why}\n" for why in unknown)
+    return change(f"{asked}\n[reply]\n{reply}", min_samples=LEAST) + notes
 
 
 def put(text: str, key: str, names: Sequence[str], words: Mapping[str, str], else_: str = UNSAID) -> str:

@@ -19,7 +19,7 @@ from mutirao.core.fingerprints import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import ROWS, whole
-from mutirao.core.told import TOLD
+from mutirao.core.told import BY_METHODS, TOLD
 from mutirao.deploy.ledger import Ledger, alone, difference, enter, without_noise
 from mutirao.deploy.pausing import hold_open
 from mutirao.deploy.pins import hold_model, hold_pins
@@ -139,6 +139,8 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
         if request.extras:
             came["extras"] = sorted(name[:80] for name in request.extras)
+        if told := told_in(request):
+            came["told"] = [f"{k}={str(v)[:40]}" for k, v in sorted(told.items())]
         write_event(self.policy, "asked", **came, **about)
         with discreet(self.policy, about):
             hold_open(self.policy)
@@ -164,7 +166,10 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         pins = self.policy.pinned.get(self.asker.recipe, {})
         hold_model(pins, request.do, request.arrays)
-        told = {k: request.config[k] for k in TOLD if k in request.config}
+        told = told_in(request)
+        for name in BY_METHODS:
+            if name in told and not is_allowed(f"{name}={told[name]}", asked.told):
+                raise Refused("asked.told", f"{name}={str(told[name])[:40]} may not be told here")
         hold_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
         if held.train is not None and held.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
@@ -254,6 +259,11 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         gone |= {kind: sorted(getattr(reply, kind)) for kind in ("arrays", "extras", "metrics")}
         write_event(self.policy, "sent", **gone, **({} if spent is None else {"epsilon": spent}), **about)
         return reply
+
+
+def told_in(request: Request) -> dict[str, Scalar]:
+    """What a request tells to train by."""
+    return {name: request.config[name] for name in TOLD if name in request.config}
 
 
 def bytes_of(reply: Reply) -> int:

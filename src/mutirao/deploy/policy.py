@@ -34,6 +34,7 @@ class Asked:
     probe_samples: int = PROBE_SAMPLES  # this many and no other: two probes that differ by a sample tell of that one
     names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
     extras: tuple[str, ...] = ()  # what may come in besides the model; names may hold `*`
+    told: tuple[str, ...] = ()  # what a method may tell to train by, `name=value`; they may hold `*`
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,9 @@ probe_samples = 100
 names = []
 # Arrays that a request may carry besides the model, by name, such as the schema of tables; * stands for any letters.
 extras = []
+# What the server's method may tell this site to train by, such as "mu=0.1", the pull of FedProx towards the model that
+# was sent. A server that chooses it freely can undo all steps but the last, and read single samples out of an update.
+told = []
 
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.

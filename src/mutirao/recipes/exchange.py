@@ -10,6 +10,7 @@ from typing import Any
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.parts import names_of
+from mutirao.core.told import BY_METHODS
 from mutirao.errors import ConfigError
 
 # Metrics that clients tell if a part needs them.
@@ -19,12 +20,15 @@ BESIDE = {"squared_errors": ("batch_sizes",)}  # extras that come with others
 
 @dataclass(frozen=True)
 class Exchange:
-    """Kinds of requests, extras that come with them, and extras and metrics of the replies; all sorted."""
+    """Kinds of requests, extras that come with them, extras and metrics of the replies, and what a method tells clients
+    to train by, `name=value`; all sorted.
+    """
 
     requests: tuple[str, ...] = ()
     comes: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
     def __or__(self, other: "Exchange") -> "Exchange":
         """Both."""
@@ -43,7 +47,8 @@ def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
     beside = [more for name in extras for more in BESIDE.get(name, ())]
     metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
     comes = tuple(names_of(needs, "comes"))
-    return Exchange(tuple(asked), comes, (*extras, *beside), tuple(metrics)) | Exchange()
+    tells = tuple(said for said in names_of(needs, "config") if said.partition("=")[0] in BY_METHODS)
+    return Exchange(tuple(asked), comes, (*extras, *beside), tuple(metrics), tells) | Exchange()
 
 
 def is_private(config: Any) -> bool:

@@ -43,6 +43,8 @@ def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
     """The request with the correction of the client's steps, if its method has one."""
     method = request.config.get("correct")
     if method is None:
+        if "counted" in request.config:
+            raise Refused("told.counted", "no method was told that keeps anything here which could be undone")
         return request
     if "config:correct" in lacks(trainer):
         raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
