@@ -340,7 +340,9 @@ def test_nobody_moves_the_control_variate_at_will(option: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "equal"), [(Scaffold(population=CLIENTS), False), (FedDyn(alpha=0.5, population=CLIENTS), True)], ids=repr
+    ("method", "equal"),
+    [(Scaffold(population=CLIENTS), False), (FedDyn(alpha=0.5, population=CLIENTS), True)],
+    ids=repr,
 )
 @pytest.mark.parametrize("how", ["screened", "lost", "never asked"])
 def test_replies_that_do_not_count_leave_nothing_behind(method: Any, equal: bool, how: str) -> None:
@@ -353,7 +355,8 @@ def test_replies_that_do_not_count_leave_nothing_behind(method: Any, equal: bool
         def ask(self, requests: Mapping[str, Request]) -> Answers:
             lost = {c for c in sorted(requests) if gone.random() < 0.25 and self.round < 40}
             self.round += 1
-            answers = self.fleet.ask(requests if how == "lost" else {c: r for c, r in requests.items() if c not in lost})
+            asked = {c: r for c, r in requests.items() if how == "lost" or c not in lost}
+            answers = self.fleet.ask(asked)
             kept = {c: r for c, r in answers.replies.items() if c not in lost}
             return Answers(kept, {c: Failure("late", "lost on its way") for c in sorted(lost)})
 

@@ -11,11 +11,11 @@ and the server, with N clients of which those in S answered,
     x' = x + lr_g sum_S p_k (y_k - x),    c' = c + sum_S q_k (c_k' - c_k)
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the mean
-size of those who answered first. q_k must be in the proportions of p_k, and the same whenever k has its turn: then c
-stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on who else answered, and ends elsewhere. In option 2
-nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works out.
-With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
+ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the
+mean size of those who answered first. q_k must be in the proportions of p_k, and the same whenever k has its turn: then
+c stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on who else answered, and ends elsewhere. In
+option 2 nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works
+out. With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
 """
 
 from collections.abc import Mapping
