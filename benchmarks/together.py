@@ -27,6 +27,7 @@ from mutirao.config import resolve, setting
 from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
+from mutirao.errors import Diverged, TooFewReplies
 from mutirao.fleets.local import LocalFleet
 from mutirao.groups.member import Member, last_layer
 from mutirao.groups.signature import Bias
@@ -296,7 +297,11 @@ def run_cell(cell: Cell) -> tuple[str, float, float]:
     """One cell: its name, what it came to, and the seconds it took."""
     name, (recipe, settings, metric) = cell
     began = time.perf_counter()
-    return name, follow(recipe, settings, metric), time.perf_counter() - began
+    try:
+        found = follow(recipe, settings, metric)
+    except (Diverged, TooFewReplies):  # nobody was left to make a model with: a rate that is too high
+        found = 0.0
+    return name, found, time.perf_counter() - began
 
 
 def place_of(given: Any, name: str) -> str:

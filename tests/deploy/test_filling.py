@@ -123,7 +123,7 @@ def test_a_recipe_runs_under_its_own_policy_which_has_no_line_too_many(
         ({}, {"aggregate": "qfedavg"}, "reply.metrics"),
         ({}, {"personal": "fedper"}, "pinned.architecture"),  # of which a part does not travel
         ({"personal": "fedper"}, {}, "pinned.architecture"),  # the whole model, with what was to stay at the site
-        ({}, {"personal": "ditto"}, "asked.requests"),
+        ({"clients_every": -1}, {"personal": "ditto"}, "asked.requests"),
         ({"personal": "ditto"}, {}, ""),  # it asks for less
         ({}, {"compress": "int8"}, ""),  # what leaves was judged before it was compressed
     ],

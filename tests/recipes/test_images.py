@@ -214,7 +214,7 @@ def test_the_share_that_clients_keep_back_judges_as_one_set(federation: Path, tm
 
 
 def test_sites_judge_by_what_they_keep_back_though_the_server_has_pictures(federation: Path) -> None:
-    _, rows = run_of(config(federation, judge_by="vali", clients_every=0))
+    _, rows = run_of(config(federation, judge_by="vali", clients_every=-1))
     server = config(federation / "global_test", sites=True, judge_by="vali", clients_every=0)
     whole, task = RECIPE.prepare(config(federation)), RECIPE.prepare(server)
     assert task.evaluate is None

@@ -225,7 +225,7 @@ def test_any_selector_and_aggregator_goes_with_it(select: str, aggregate: str, t
 def test_a_site_may_be_asked_what_it_takes() -> None:
     recipe = find("quickstart")
     for kind in ("none", "fedper"):
-        config = resolve(recipe.config, settings(kind))
+        config = resolve(recipe.config, settings(kind) | {"clients_every": -1})
         asked = recipe.exchange(config, recipe.prepare(config)).requests
         assert ("evaluate" in asked) == (kind == "fedper")
 

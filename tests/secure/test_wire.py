@@ -84,7 +84,8 @@ def test_the_search_finds_a_plain_update() -> None:
 
 def run_and_search(out: Path, secure: str) -> tuple[set[str], set[str]]:
     """What of single clients is on the wire and in the folder of a run of three rounds."""
-    config = resolve(find("quickstart").config, {"rounds": 3, "clients": 8, "per_round": 5, "secure": secure})
+    settings = {"rounds": 3, "clients": 8, "per_round": 5, "secure": secure, "clients_every": -1}
+    config = resolve(find("quickstart").config, settings)
     task = find("quickstart").prepare(config)
     own: list[tuple[Arrays, dict[str, Reply]]] = []
     trainer: Any = task.handler

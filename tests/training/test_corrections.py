@@ -12,6 +12,7 @@ from torch import nn
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.errors import Refused
 from mutirao.methods.reach import reach_of
 from mutirao.randomness import rng
 from mutirao.training.corrections import CONTROL
@@ -184,3 +185,40 @@ def test_the_loss_before_training_is_that_of_all_samples() -> None:
     module.load_state_dict({k: torch.tensor(v) for k, v in arrays.items()})
     whole = nn.functional.cross_entropy(module(samples.x), samples.y)
     assert reply.metrics["start_loss"] == pytest.approx(whole.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["scaffold1", "scaffold2", "feddyn"])
+def test_an_update_that_never_counted_is_undone_and_no_other(method: str) -> None:
+    trainer = Trainer(network, lr=0.1, batch_size=8)
+    model = trainer.initial(0)
+    extra = {"mu": 0.5} if method == "feddyn" else {}
+
+    def ask(site: Site, number: int, **told: int) -> Arrays:
+        config = {"seed": 1, "round": number, "correct": method, **extra, **told}
+        answer = trainer(Request("train", model, config), site)
+        return answer.arrays
+
+    kept = ("scaffold.", "feddyn.")
+    once, lost, vain = (Site("ana", data("ana")) for _ in range(3))
+    for site in (once, lost, vain):
+        ask(site, 1)
+    ask(lost, 2)  # nobody hears of it
+    wanted = ask(once, 4)
+    for site in (lost, vain):  # the second was asked in round 2, too, and never knew
+        arrays = ask(site, 4, counted=1)
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(arrays[name], value)
+        assert {k for k in site.state if k.startswith(kept)} == {k for k in once.state if k.startswith(kept)}
+        for name, value in once.state.items():
+            np.testing.assert_array_equal(site.state[name], value)
+    never = Site("ana", data("ana"))
+    ask(never, 1)
+    first = ask(Site("ana", data("ana")), 2)
+    for name, value in ask(never, 2, counted=0).items():
+        np.testing.assert_array_equal(value, first[name])
+
+
+def test_nothing_is_undone_where_no_method_keeps_anything() -> None:
+    trainer = Trainer(network)
+    with pytest.raises(Refused, match=r"^told\.counted: no method was told"):
+        trainer(Request("train", trainer.initial(0), {"seed": 0, "round": 3, "counted": 1}), Site("ana", data("ana")))

@@ -108,7 +108,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(do: str) -> None:
         assert isinstance(answer, Failure)
         assert str(answer) == (
             "refused: told.learning_rate: nothing here is set by that; "
-            "what can be told is batch_size, correct, epochs, lr, mu"
+            "what can be told is batch_size, correct, counted, epochs, lr, mu"
         )
 
 

@@ -1,5 +1,6 @@
 """A recipe is a configuration, a task and a flow; the systems of this project are recipes by name."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
 from mutirao.training.drift import Around, Dated, Drifted, can_drift
+
+log = logging.getLogger("mutirao")
 
 # Settings that a flow must know of, and why one that does not cannot go with them.
 UNHEEDED = {
@@ -137,7 +140,8 @@ def own_judgements(config: Any, task: "Task") -> int:
     if asked:
         return max(0, asked)
     others = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
-    can = f"metrics:{task.judge}" in task.provides and can_judge(task.population, surely=True)
+    told = f"{task.judge}_worst_decile" in task.metrics  # the task sees to it by itself
+    can = f"metrics:{task.judge}" in task.provides and not told and can_judge(task.population, surely=True)
     return rounds if can and not others and not is_private(config) else 0
 
 
@@ -146,6 +150,18 @@ def judged_by_clients(task: Task, all_of_it: bool = True) -> tuple[str, bool, di
     names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])] if all_of_it else []
     ways = {metric: direction_of(metric, task.directions) for metric in names}
     return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
+
+
+def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str, float]:
+    """How the model does at all clients, the worst one, too; that nobody says so ends only a run that asks for it."""
+    asked = judged_by_clients(task, all_of_it=bool(config.clients_every))
+    try:
+        return across_clients(fleet, run, None, *asked)
+    except ConfigError as error:
+        if config.clients_every:
+            raise
+        log.info("how single clients fare is not known: %s", error)
+        return {}
 
 
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
@@ -185,9 +201,8 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         if roll.personal:
             if run.round % config.evaluate_every == 0 or run.round == config.rounds:
                 done.row.update(roll.judge(everyone, run, judged_by_clients(task)))
-        elif every and run.round % every == 0:  # the worst one, too
-            asked = judged_by_clients(task, all_of_it=bool(config.clients_every))
-            done.row.update(across_clients(everyone, run, None, *asked))
+        elif every and run.round % every == 0:
+            done.row.update(judge_fairness(everyone, config, task, run))
         yield done
 
 
