@@ -1,5 +1,6 @@
 """What can go wrong, in one clear line each; the command line prints the line and exits with `code`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -20,7 +21,7 @@ class TooFewReplies(MutiraoError):
 
     code = 3
 
-    def __init__(self, text: str, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, text: str, rows: Sequence[dict[str, Any]] = ()) -> None:  # without them: as it is unpickled
         super().__init__(text)
         self.rows = rows  # what is known of the clients of the failed round, for clients.csv
 
@@ -60,3 +61,7 @@ class Refused(MutiraoError):
     def __init__(self, rule: str, reason: str, detail: str = "") -> None:
         super().__init__(f"{rule}: {reason}")
         self.rule, self.detail = rule, detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is made again in another process."""
+        return type(self), (self.rule, str(self).removeprefix(f"{self.rule}: "), self.detail)
