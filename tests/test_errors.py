@@ -6,7 +6,6 @@ import pytest
 
 from mutirao import errors
 
-
 KINDS = [v for v in vars(errors).values() if isinstance(v, type) and v.__module__ == errors.__name__]
 
 
