@@ -23,7 +23,7 @@ class TooFewReplies(MutiraoError):
 
     def __init__(self, text: str, rows: Sequence[dict[str, Any]] = ()) -> None:  # without them: as it is unpickled
         super().__init__(text)
-        self.rows = rows  # what is known of the clients of the failed round, for clients.csv
+        self.rows = list(rows)  # what is known of the clients of the failed round, for clients.csv
 
 
 class TooFewClients(MutiraoError):
