@@ -3,11 +3,9 @@
 import csv
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from test_flower_deployment import EXAMPLE, Deployment, free_port
+from test_flower_deployment import EXAMPLE, Deployment, deployment
 
 SLOW = '''
 """The quickstart with one client that is not done with its first work before two rounds are made."""
@@ -45,21 +43,7 @@ recipe = Recipe(quickstart.Config, task)
 '''
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path)
-    try:
-        made.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(made.port))
-        made.until(made.healthy, 40, "a healthy SuperLink")
-        for name in ("c0", "c1", "c2"):
-            made.start(
-                name,
-                *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{made.port}"),
-                *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", f'name="{name}"'),
-            )
-        yield made
-    finally:
-        made.end()
+__all__ = ["deployment"]  # the fixture, for the test below
 
 
 @pytest.mark.slow

@@ -38,6 +38,15 @@ def append_whole(path: Path, content: bytes) -> None:
             view = view[file.write(view) :]
 
 
+def sync(path: Path) -> None:
+    """Wait until the disk itself has a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let an error of the disk say which file it was about: a write by itself does not know."""

@@ -7,13 +7,12 @@ outdated are written anew. Files that no committed round names are of a round th
 """
 
 import json
-import os
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.files import naming
+from mutirao.core.files import naming, sync
 from mutirao.core.fleet import ClientId
 from mutirao.errors import Damaged
 from mutirao.fleets.states import Filed, States, place
@@ -94,7 +93,7 @@ class Sites:
         self._new.append(path)
         if durable:
             for file in [*self._new, self.journal.path]:
-                force(file)
+                sync(file)
             self._new = []
         return freed
 
@@ -158,12 +157,3 @@ def write(path: Path, states: States, clients: list[ClientId]) -> dict[ClientId,
             places[client] = place(path, at, content)
             at += len(content)
     return places
-
-
-def force(path: Path) -> None:
-    """Have a file on the disk itself."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

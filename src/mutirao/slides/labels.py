@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mutirao.config import one_line
-from mutirao.core.files import append_whole, lock, write_whole
+from mutirao.core.files import append_whole, lock, sync, write_whole
 from mutirao.core.text import decode, read_rows, read_table, read_text
 from mutirao.datasets.folders import ENDINGS
 from mutirao.datasets.tiled import ORIGINS, Scale, is_class_name, read_scale, table_of
@@ -256,15 +256,6 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
         if new:
             sync(folder)  # else the file's name may be lost with the machine's power
         yield Labels(path, [tile.name for tile in tiles.tiles], classes)
-    finally:
-        os.close(handle)
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)
 
