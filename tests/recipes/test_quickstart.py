@@ -62,6 +62,28 @@ def test_the_worst_client_is_judged_when_asked_for(tmp_path: Path) -> None:
     assert final["loss_worst"] >= final["loss_p90"] > 0
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, True),
+        ({"aggregate": "qfedavg"}, True),
+        ({"privacy": {"name": "central", "noise": 0.1}}, True),
+        ({"clients_every": -1}, False),
+        ({"privacy": {"name": "local", "noise": 0.1}}, False),  # clients tell nothing but updates
+        ({"centralised": True}, False),
+    ],
+)
+def test_every_run_ends_with_how_the_worst_tenth_fares(more: dict[str, Any], told: bool, tmp_path: Path) -> None:
+    config = resolve(Config, {"rounds": 2, "clients": 10, "per_round": 5, **more})
+    final = execute("quickstart", config, tmp_path / "run", pictures=False)["final"]
+    assert ("accuracy_worst_decile" in final) == told
+    if told:
+        assert (
+            final["accuracy_worst"] == final["accuracy_worst_decile"] <= final["accuracy_mean"]
+        )  # a tenth of ten is one
+        assert "the tenth of them that fares worst" in (tmp_path / "run" / "report.html").read_text()
+
+
 LIES = [SignFlip(), LabelFlip(), MinMax(own=0.5), Inflated(), Inflated(scale=-1.0), Backdoor()]
 
 

@@ -74,11 +74,14 @@ def add_ends(page: Page, record: Record) -> None:
     page.table(title, ("client", "times selected", "replies that counted", "last in round"), rows, numbers=[1, 2, 3])
 
 
+SPREAD = ("_clients", "_p10", "_p50", "_p90")  # of a metric at the clients: the mean and the worst come first
+
+
 def run_headline(record: Record) -> dict[str, tuple[str, str]]:
     """The figures that people look for first."""
     out: dict[str, tuple[str, str]] = {}
     final, best = record.summary.get("final"), record.summary.get("best")
-    for name in record.metrics[:8]:
+    for name in [name for name in record.metrics if not name.endswith(SPREAD)][:8]:
         value = final.get(name) if isinstance(final, dict) else None
         if value is None:
             known = record.history.numbers(name)

@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 def sentences(record: Record, state: RunState) -> list[str]:
     """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
-    tellers = (tell_quality, tell_participation, tell_losses, tell_cost, tell_groups, tell_privacy)
+    tellers = (tell_quality, tell_fairness, tell_participation, tell_losses, tell_cost, tell_groups, tell_privacy)
     return [*tell_progress(record, state), *(said for tell in tellers for said in tell(record))]
 
 
@@ -66,6 +66,16 @@ def tell_quality(record: Record) -> Iterator[str]:
     since = rounds[-1] - rounds[best]
     if since >= 10 and since >= 0.3 * rounds[-1]:
         yield f"The last {since:.0f} rounds brought nothing better."
+
+
+def tell_fairness(record: Record) -> Iterator[str]:
+    """How it is shared out: the tenth of the clients that fare worst on data of their own."""
+    final = record.summary.get("final")
+    told = final if isinstance(final, dict) else {}
+    mean, worst = (told.get(f"{record.judge}_{part}") for part in ("mean", "worst_decile"))
+    if isinstance(mean, int | float) and isinstance(worst, int | float):
+        worst_tenth = f"the tenth of them that fares worst {figure(worst)}"
+        yield f"On data of their own clients have {record.judge} {figure(mean)}, {worst_tenth}."
 
 
 def tell_participation(record: Record) -> Iterator[str]:
