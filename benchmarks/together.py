@@ -254,19 +254,25 @@ def effects(found: dict[str, float], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def print_factorial(found: dict[str, float]) -> None:
-    for name in SETS:
-        cells: dict[str, list[float]] = {}
-        for key, value in found.items():
-            if key.split()[0] == name:
-                cells.setdefault(" ".join(key.split()[1:4]), []).append(value)
-        if not cells:
-            continue
-        print(f"\n{name}: cells\n\n| selection | aggregation | model | mean |\n|---|---|---|---|")
-        for key, values in sorted(cells.items(), key=lambda item: -float(np.mean(item[1]))):
-            print(f"| {' | '.join(key.split())} | {interval(values).removeprefix('+')} |")
-        print(f"\n{name}: effects, points against uniform, fedavg, one\n\n| effect | points |\n|---|---|")
+    """The page's two tables: effects and all cells, a column a data set."""
+    sets = [name for name in SETS if any(key.split()[0] == name for key in found)]
+    lines: dict[str, dict[str, str]] = {}
+    for name in sets:
         for effect, values in effects(found, name):
-            print(f"| {effect} | {interval(values)} |")
+            lines.setdefault(effect, {})[name] = interval(values)
+    print(f"| effect | {' | '.join(sets)} |\n|---|" + "---|" * len(sets))
+    for effect, line in lines.items():
+        print(f"| {effect} | " + " | ".join(line.get(name, "") for name in sets) + " |")
+    print(f"\n| selection | aggregation | model | {' | '.join(sets)} |\n|---|---|---|" + "---|" * len(sets))
+    for whose, aggregate, select in itertools.product(WHOSE, AGGREGATE, SELECT):
+        cells = [cell_of(found, f"{name} {select} {aggregate} {whose}") for name in sets]
+        print(f"| {select} | {aggregate} | {whose} | " + " | ".join(cells) + " |")
+
+
+def cell_of(found: dict[str, float], cell: str) -> str:
+    """Mean and interval of a cell over its seeds; nothing if it was not made."""
+    values = [value for key, value in found.items() if key.rpartition(" ")[0] == cell]
+    return interval(values).removeprefix("+") if values else ""
 
 
 def print_hidden(found: dict[str, float]) -> None:
