@@ -40,7 +40,7 @@ bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) --no-compile --editable '.[flower,slides,onnx,ranking,recsys,privacy,dash,parquet,mlflow,tensorboard,tune]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+	$(PIP) --editable '.[flower,slides,onnx,ranking,recsys,privacy,dash,parquet,mlflow,tensorboard,tune]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
 	$(PIP) --no-deps timm # alone: its torchvision is of another build than our torch, and tests bring a stand-in
 	touch $@
 

@@ -151,7 +151,8 @@ def test_what_is_forbidden_is_not_in_the_connection_and_foreign_code_does_not_ru
     shutil.copytree(EXAMPLE, app)
     client = app / "flower_quickstart" / "client_app.py"
     client.write_text(client.read_text() + f'\nopen({str(ran)!r}, "w").write("it did")\n')
-    config = f'out="{out}" rounds=1 clients=2 per_round=2 timeout=120.0 set="hidden=16 epochs=1 min_replies=1"'
+    sets = "hidden=16 epochs=1 min_replies=1 clients_every=-1"
+    config = f'out="{out}" rounds=1 clients=2 per_round=2 timeout=120.0 set="{sets}"'
     deployment.submit(app, config)
     deployment.until((out / "summary.json").exists, 200, "the end of the run")
     with (out / "clients.csv").open(newline="") as lines:

@@ -1,9 +1,10 @@
-"""The example app on a real SuperLink with three SuperNodes, and a recipe in Flower's simulation engine."""
+"""The example app on a real SuperLink with three SuperNodes, also a slow one; a recipe in Flower's simulation."""
 
 import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,40 @@ from mutirao.report import execute
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 COMMANDS = Path(sys.executable).parent
 SETTINGS = {"rounds": 2, "clients": 3, "per_round": 3, "hidden": 16, "epochs": 1}
+SLOW = '''
+"""The quickstart with one client that is not done with its first work before two rounds are made."""
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from mutirao.recipes import quickstart
+from mutirao.recipes.task import Recipe
+
+
+class Slow:
+    def __init__(self, handler):
+        self.handler = handler
+
+    def __getattr__(self, name):
+        if name == "handler":
+            raise AttributeError(name)  # while it is made
+        return getattr(self.handler, name)
+
+    def __call__(self, request, site):
+        if site.id == "c2" and request.do == "train":
+            end = time.monotonic() + 400
+            while not Path("STATE").exists() and time.monotonic() < end:
+                time.sleep(0.1)
+        return self.handler(request, site)
+
+
+def task(config):
+    made = quickstart.task(config)
+    return replace(made, handler=Slow(made.handler))
+
+
+recipe = Recipe(quickstart.Config, task)
+'''
 
 
 def free_port() -> int:
@@ -69,7 +104,8 @@ class Deployment:
         return False
 
     def until(self, happened: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something; if it does not happen, fail with what all processes said."""
+        """Wait for something; if it does not happen, on a busy machine either, fail with what all processes said."""
+        seconds *= 3
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
@@ -84,7 +120,7 @@ class Deployment:
     def flwr(self, *words: str) -> None:
         """A command of Flower's that must succeed."""
         command = [COMMANDS / "flwr", *words]
-        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def processes(self, **env: str) -> list[int]:
@@ -113,9 +149,9 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path)
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    made = Deployment(tmp_path_factory.mktemp("deployment"))
     try:
         made.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(made.port))
         made.until(made.healthy, 40, "a healthy SuperLink")
@@ -145,6 +181,29 @@ def assert_same_run(here: Path, there: Path) -> None:
     digests = [json.loads((folder / "summary.json").read_text())["digest"] for folder in (here, there)]
     assert digests[0] == digests[1]
     assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
+
+
+@pytest.mark.slow
+def test_rounds_go_on_without_a_slow_site_whose_answer_counts_later(deployment: Deployment) -> None:
+    app, out = deployment.folder / "app", deployment.folder / "slow"
+    shutil.copytree(EXAMPLE, app)
+    second = out / "checkpoints" / "state_002.safetensors"  # there when the second round is made
+    (app / "flower_quickstart" / "slow.py").write_text(SLOW.replace("STATE", str(second)))
+    sets = "hidden=16 epochs=1 aggregate=fedbuff aggregate.buffer=2"
+    recipe = "flower_quickstart.slow:recipe"
+    deployment.submit(app, f'recipe="{recipe}" out="{out}" rounds=4 per_round=3 timeout=480.0 set="{sets}"')
+    deployment.until((out / "summary.json").exists, 500, "the end of the run")
+    with (out / "clients.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert not any(row["failure"] or row["rejected"] for row in rows)
+    by_round = {n: [r["client"] for r in rows if r["round"] == str(n)] for n in range(1, 5)}
+    assert all(len(names) == 2 for names in by_round.values())  # two fill the buffer
+    assert by_round[1] == by_round[2] == ["c0", "c1"]
+    late = [row for row in rows if row["client"] == "c2"]
+    assert late  # it was given the first model of all, and came when there were two more
+    assert float(late[0]["staleness"]) == int(late[0]["round"]) - 1 >= 2
+    assert all(float(row["weight"]) == pytest.approx((1 + float(row["staleness"])) ** -0.5 / 2) for row in rows)
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 4
 
 
 @pytest.mark.slow

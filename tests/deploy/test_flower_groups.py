@@ -80,7 +80,7 @@ def test_a_node_that_joins_in_mid_run_gets_its_groups_model(deployment: Deployme
     config = f'recipe="means:recipe" out="{out}" rounds=3 timeout=120.0'
     command = [COMMANDS / "flwr", "run", EXAMPLE, "--run-config", config]
     submitted = subprocess.run(
-        command, env=deployment.env, cwd=deployment.folder, capture_output=True, text=True, timeout=120
+        command, env=deployment.env, cwd=deployment.folder, capture_output=True, text=True, timeout=400
     )
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     deployment.until((out / "checkpoints" / "state_001.safetensors").exists, 120, "the first round")

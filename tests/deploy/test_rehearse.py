@@ -29,7 +29,7 @@ HOSPITALS = ("recife", "natal", "fortaleza")
 @pytest.mark.slow
 def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
     command = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     folder, report = tmp_path / "rehearsal", json.loads(done.stdout)
     assert report["ok"] is True
@@ -47,7 +47,7 @@ def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
     assert re.search(r'"POST /v1/fleet/activate-node HTTP/1.1" 4\d\d', log)
     assert [members(place) for place in places] == [[]] * 4
     assert processes.port_trouble(load_place(folder / "server")) == ""  # type: ignore[arg-type]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (again.returncode, "holds a rehearsal already" in again.stderr) == (2, True)
 
 
@@ -95,7 +95,7 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
         words, _, given = line.partition(" < ")
         content = (volumes / "server" / given).read_bytes() if given else b""
         command = as_in_container(shlex.split(words), service, volumes, port)
-        done = subprocess.run(command, input=content, capture_output=True, timeout=60)
+        done = subprocess.run(command, input=content, capture_output=True, timeout=200)
         assert done.returncode == 0, done.stderr
     site = load_place(volumes / "recife")
     assert isinstance(site, Node)
@@ -108,7 +108,7 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
                 assert until(lambda: processes.answers(load_place(volumes / "server")), 60)  # type: ignore[arg-type]
                 admit = [MUTIRAO, "site", "admit", str(volumes / "server"), "-", "--name", "recife"]
                 with site.public_key.open("rb") as key:
-                    done = subprocess.run(admit, stdin=key, capture_output=True, timeout=60)
+                    done = subprocess.run(admit, stdin=key, capture_output=True, timeout=200)
                 assert done.returncode == 0, done.stderr
         said = volumes / "recife.log"
         assert until(lambda: "SuperNode ID:" in said.read_text(), 60), said.read_text()

@@ -68,8 +68,8 @@ def same_states(one: Arrays, two: Arrays) -> bool:
 
 
 def test_killed_inside_every_single_write(whole: Path, tmp_path: Path) -> None:
-    survived = 0
-    for fatal in range(1000):
+    survived, first = 0, 20  # writes of the first round, which `test_folder` has, too
+    for fatal in range(first, 1000):
         out = tmp_path / f"run{fatal}"
         status = in_child(lambda out=out, fatal=fatal: run_until_write(out, fatal))
         if os.WIFEXITED(status):
@@ -81,7 +81,7 @@ def test_killed_inside_every_single_write(whole: Path, tmp_path: Path) -> None:
         assert same_states(load_run(out).sites, load_run(whole).sites)
         survived += 1
         shutil.rmtree(out)
-    assert survived == fatal > 50  # more than without files for states
+    assert survived == fatal - first > 30  # more than without files for states
     assert files_in(out) == ["states_001", "states_002", "states_003", "states_004"]
 
 
