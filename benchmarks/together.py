@@ -203,7 +203,7 @@ def hidden(given: Any, seeds: int) -> Iterator[Cell]:
         "judge_samples": 100,
         "head": "full",
     }
-    pictures = {**plain, "samples": 150, "rounds": 20, "lr": 0.02, "engine": "plain"}
+    pictures = {**plain, "samples": 150, "rounds": 6, "lr": 0.02, "engine": "plain"}
     sets = {"digits": {**plain, "samples": 40, "rounds": 30}, "fashion": pictures, "cifar10": pictures}
     for name, seed, kind, method in itertools.product(sets, range(seeds), ("skewed", "permuted", "rotated"), PERSONAL):
         common = sets[name]
