@@ -83,7 +83,7 @@ def page(browser: Any) -> Iterator[Any]:
     """A fresh page that may not complain, but of an answer that says no."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = context.new_page()
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(180_000)
     problems: list[str] = []
     opened.on("console", lambda m: problems.append(m.text) if m.type == "error" and "409" not in m.text else None)
     opened.on("pageerror", lambda e: problems.append(str(e)))
@@ -162,6 +162,7 @@ def test_nobody_is_left_out_by_colours_or_width(federation: Federation, browser:
     for width in (1280, 360):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=colours)
         page = context.new_page()
+        page.set_default_timeout(180_000)
         page.goto(federation.pages[role])
         page.locator("#figures li").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
