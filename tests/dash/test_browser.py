@@ -22,7 +22,7 @@ def page(browser: Any) -> Any:
     """A fresh page that may not complain."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     opened = context.new_page()
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(180_000)
     problems: list[str] = []
     opened.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     opened.on("pageerror", lambda e: problems.append(str(e)))

@@ -90,7 +90,7 @@ def own_chromium(driver: Any, profile: Path) -> Iterator[tuple[Any, "subprocess.
         until(lambda: port.exists() and "\n" in port.read_text())
         opened = driver.connect_over_cdp(f"http://127.0.0.1:{port.read_text().split()[0]}")
         page = opened.contexts[0].new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         yield page, process
     finally:
         if process.poll() is None:
@@ -133,7 +133,7 @@ def test_a_killed_browser_and_a_killed_server_lose_no_acknowledged_label(browser
     # a new one goes on at the right place; then the server dies
     context = browser.new_context(viewport={"width": 1000, "height": 700})
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(180_000)
     begin(page, server)  # by now the server has whatever was on its way
     kept = len(on_disk(folder, "ana").rstrip())
     assert on_disk(folder, "ana") == ana[:kept].ljust(COUNT)
