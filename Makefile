@@ -13,7 +13,7 @@ test: .venv/dev ## install what tests need, then lint, type-check and test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder # the slow ones first: they wait for a network
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder # the slow ones first: they wait for a network
 
 quick: .venv/dev ## the tests without the slow ones, for while you work
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
