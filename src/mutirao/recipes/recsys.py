@@ -144,4 +144,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)
