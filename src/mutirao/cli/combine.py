@@ -23,9 +23,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, look_here,
 @click.option("--out", type=FOLDER, help="Folder of weights.json and predictions.csv [default: RUN/combined/CLIENT].")
 @JSON
 @TRUST
-def combine(
-    folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: Agreement
-) -> None:
+def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: Agreement) -> None:
     """Ask the models of a run's groups together: their probabilities, weighted for one client, over all classes.
 
     \b

@@ -148,9 +148,9 @@ def call_loader(path: str, seed: int) -> Labelled:
             raise ConfigError(f"data: {path!r}: labels must be whole numbers, one for each sample, and not none")
         if labels.min() < 0 or inputs.shape[1:] != x.shape[1:] or inputs.dtype.kind not in "fui":
             raise ConfigError(f"data: {path!r}: classes are numbered from 0, and all samples are numbers of one shape")
-    as_rows = (lambda a: a) if x.dtype == np.uint8 else (lambda a: a.astype(np.float32))
+    kind = np.uint8 if x.dtype == np.uint8 else np.float32
     names = tuple(map(str, range(count_classes(path, y, y_test))))
-    return Labelled(as_rows(x), y.astype(np.int64), as_rows(x_test), y_test.astype(np.int64), names)
+    return Labelled(x.astype(kind), y.astype(np.int64), x_test.astype(kind), y_test.astype(np.int64), names)
 
 
 def load_judged(data: str, seed: int, judge_by: str) -> Labelled:

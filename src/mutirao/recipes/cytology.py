@@ -153,4 +153,5 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal", "cluster"}), asks=asks)
+HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

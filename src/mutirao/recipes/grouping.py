@@ -1,44 +1,36 @@
 """Groups for any task: whoever trains together is found by a warm-up, and each group has a model of its own.
 
 A task with groups is the task with a handler that signs (`mutirao.groups.signing`), and its flow is that of groups
-(`mutirao.groups.flow`). A group's model is judged by its clients on test data of their own, by the task's metrics; where
-they have none, or may not tell, the task's own evaluation judges the model of each group, and a group counts for as
-much as it has clients.
+(`mutirao.recipes.group_flow`). A group's model is judged by its clients on test data of their own, by the task's
+metrics; where they have none, or may not tell, the task's own evaluation judges the model of each group, and a group
+counts for as much as it has clients.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.attacks import verdicts
-from mutirao.compression import compress_of
 from mutirao.config import Part, build, complete
-from mutirao.core.arrays import Arrays, part_of
-from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.agreement import tell_agreed
-from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, as_aggregator, as_handler, check_needs
-from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run
+from mutirao.core.arrays import part_of
+from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.groups.flow import EvaluateGroups, Judged, Plan, federate_groups
-from mutirao.groups.form import NoiseRule
+from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
-from mutirao.groups.signature import noise_of
-from mutirao.groups.signing import SIGNS, WARM, Signing, head_of
+from mutirao.groups.signing import SIGNS, WARM, Signing
 from mutirao.groups.state import Grouping
-from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
-from mutirao.recipes.building import build_aggregate, build_screen, simulate
+from mutirao.privacy import build_privacy
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Picture
 from mutirao.recipes.personal import OF_ONE_MODEL, own_figures
-from mutirao.recipes.staggering import check_waits
-from mutirao.secure.kinds import secure_of
 
 T = TypeVar("T")  # a Task, which is made of this
+Findings = Callable[[Run], Mapping[str, Any]]
 Opinions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
-OF_GROUPS = ("signature", "warm_epochs", "regroup")  # settings that say nothing where there are no groups
+OF_GROUPS = ("signature", "warm_epochs", "regroup", "per_group")  # settings that say nothing where there are no groups
 
 
 def has_groups(config: Any) -> bool:
@@ -65,14 +57,36 @@ def check_groups(config: Any) -> None:
         raise ConfigError(f"secure={config.secure.name}: regroup asks for signatures again and again; use 0")
     if config.personal.settings.get("new"):
         raise ConfigError("personal.new: in groups whoever is new is admitted to one; use 0")
+    check_grouper(config)
     check_privacy(config)
+
+
+def grouper_of(config: Any) -> Grouper:
+    """How groups are found."""
+    return as_grouper(build("cluster", config.cluster))
+
+
+def signature_of(config: Any) -> Any:
+    """What clients send of their warm-up: what the grouper says, or else the user."""
+    return grouper_of(config).signature or build("signature", config.signature)
+
+
+def check_grouper(config: Any) -> None:
+    """Refuse a grouper that sees more of single clients than the signature of a warm-up where that is all it may."""
+    grouper, name = grouper_of(config), config.cluster.name
+    plain = grouper.warms and not (grouper.hears or grouper.asks or grouper.signature)
+    for key in ("privacy", "secure"):
+        if not plain and getattr(config, key).name != "none":
+            raise ConfigError(f"cluster={name}: only the signature of a warm-up is covered; use auto, or {key}=none")
+    if config.regroup and (grouper.moves or not grouper.warms):
+        raise ConfigError(f"cluster={name}: there are no signatures to form groups anew by; use regroup=0")
 
 
 def check_privacy(config: Any) -> None:
     """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
     if config.privacy.name == "none":
         return
-    signature, privacy = build("signature", config.signature), build_privacy(config)
+    signature, privacy = signature_of(config), build_privacy(config)
     if config.privacy.settings.get("epsilon"):
         raise ConfigError(
             "privacy.epsilon: how large groups will be is not known beforehand, nor then the noise that they need; "
@@ -86,14 +100,6 @@ def check_privacy(config: Any) -> None:
         )
 
 
-def check_regroup(config: Any, aggregate: AnyAggregator) -> None:
-    """Refuse to form groups anew where clients keep what belongs to the model of the group they are in."""
-    if config.regroup and any(need.startswith("config:correct=") for need in as_aggregator(aggregate).needs):
-        raise ConfigError(
-            f"aggregate={config.aggregate.name}: what clients keep for it is of the groups before; use regroup=0"
-        )
-
-
 def sign_with(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
     """The handler `own` of a task with groups, which signs; `plain` is the same without privacy."""
     provides = as_handler(plain).provides
@@ -104,7 +110,7 @@ def sign_with(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
     if "epochs" not in can and config.warm_epochs != usual:
         raise ConfigError("warm_epochs: the clients of this task warm up as they train in a round; leave it out")
     told = {"lr": config.lr, "epochs": config.warm_epochs}
-    signature, privacy = build("signature", config.signature), build_privacy(config)
+    signature, privacy = signature_of(config), build_privacy(config)
     return Signing(own, plain, signature, {name: told[name] for name in sorted(can)}, privacy)
 
 
@@ -123,7 +129,7 @@ def make_grouped(given: T, config: Any) -> T:
         return given
     show = task.exhibits
     pictures = {"groups.png": Picture("groups", plane_of), "eps_scan.png": Picture("eps_scan", scan_of)}
-    findings = show.findings or (lambda run: {})
+    findings: Findings = show.findings or (lambda run: {})
     show = replace(
         show,
         pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
@@ -134,8 +140,9 @@ def make_grouped(given: T, config: Any) -> T:
     task = replace(task, exhibits=show, opinions=task.opinions or opinions_by(task))
     if not clients_judge(config, task):
         if task.evaluate is None and config.privacy.name in ("none", "central"):
-            raise ConfigError(f"cluster={config.cluster.name}: nobody could judge the models of groups: clients hold no "
-                              "test data of their own, and the server has none")
+            raise ConfigError(
+                "cluster: nobody could judge the models of groups: neither clients nor server have test data"
+            )
         return cast(T, task)
     judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
     return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics))
@@ -153,118 +160,18 @@ def opinions_by(task: Any) -> Opinions | None:
     def say(run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:
         state, out = Grouping.from_memory(run.memory), {}
         for group in state.groups.names if state else ():
-            model = trainer.fill(part_of(run.arrays, group)).eval()  # one module for all: asked before the next fills it
+            model = trainer.fill(part_of(run.arrays, group)).eval()  # the next fills the same module
             out[group] = outputs_of(model, samples)[0].double().softmax(1).numpy()
         return out
 
     return say
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a recipe of its own knows of its groups besides; as it is, what any task has."""
-
-    model: Callable[..., Arrays] | None = None  # a fresh one with so many outputs; None: the task's first
-    head: str | None = None  # the name of its last layer; None: by its arrays
-    classes: int = 1
-    reduced: bool = False
-    noise: NoiseRule = "nearest"
-    founders: int = 0  # clients to wait for (0: all)
-    stable: int = 0
-    tolerance: float = 0.002
-    told: tuple[str, ...] = ()  # metrics that clients judge by; none: the task's
-    truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
-    liars: frozenset[ClientId] = frozenset()
-
-
-def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = Kind()) -> Iterator[Round]:
-    """Form groups, then make rounds of all of them at once."""
-    churns, secure = config.available.name != "always", secure_of(config)
-    told = kind.told or tuple(dict.fromkeys([task.judge, *task.metrics]))
-    fleet = simulate(fleet, config, run)
-    fleet = compress_of(config).at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in kind.told}))
-    privacy, signature = build_privacy(config), build("signature", config.signature)
-    first = task.initial()
-    head = head_of(first) if kind.head is None else kind.head
-    screen = build_screen(config, head=head)
-
-    def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
-        select = build("select", config.select, count=config.per_round, classes=task.classes)
-        aggregate = build_aggregate(config, task, clients)
-        check_waits(config, aggregate, "groups do")
-        check_regroup(config, aggregate)
-        secure.check(config, select, aggregate, len(task.population))
-        return privacy.at_server(select, aggregate, clients, config)
-
-    def inherit(before: Sequence[Arrays]) -> Arrays:
-        return privacy.inherit(before, noise_of(signature)) if isinstance(privacy, Settings) else {}
-
-    check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
-    plan = Plan(
-        model=kind.model or (lambda outputs: task.initial()),
-        classes=kind.classes,
-        parts=parts,
-        cluster=build("cluster", config.cluster),
-        noise=kind.noise,
-        directions=signature.directions,
-        size=len(signature(first, first, head)),
-        reduced=kind.reduced,
-        filters=screen,
-        head=head,
-        regroup=config.regroup,
-        stable=kind.stable,
-        tolerance=kind.tolerance,
-        patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
-        truth=kind.truth,
-        honest=lambda client: client not in kind.liars,
-        judged=clients_judge(config, task),
-        judge=task.judge,
-        higher=task.higher_is_better,
-        told=told,
-        evaluate=task.evaluate_groups or by_itself(task.evaluate),
-        clients_every=max(0, config.clients_every or config.rounds),
-        inherit=inherit,
-        size_cap=config.size_cap,
-        metrics=task.told,
-        tell=tell_agreed(task.agreed),
-    )
-    expect = kind.founders or (1 if churns else len(task.population))
-    rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
-    for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
-        if config.screen.name != "none" and kind.liars:
-            done.row.update(verdicts(done.clients, kind.liars, run.history[:-1]))
-        yield done
-
-
-def by_itself(evaluate: Evaluate | None) -> EvaluateGroups | None:
-    """The task's evaluation of each group's model; together, a group counts for as much as it has clients."""
-    if evaluate is None:
-        return None
-
-    def judge(models: Mapping[str, Arrays], members: Mapping[str, Sequence[ClientId]]) -> Judged:
-        found = {group: dict(evaluate(arrays)) for group, arrays in models.items()}
-        sizes = {group: len(members[group]) for group in models}
-        total = max(1, sum(sizes.values()))
-        names = dict.fromkeys(name for figures in found.values() for name in figures)
-        means = {n: sum(sizes[g] * f[n] for g, f in found.items() if n in f) / total for n in names}
-        return means, found
-
-    return judge
-
-
-def look_ahead(run: Run, plan: Plan) -> Outlook:
-    """What the next round adds to: the account of each group, or of those that the round is about to form."""
-    state = Grouping.from_memory(run.memory)
-    members = state.groups.members() if state else {}
-    memories = {g: part_of(run.memory, g) for g in members}
-    if state is None or (plan.regroup and run.round and run.round % plan.regroup == 0):
-        return [(plan.inherit(list(memories.values())), plan.parts(1)[1])]  # at worst, a group of one
-    return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
-
-
 def asks_of_groups(config: Any, task: Any) -> Exchange:
     """What leaves clients for the sake of groups: the signature of a warm-up, and how their model does."""
     if not has_groups(config):
         return Exchange()
-    warm = Exchange((WARM,), extras=("signature",))
+    grouper = grouper_of(config)
+    sent = Exchange((WARM,), extras=("signature",)) if grouper.warms else Exchange()
+    warm = sent | Exchange(grouper.asks, extras=grouper.extras, metrics=grouper.metrics)
     return warm | Exchange(("evaluate",), metrics=(task.judge,)) if clients_judge(config, task) else warm

@@ -182,4 +182,5 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal", "cluster"}), asks=asks)
+HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

@@ -24,7 +24,8 @@ from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.building import build_aggregate, build_screen, simulate
 from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
-from mutirao.recipes.grouping import Opinions, asks_of_groups, check_groups, group_rounds, has_groups, make_grouped, sign_with
+from mutirao.recipes.group_flow import group_rounds
+from mutirao.recipes.grouping import Opinions, asks_of_groups, check_groups, has_groups, make_grouped, sign_with
 from mutirao.recipes.personal import Roll, make_personal, personal_of
 from mutirao.recipes.staggering import is_staggered, stagger
 from mutirao.schedules import Constant

@@ -19,38 +19,43 @@ from mutirao.recsys.ratings import Ratings, Taste
 
 Mask = npt.NDArray[np.bool_]
 Figures = dict[str, float]
-MakeJudge = Callable[[Ratings, Mask], Callable[[Arrays], Mapping[str, float]]]
+Judge = Callable[[Arrays], Mapping[str, float]]
 BY_RATINGS = ("rmse", "mae")  # metrics of which every rating counts the same; of others every user does
+
+
+@dataclass(frozen=True)
+class Part:
+    """The judge of a group's users, and how many ratings and users it judges by."""
+
+    judge: Judge
+    ratings: int
+    users: int
 
 
 @dataclass
 class GroupJudge:
     """Judges the models of groups, `make(ratings, known)` being the judge of these users alone."""
 
-    make: MakeJudge
+    make: Callable[[Ratings, Mask], Judge]
     test: Ratings
     known: Mask
     sign: Callable[[dict[ClientId, Taste]], Mapping[ClientId, npt.NDArray[np.float64]]]
-    _found: dict[bytes, dict[str, tuple[Callable[[Arrays], Mapping[str, float]], int, int]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _found: dict[bytes, dict[str, Part]] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, models: Mapping[str, Arrays], groups: Groups) -> tuple[Figures, dict[str, Figures]]:
         """The figures of all users together, and of each group's."""
         judges = self.judges(groups)
-        found = {g: dict(judges[g][0](arrays)) for g, arrays in models.items() if g in judges}
+        found = {g: dict(judges[g].judge(arrays)) for g, arrays in models.items() if g in judges}
         together: Figures = {}
         for name in dict.fromkeys(name for figures in found.values() for name in figures):
             power = 2 if name == "rmse" else 1
-            sizes = {g: judges[g][1 if name in BY_RATINGS else 2] for g in found if name in found[g]}
+            sizes = {g: judges[g].ratings if name in BY_RATINGS else judges[g].users for g in found if name in found[g]}
             total = sum(n * found[g][name] ** power for g, n in sizes.items())
             together[name] = (total / sum(sizes.values())) ** (1 / power)
         return together, found
 
-    def judges(
-        self, groups: Groups
-    ) -> dict[str, tuple[Callable[[Arrays], Mapping[str, float]], int, int]]:
-        """The judge of each group's users, made once, with how many ratings and users it judges by."""
+    def judges(self, groups: Groups) -> dict[str, Part]:
+        """The judge of each group's users, made once."""
         key = groups.labels.tobytes() + repr(sorted(groups.later.items())).encode()
         if key not in self._found:
             owners, home = self.test.owners(), self.homes(groups)
@@ -61,7 +66,7 @@ class GroupJudge:
                 judged = mine & ~self.known
                 if judged.any():
                     judge = self.make(self.test.of_users(rows), self.known[mine])
-                    table[name] = judge, int(judged.sum()), len(np.unique(owners[judged]))
+                    table[name] = Part(judge, int(judged.sum()), len(np.unique(owners[judged])))
             self._found = {key: table}
         return self._found[key]
 
@@ -87,7 +92,9 @@ class GroupJudge:
         return Taste(self.test.items[mine][known], self.test.values[mine][known])
 
 
-def sign_all(signing: Signing, first: Arrays, seed: int, tastes: Mapping[ClientId, Taste]) -> dict[ClientId, np.ndarray]:
+def sign_all(
+    signing: Signing, first: Arrays, seed: int, tastes: Mapping[ClientId, Taste]
+) -> dict[ClientId, npt.NDArray[np.float64]]:
     """The signatures of users who warm up here; who cannot, for want of ratings, has none."""
     request = Request(WARM, first, {"seed": seed, "round": 0})
     many = signing.many

@@ -68,7 +68,8 @@ def combine_run(
         raise ConfigError(f"{folder}: the run has no groups to combine; set cluster=auto, or run groups")
     task = recipe.prepare(resolve(recipe.config, table))
     if client not in task.population:
-        raise ConfigError(f"client: there is no {client!r} in {folder}; there are {', '.join(list(task.population)[:8])}")
+        known = ", ".join(list(task.population)[:8])
+        raise ConfigError(f"client: there is no {client!r} in {folder}; there are {known}")
     return combine_for(task, run, state, client, by, few)
 
 
@@ -117,7 +118,7 @@ def hear(task: Task, run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64
     if not len(samples):
         raise ConfigError("client: it has no samples of its own to ask about")
     if task.opinions is None:
-        raise ConfigError("combine: it asks models that tell classes apart, and those of this task do not, or cannot be")
+        raise ConfigError("combine: it asks models that tell classes apart, which those of this task cannot be asked")
     return dict(task.opinions(run, samples))
 
 
