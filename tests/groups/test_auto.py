@@ -40,7 +40,9 @@ def blobs(seed: int, each: int, groups: int, d: int, spread: float) -> tuple[np.
     min_samples=st.integers(2, 9),
     shape=st.sampled_from(["cloud", "blobs", "grid"]),
 )
-def test_the_scan_finds_what_dbscan_finds_for_every_eps(seed: int, n: int, d: int, min_samples: int, shape: str) -> None:
+def test_the_scan_finds_what_dbscan_finds_for_every_eps(
+    seed: int, n: int, d: int, min_samples: int, shape: str
+) -> None:
     points = cloud(seed, n, d) if shape != "blobs" else blobs(seed, -(-n // 3), 3, d, 0.2)[0]
     points = np.round(points) if shape == "grid" else points  # many clients at equal distances, or on one another
     found = scan(points, min_samples)
