@@ -96,6 +96,7 @@ def task(config: Config) -> Task:
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
     check_grouper(config)
+    check_signature(config)
     check_privacy(config)
     check_secure(config)
     data = load_judged(config.data, config.seed, config.judge_by)
@@ -168,6 +169,15 @@ def check_grouper(config: Config) -> None:
         raise ConfigError(f"cluster={name}: there are no signatures to form groups anew by; use regroup=0")
 
 
+def check_signature(config: Config) -> None:
+    """Refuse noise on a signature beside which the classes a client holds leave in clear."""
+    if signature_of(config).epsilon and config.head != "full":
+        raise ConfigError(
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes the "
+            "noise; use head=full"
+        )
+
+
 def check_privacy(config: Config) -> None:
     """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
     if config.privacy.name == "none":
@@ -183,10 +193,6 @@ def check_privacy(config: Config) -> None:
     if not signature.epsilon:
         raise ConfigError(
             f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
-        )
-    if config.head != "full":
-        raise ConfigError(
-            f"privacy={config.privacy.name}: head={config.head} tells which classes clients hold; use full"
         )
 
 
