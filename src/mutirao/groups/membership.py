@@ -43,6 +43,11 @@ class Groups:
         """How many groups there are."""
         return max(self.least, int(self.labels.max(initial=WAITS)) + 1)
 
+    @property
+    def signed(self) -> bool:
+        """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
+        return self.signatures.shape[1] > 0
+
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""
         label = self.labelled.get(client, WAITS)

@@ -23,7 +23,7 @@ from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.group_flow import Kind, group_rounds
-from mutirao.recipes.grouping import grouper_of, signature_of
+from mutirao.recipes.grouping import grouper_of, has_groups, signature_of
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
@@ -84,6 +84,8 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
 
+    if not has_groups(config):
+        raise ConfigError("cluster=none: this recipe is about groups; cluster=one has everybody in one")
     check_head(config)
     check_network(config.model)
     data = load_judged(config.data, config.seed, config.judge_by)
@@ -137,10 +139,18 @@ def start_of(seed: int, which: int) -> int:
 
 
 def check_head(config: Config) -> None:
-    """Refuse heads that tell which classes clients hold, where nothing may that is not noised or summed."""
-    for key in ("privacy", "secure"):
-        if (asked := getattr(config, key).name) != "none" and config.head != "full":
-            raise ConfigError(f"{key}={asked}: head={config.head} tells which classes clients hold; use full")
+    """Refuse heads that tell which classes clients hold where nothing may leave that is not noised or summed."""
+    if config.head == "full":
+        return
+    if signature_of(config).epsilon:
+        raise ConfigError(
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
+            "the noise; use head=full"
+        )
+    if config.secure.name != "none":
+        raise ConfigError(
+            f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
+        )
 
 
 @dataclass(frozen=True)
