@@ -32,14 +32,6 @@ class Auto:
 
 
 @dataclass(frozen=True)
-class Ungrouped:
-    """No groups are sought and no client warms up: there is one model for all."""
-
-    def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
-        raise ValueError("cluster=none seeks no groups; cluster=one has everybody in one")
-
-
-@dataclass(frozen=True)
 class One:
     """Everybody in one group: ordinary federated learning."""
 
@@ -117,7 +109,7 @@ class Agglomerative:
 
 
 PARTS = (Auto, One, Dbscan, Optics, Hdbscan, Kmeans, Agglomerative)
-NAMES: dict[str, type] = {"none": Ungrouped} | {part.__name__.lower(): part for part in PARTS}
+NAMES: dict[str, type] = {part.__name__.lower(): part for part in PARTS}
 
 MOST_GROUPS, TRIALS = 20, 5
 

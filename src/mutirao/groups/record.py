@@ -56,7 +56,7 @@ def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
     if not groups.signed:
         return {}
     points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
-    makers = {name: make for name, make in NAMES.items() if name not in ("none", "one", "dbscan")}
+    makers = {name: make for name, make in NAMES.items() if name not in ("one", "dbscan")}
     found = {name: make()(points, groups.directions, rng(seed, 0, "groups"))[0] for name, make in makers.items()}
     return {name: int(labels.max(initial=-1)) + 1 for name, labels in found.items()}
 

@@ -75,7 +75,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
         model=kind.model or (lambda outputs, which=0: another(first, config.seed, which)),
         classes=kind.classes,
         parts=parts,
-        cluster=grouper_of(config),
+        cluster=build("cluster", config.cluster),
         noise=kind.noise,
         directions=signature.directions,
         size=len(signature(first, first, head)) if signature.trains else 0,

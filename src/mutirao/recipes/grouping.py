@@ -22,6 +22,7 @@ from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.signing import SIGNS, WARM, Signing
 from mutirao.groups.state import Grouping
+from mutirao.groups.tuning import as_table
 from mutirao.privacy import build_privacy
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Picture
@@ -46,8 +47,11 @@ def has_one_model(config: Any) -> bool:
 def check_groups(config: Any) -> None:
     """Refuse what cannot be right with groups, and settings of groups where there are none, before anything is read."""
     if not has_groups(config):
+        fields = type(config).__dataclass_fields__
+        if fields["cluster"].default.name != "none":
+            raise ConfigError("cluster=none: this recipe is about groups; cluster=one has everybody in one")
         for name in OF_GROUPS:
-            usual = type(config).__dataclass_fields__[name].default
+            usual = fields[name].default
             if getattr(config, name) not in (usual, complete(name, usual) if isinstance(usual, Part) else usual):
                 raise ConfigError(f"{name}: it is of groups, and there are none; set cluster=auto")
         return
@@ -130,11 +134,12 @@ def make_grouped(given: T, config: Any) -> T:
     show = task.exhibits
     pictures = {"groups.png": Picture("groups", plane_of), "eps_scan.png": Picture("eps_scan", scan_of)}
     findings: Findings = show.findings or (lambda run: {})
+    higher = task.higher_is_better
     show = replace(
         show,
         pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
         files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | FILES,
-        findings=lambda run: {**findings(run), **summarise_groups(run)},
+        findings=lambda run: {**findings(run), **summarise_groups(run), **settings_of_groups(run, config, higher)},
         constant=show.constant | {"groups", "rand"},
     )
     task = replace(task, exhibits=show, opinions=task.opinions or opinions_by(task))
@@ -146,6 +151,14 @@ def make_grouped(given: T, config: Any) -> T:
         return cast(T, task)
     judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
     return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics))
+
+
+def settings_of_groups(run: Run, config: Any, higher: bool) -> dict[str, str]:
+    """What each group trained by in the last round, as `per_group=given` takes it, if they differ."""
+    tune, state = build("per_group", config.per_group), Grouping.from_memory(run.memory)
+    if state is None or not tune.names:
+        return {}
+    return {"per_group": as_table({g: tune.told(g, run.round, state.scores, higher) for g in state.groups.names})}
 
 
 def opinions_by(task: Any) -> Opinions | None:

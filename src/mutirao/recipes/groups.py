@@ -23,7 +23,7 @@ from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.group_flow import Kind, group_rounds
-from mutirao.recipes.grouping import grouper_of, has_groups, signature_of
+from mutirao.recipes.grouping import grouper_of, signature_of
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
@@ -84,8 +84,6 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
 
-    if not has_groups(config):
-        raise ConfigError("cluster=none: this recipe is about groups; cluster=one has everybody in one")
     check_head(config)
     check_network(config.model)
     data = load_judged(config.data, config.seed, config.judge_by)
