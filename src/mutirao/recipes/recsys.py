@@ -1,4 +1,4 @@
-"""Federated recommendation: every client is a user; item vectors are shared, a user's vector is rebuilt and forgotten."""
+"""Federated recommendation: every client is a user; item vectors are shared, a user's own is rebuilt and forgotten."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
