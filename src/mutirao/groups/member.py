@@ -92,15 +92,15 @@ class Member:
         return dict(sorted(out.items()))
 
     def permit(self, request: Request) -> None:
-        """Refuse what would tell more of a client than its own privacy lets it."""
+        """Refuse what would tell more of a client than its own privacy, or the noise on its signature, lets it."""
+        if (self.private or self.signature.epsilon) and request.config.keys() & OF_CLASSES:
+            raise Refused("privacy", "which classes a client holds is not told: use head=full")
         if not self.private:
             return
         if request.do not in ("warm", "train"):
             raise Refused("privacy", f"only noised updates and signatures leave, no answer to {request.do!r}")
         if request.do == "warm" and not self.signature.epsilon:
             raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
-        if request.config.keys() & OF_CLASSES:
-            raise Refused("privacy", "which classes a client holds is not told: use head=full")
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """The first model against everybody's data; those of groups, which a run goes on with, have the same layers."""
@@ -134,7 +134,7 @@ class Member:
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
-        """The signature of a warm-up and, if asked for, which classes the client holds."""
+        """The signature of a warm-up and, if asked for, which classes the client holds; with noise nothing but that."""
         part, config = self.signature, request.config
         vector = part(request.arrays, made.arrays, self.head)
         table = self.charge(site) if self.private else None
@@ -144,6 +144,7 @@ class Member:
         extras: Arrays = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
+        if part.epsilon:
             return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
         if config.get("holdings"):
             extras["holdings"] = classes_in(Samples.of(site.data), self.classes).astype(np.uint8)

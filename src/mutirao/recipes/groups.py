@@ -90,6 +90,7 @@ def task(config: Config) -> Task:
 
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
+    check_signature(config)
     check_privacy(config)
     check_secure(config)
     data = load_judged(config.data, config.seed, config.judge_by)
@@ -136,6 +137,15 @@ def task(config: Config) -> Task:
     )
 
 
+def check_signature(config: Config) -> None:
+    """Refuse noise on a signature beside which the classes a client holds leave in clear."""
+    if build("signature", config.signature).epsilon and config.head != "full":
+        raise ConfigError(
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes the "
+            "noise; use head=full"
+        )
+
+
 def check_privacy(config: Config) -> None:
     """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
     if config.privacy.name == "none":
@@ -151,10 +161,6 @@ def check_privacy(config: Config) -> None:
     if not signature.epsilon:
         raise ConfigError(
             f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
-        )
-    if config.head != "full":
-        raise ConfigError(
-            f"privacy={config.privacy.name}: head={config.head} tells which classes clients hold; use full"
         )
 
 
