@@ -1,29 +1,82 @@
-"""Who is trained on and who judges: whole users, or the latest ratings of every user."""
+"""Who is trained on and who judges: whole users, drawn or by when they came, or the latest ratings of every user."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.ratings import Ratings
+from mutirao.recsys.ratings import Ratings, join
 
 SHARES = (0.8, 0.1, 0.1)  # training, validation, test
+FOLDS = 5
+SPLITS = ("users", "users_by_time", "time")
 
 Mask = npt.NDArray[np.bool_]
 Parts = tuple[Ratings, Ratings, Ratings]
 
 
+def judged(config: Any, ratings: Ratings) -> tuple[Ratings, Ratings, Mask]:
+    """What is trained on, who is judged, and which of their ratings are known, by the settings of the recipe."""
+    if config.fold and config.judge_by == "vali":
+        raise ConfigError("judge_by=vali: of folds nobody is kept to validate; use judge_by=test, or fold=0")
+    parts = deal(ratings, config.split, config.fold, config.seed)
+    test = parts[2 if config.judge_by == "test" else 1]
+    if config.split == "time":
+        return parts[0], *join(parts[0], test)
+    implicit = config.loss != "squared"
+    known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
+    return parts[0], test, known
+
+
+def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
+    """The parts for training, validation and test, as the settings `split` and `fold` say."""
+    if fold and split != "users":
+        raise ConfigError(f"fold={fold}: folds are dealt of users drawn at random; use split=users, or fold=0")
+    if split == "time":
+        return by_time(ratings)
+    if split == "users_by_time":
+        return by_arrival(ratings)
+    draw = rng(seed, 0, "users")
+    return by_folds(ratings, draw, fold) if fold else by_users(ratings, draw)
+
+
 def by_users(ratings: Ratings, draw: np.random.Generator) -> Parts:
     """80% of the users for training, 10% for validation, 10% for test; judged users are unseen, as in FedRecon."""
-    count = len(ratings.users)
+    return in_order(ratings, draw.permutation(len(ratings.users)))
+
+
+def by_arrival(ratings: Ratings) -> Parts:
+    """The 80% of the users whose first rating is earliest train, the next 10% validate, the latest 10% test.
+
+    Users of one second stand in the order of the ratings; judged users are unseen, and came later than all others.
+    """
+    if ratings.times.min() == ratings.times.max():
+        raise ConfigError("split=users_by_time: the ratings have no times by which users could be ordered; use users")
+    return in_order(ratings, np.argsort(ratings.times[ratings.offsets[:-1]], kind="stable"))
+
+
+def in_order(ratings: Ratings, order: npt.NDArray[np.intp]) -> Parts:
+    """The first 80% of the users in this order, the next 10% and the last."""
+    count = len(order)
     if count < 10:
         raise ConfigError(f"{count} users cannot be split 80/10/10; right would be 10 or more")
-    order = draw.permutation(count)
     first, second = round(SHARES[0] * count), round((SHARES[0] + SHARES[1]) * count)
     train, validation, test = (ratings.of_users(np.sort(rows)) for rows in np.split(order, [first, second]))
     return train, validation, test
+
+
+def by_folds(ratings: Ratings, draw: np.random.Generator, fold: int) -> Parts:
+    """Users dealt into five parts, the one of `fold` (1 to 5) for test, the others for training; nobody validates."""
+    count = len(ratings.users)
+    if count < FOLDS:
+        raise ConfigError(f"{count} users cannot make {FOLDS} folds; right would be {FOLDS} or more")
+    part = np.empty(count, np.intp)
+    part[draw.permutation(count)] = np.arange(count) % FOLDS
+    train, test = (ratings.of_users(np.flatnonzero(rows)) for rows in (part != fold - 1, part == fold - 1))
+    return train, ratings.of_users(np.empty(0, np.intp)), test
 
 
 def by_time(ratings: Ratings) -> Parts:
