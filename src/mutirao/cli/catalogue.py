@@ -223,6 +223,8 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
     given: dict[str, float] = {}
     for text in ratings:
         name, equals, value = text.rpartition("=")
+        if name in given:
+            raise ConfigError(f"item {name!r} is rated twice; right would be once")
         try:
             given[name] = float(value if equals else "")
         except ValueError:

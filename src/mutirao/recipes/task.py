@@ -49,7 +49,7 @@ NAMES = {
     "ranking": ("mutirao.recipes.ranking:recipe", "learning to rank with FedRisk, on LETOR or generated data"),
     "selection": ("mutirao.recipes.selection:recipe", "who takes part in a round: AoI-U and its rivals, on digits"),
     "groups": ("mutirao.recipes.groups:recipe", "who is alike: one model for each group of clients, liars kept out"),
-    "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors stay at home"),
+    "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors are rebuilt, never kept"),
     "cytology": ("mutirao.recipes.cytology:recipe", "cervical screening: hospitals train a head on their own slides"),
     "tabular": ("mutirao.recipes.tabular:recipe", "any table, by a column that says whose a row is or a file a site"),
     "images": ("mutirao.recipes.images:recipe", "pictures of any kind in folders by class, over clients or sites"),

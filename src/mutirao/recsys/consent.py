@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.core.text import read_rows, read_text
 from mutirao.errors import ConfigError
 from mutirao.recsys.ratings import Ratings
 
-POOLED = "the pooled ratings that item vectors begin from"
-JUDGES = "the users who judge the model"
+POOLED = "those whose pooled ratings the item vectors begin from"
+JUDGES = "those who judge the model"
 
 
 def read_names(path: Path, column: str = "") -> dict[str, int]:
@@ -72,9 +71,9 @@ def parts_of(withdrawn: Iterable[str], pooled: Collection[str], judges: Collecti
     return {name: part for name, part in parts.items() if part}
 
 
-def without(ratings: Ratings, withdrawn: Collection[str]) -> tuple[Ratings, npt.NDArray[np.bool_]]:
-    """The ratings of all who did not withdraw, and which of all ratings those are."""
-    stays = np.array([name not in withdrawn for name in ratings.users], np.bool_)
-    if not stays.any():
+def without(ratings: Ratings, withdrawn: Collection[str]) -> Ratings:
+    """The ratings of all who did not withdraw."""
+    stays = [row for row, name in enumerate(ratings.users) if name not in withdrawn]
+    if ratings.users and not stays:
         raise ConfigError("exclude: nobody is left of those who judge, or who are pooled")
-    return ratings.of_users(np.flatnonzero(stays)), np.repeat(stays, ratings.counts())
+    return ratings.of_users(np.array(stays, np.intp))

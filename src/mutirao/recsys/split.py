@@ -1,44 +1,28 @@
-"""Who is trained on and who judges: whole users, drawn or by when they came, or the latest ratings of every user."""
+"""Who is trained on and who judges: whole users, drawn or by when they came, or every user's latest ratings, or two."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.ratings import Ratings, join
+from mutirao.recsys.ratings import Ratings
 
 SHARES = (0.8, 0.1, 0.1)  # training, validation, test
 FOLDS = 5
-SPLITS = ("users", "users_by_time", "time")
+SPLITS = {"users": 2, "users_by_time": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
 
 Mask = npt.NDArray[np.bool_]
 Parts = tuple[Ratings, Ratings, Ratings]
-
-
-def judged(config: Any, ratings: Ratings) -> tuple[Ratings, Ratings, Mask]:
-    """What is trained on, who is judged, and which of their ratings are known, by the settings of the recipe."""
-    if config.fold and config.judge_by == "vali":
-        raise ConfigError("judge_by=vali: of folds nobody is kept to validate; use judge_by=test, or fold=0")
-    parts = deal(ratings, config.split, config.fold, config.seed)
-    test = parts[2 if config.judge_by == "test" else 1]
-    if config.split == "time":
-        return parts[0], *join(parts[0], test)
-    implicit = config.loss != "squared"
-    known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
-    return parts[0], test, known
 
 
 def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
     """The parts for training, validation and test, as the settings `split` and `fold` say."""
     if fold and split != "users":
         raise ConfigError(f"fold={fold}: folds are dealt of users drawn at random; use split=users, or fold=0")
-    if split == "time":
-        return by_time(ratings)
-    if split == "users_by_time":
-        return by_arrival(ratings)
+    if split != "users":
+        return {"users_by_time": by_arrival, "time": by_time, "leave_one_out": leave_one_out}[split](ratings)
     draw = rng(seed, 0, "users")
     return by_folds(ratings, draw, fold) if fold else by_users(ratings, draw)
 
@@ -87,6 +71,17 @@ def by_time(ratings: Ratings) -> Parts:
     second = np.maximum(first, np.round((SHARES[0] + SHARES[1]) * counts))
     train, validation, test = place < first, (place >= first) & (place < second), place >= second
     return ratings.where(train), ratings.where(validation), ratings.where(test)
+
+
+def leave_one_out(ratings: Ratings) -> Parts:
+    """Each user's latest rating is the test, the one before the validation, the others train; the users are the same.
+
+    Of ratings of one second, that of the later row of the catalogue is the latest.
+    """
+    if few := int((ratings.counts() < 3).sum()):
+        raise ConfigError(f"{few} users have fewer than 3 ratings; leave one out needs a test, a validation and more")
+    left = ratings.counts()[ratings.owners()] - position(ratings)  # 1: the latest
+    return ratings.where(left > 2), ratings.where(left == 2), ratings.where(left == 1)
 
 
 def position(ratings: Ratings) -> npt.NDArray[np.int64]:

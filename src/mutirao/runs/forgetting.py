@@ -33,6 +33,7 @@ from mutirao.runs.tables import Table
 from mutirao.runs.trust import Trust, distrust
 
 RECORD = "forget.json"
+ROUNDS = "the rounds"  # what clients have part in, if nothing else is said
 
 
 def forget(
@@ -104,7 +105,7 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         "run": str(folder),
         "head": source.audit.head,
         "first_contribution": first,
-        "had_part_in": more or "the rounds",
+        "had_part_in": more or ROUNDS,
         "rounds_kept": start.round if start else 0,
         "rounds_before": before.round,
         "before": metrics_of(before.history[-1]) if before.history else {},
