@@ -16,7 +16,7 @@ from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
-from mutirao.groups.flow import fault_of_judgement
+from mutirao.groups.judging import fault_of_judgement
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import Grouping
 from mutirao.privacy import tables_in
