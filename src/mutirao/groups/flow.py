@@ -109,7 +109,7 @@ def cohort_of(plan: Plan, state: Grouping, group: str, members: list[ClientId]) 
     return Cohort(
         *plan.parts(len(members)),
         filters=plan.filters,
-        tell=class_map_of(state, group),
+        tell=class_map_of(plan, state, group),
         name=group,
         members=members,
         size_cap=plan.size_cap,
@@ -241,33 +241,34 @@ def welcome(run: Run, fleet: Fleet, plan: Plan, state: Grouping, news: News) -> 
     found = admit(state.groups, {c: r.extras["signature"] for c, r in replies.items()})
     numbers = {name: i for i, name in enumerate(state.groups.names)}
     state.groups = state.groups.with_later({c: numbers.get(a.group, WAITS) for c, a in found.items()})
-    handed = hand_over(run, fleet, state, {c: a.group for c, a in found.items() if a.group in state.settled}, news)
+    settled = {c: a.group for c, a in found.items() if a.group in state.settled}
+    handed = hand_over(run, fleet, plan, state, settled, news)
     for client, where in found.items():
         log.info("round %d: %s joins %s", run.round + 1, client, where.group or "nobody: " + where.quarantine)
         news.rows.append(row_of(run, client, admission=where, n=replies[client].n) | handed.get(client, {}))
 
 
 def hand_over(
-    run: Run, fleet: Fleet, state: Grouping, clients: Mapping[ClientId, str], news: News
+    run: Run, fleet: Fleet, plan: Plan, state: Grouping, clients: Mapping[ClientId, str], news: News
 ) -> dict[ClientId, dict[str, float]]:
     """Give clients the model of their group to keep; they say how it does on their own data."""
-    common = {g: request_of(run, state, g, "take") for g in set(clients.values())}
+    common = {g: request_of(run, plan, state, g, "take") for g in set(clients.values())}
     requests = {c: common[g] for c, g in clients.items()}
     answers = sift(fleet.ask(requests), fault_of_extras) if requests else Answers({}, {})
     news.down += traffic(requests, answers)[0]
     return {c: dict(r.metrics) for c, r in answers.replies.items()}
 
 
-def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
+def request_of(run: Run, plan: Plan, state: Grouping, group: str, do: str) -> Request:
     """What a client is asked of its group's model as it is now."""
-    config = {"seed": run.seed, "round": run.round, **class_map_of(state, group)}
+    config = {"seed": run.seed, "round": run.round, **class_map_of(plan, state, group)}
     return Request(do, part_of(run.arrays, group), config)
 
 
-def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
-    """Which class each output of a group's head stands for, where that is not plain."""
+def class_map_of(plan: Plan, state: Grouping, group: str) -> dict[str, Scalar]:
+    """Which class each output of a group's head stands for, where it has not all of them in order."""
     names = state.classes[group]
-    return {} if names == list(range(len(names))) else {"classes": ",".join(map(str, names))}
+    return {} if names == list(range(plan.classes)) else {"classes": ",".join(map(str, names))}
 
 
 def live(roster: Roster, state: Grouping) -> dict[str, list[ClientId]]:
@@ -303,7 +304,7 @@ def ask_to_judge(
 ) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
     """What the clients that are here say of their group's model, and who they are by group."""
     here = set(fleet.clients())
-    common = {g: request_of(run, state, g, "evaluate") for g in state.groups.names}
+    common = {g: request_of(run, plan, state, g, "evaluate") for g in state.groups.names}
     members = {g: [c for c in who if c in here and plan.honest(c)] for g, who in state.groups.members().items()}
     requests = {c: common[g] for g, who in members.items() for c in who}
     return sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}, members
