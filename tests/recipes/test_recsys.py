@@ -55,6 +55,9 @@ def test_implicit_feedback_beats_popularity_by_far(loss: str) -> None:
     "sets",
     [
         ("split=time",),
+        ("split=users_by_time",),
+        ("fold=3",),
+        ("start=consent", "start.begin=pca", "start.whiten=true", "start.spread=1"),
         ("support_by=time", "judge_by=vali"),
         ("biases=false", "ridge=5"),
         ("rebuild=sgd", "passes=3"),
@@ -146,6 +149,9 @@ def test_no_vector_of_a_user_is_anywhere_in_the_run_folder(tmp_path: Path) -> No
         (("start=transfer",), "name a file of item vectors"),
         (("start=transfer", "start.source=nowhere.safetensors"), "nowhere.safetensors is not there"),
         (("start=consent", "start.users=2.0"), "users is 2.0"),
+        (("fold=6",), "fold: 6 is too large"),
+        (("fold=2", "split=time"), "use split=users"),
+        (("fold=2", "judge_by=vali"), "nobody is kept to validate"),
         (("aggregate.shrinkage=-1.0",), "must not be negative"),
         (("loss=bpr", "taken=6"), "no user has 2 ratings or more"),
     ],
@@ -185,3 +191,19 @@ def test_the_summary_judges_by_the_lowest_error(tmp_path: Path) -> None:
 def test_a_device_that_nobody_would_use_is_refused(sets: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="trained by kernels for the CPU"):
         find("recsys").prepare(resolve(find("recsys").config, {}, sets.items()))
+
+
+@pytest.mark.parametrize("loss", ["weighted", "bpr"])
+def test_leave_one_out_judges_every_user_by_its_own_latest_item(loss: str) -> None:
+    rows, _, task = trained(f"loss={loss}", "split=leave_one_out", "rounds=10", "evaluate_every=10", "ridge=1")
+    assert task.judge == "ndcg@10"
+    assert len(task.population) == len(task.evaluate.held.users)
+    assert (
+        {"hr@5", "ndcg@20", "mrr@10", "recall@10", "coverage@10", "sampled_hr@10"} <= set(task.metrics) <= set(rows[-1])
+    )
+    assert rows[-1]["sampled_hr@10"] > rows[-1]["hr@10"]
+
+
+def test_leave_one_out_is_for_implicit_feedback() -> None:
+    with pytest.raises(ConfigError, match="split=leave_one_out ranks items for implicit feedback; set loss=weighted"):
+        trained("rounds=1", "split=leave_one_out")
