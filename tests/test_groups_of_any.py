@@ -107,14 +107,19 @@ def test_updates_and_judgements_of_groups_are_summed() -> None:
     assert 0 <= rows[-1]["accuracy"] <= 1
 
 
-def test_groups_are_the_same_again_and_go_on_after_a_stop(tmp_path: Path) -> None:
-    settings = {**SMALL["tabular"], **TWO, "rounds": 3, "warm_epochs": 2, "regroup": 2}
-    whole = execute("tabular", settings, tmp_path / "whole")
-    part = make_rounds("tabular", settings | {"rounds": 1}, tmp_path / "part")
-    assert part["rounds"] == 1
-    again = make_rounds("tabular", settings, tmp_path / "part", resume=True)
+@pytest.mark.parametrize("recipe", ["tabular", "quickstart"])
+def test_groups_are_the_same_again_and_go_on_after_a_stop(recipe: str, tmp_path: Path) -> None:
+    settings = {**SMALL[recipe], **TWO, "rounds": 3, "warm_epochs": 2, "regroup": 2}
+    whole = make_rounds(recipe, settings, tmp_path / "whole")
+    assert make_rounds(recipe, settings | {"rounds": 1}, tmp_path / "part")["rounds"] == 1
+    again = make_rounds(recipe, settings, tmp_path / "part", resume=True)
     assert again["digest"] == whole["digest"]
     assert again["groups"] == whole["groups"]
+
+
+def test_the_report_shows_the_groups_of_any_task(tmp_path: Path) -> None:
+    summary = execute("tabular", {**SMALL["tabular"], **TWO, "rounds": 1, "warm_epochs": 1}, tmp_path / "whole")
+    assert len(summary["groups"]) == 2
     assert (tmp_path / "whole" / "groups.png").is_file()
     assert "Groups" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
 

@@ -142,7 +142,13 @@ def make_grouped(given: T, config: Any) -> T:
         findings=lambda run: {**findings(run), **summarise_groups(run), **settings_of_groups(run, config, higher)},
         constant=show.constant | {"groups", "rand"},
     )
-    task = replace(task, exhibits=show, opinions=task.opinions or opinions_by(task))
+    usual, first = task.check or as_handler(task.handler).check, task.initial
+    task = replace(
+        task,
+        exhibits=show,
+        opinions=task.opinions or opinions_by(task),
+        check=lambda arrays, population: usual(first(), population),  # the models of groups are like the first
+    )
     if not clients_judge(config, task):
         if task.evaluate is None and config.privacy.name in ("none", "central"):
             raise ConfigError(
