@@ -1,7 +1,7 @@
 """Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from mutirao.groups.form import NoiseRule
 from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
+from mutirao.groups.references import WAYS, References, compare, told_of
 from mutirao.groups.signature import noise_of
 from mutirao.groups.state import Grouping
 from mutirao.images.names import NETWORK_NAMES
@@ -34,6 +35,8 @@ from mutirao.recipes.staggering import check_waits
 from mutirao.recipes.task import Recipe, Task, build_aggregate, build_screen, simulate
 from mutirao.secure.kinds import secure_of
 from mutirao.training.drift import Around, groups_after
+
+SERVES = ("auto", *WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,12 @@ class Config(Common):
     regroup: int = setting(0, "rounds after which groups are formed anew, for data that change (0: never)", low=0)
     stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
+    references: int = setting(
+        -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
+    )
+    alone_epochs: int = setting(0, "most epochs a client trains alone for that (0: as many as it spent)", low=0)
+    serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
+    hold: float = setting(0.1, "share of its samples a client keeps back for that, with cluster=auto", low=0, high=0.5)
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
@@ -116,7 +125,8 @@ def task(config: Config) -> Task:
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = signature_of(config), build("privacy", config.privacy)
-    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
+    hold = config.hold if chooses(config) else 0.0
+    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
@@ -126,6 +136,9 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
+        directions=dict.fromkeys(
+            ("gain_alone", "gain_finetuned", "accuracy_served", *(f"accuracy_{way}" for way in WAYS[1:])), "higher"
+        ),
         classes=classes,
         noise=noise,
         basis=lambda: {"data": data.digest},
@@ -137,7 +150,7 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)),
+            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)) | references_in(run),
             constant=frozenset({"groups", "rand"}),
         ),
     )
@@ -158,6 +171,22 @@ def start_of(seed: int, which: int) -> int:
     return number(seed, 0, f"start {which}") if which else seed
 
 
+def compares(config: Config) -> bool:
+    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
+    return config.references != 0 and config.privacy.name == "none" and config.secure.name == "none"
+
+
+def chooses(config: Config) -> bool:
+    """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
+    may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
+    return may and config.hold > 0 and config.drift.name == "none"
+
+
+def references_in(run: Run) -> dict[str, Any]:
+    """The entry of summary.json on references, if there are any."""
+    return {"references": told} if (told := told_of(run)) else {}
+
+
 def check_grouper(config: Config) -> None:
     """Refuse a grouper that sees more of single clients than the signature of a warm-up where that is all it may."""
     grouper, name = grouper_of(config), config.cluster.name
@@ -173,8 +202,8 @@ def check_signature(config: Config) -> None:
     """Refuse noise on a signature beside which the classes a client holds leave in clear."""
     if signature_of(config).epsilon and config.head != "full":
         raise ConfigError(
-            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes the "
-            "noise; use head=full"
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
+            "the noise; use head=full"
         )
 
 
@@ -232,9 +261,11 @@ class Known:
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
-    fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
+    churns, knows, compress = config.available.name != "always", task.knows, compress_of(config)
     secure, member = secure_of(config), knows.member
-    fleet = compress_of(config).at_server(secure.at_server(fleet, task.provides | {"metrics:accuracy_known"}))
+    calm = simulate(fleet, replace(config, devices=Part("none"), available=Part("always")), run)
+    calm, fleet = compress.at_server(calm), simulate(fleet, config, run)
+    fleet = compress.at_server(secure.at_server(fleet, task.provides | {"metrics:accuracy_known"}))
     privacy = build_privacy(config)
     screen = build_screen(config, head=member.head)
 
@@ -279,7 +310,22 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
         if config.screen.name != "none":
             done.row.update(verdicts(done.clients, knows.liars, run.history[:-1]))
+        if compares(config) and is_over(run, config.rounds):
+            done.row.update(compare(run, calm, plan, references_of(config)))
         yield done
+
+
+def references_of(config: Config) -> References:
+    """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
+    serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
+    rounds = config.rounds if config.references < 0 else config.references
+    return References(rounds, config.epochs, config.alone_epochs, config.per_round, serve)
+
+
+def is_over(run: Run, rounds: int) -> bool:
+    """Whether no round comes after this one."""
+    state = Grouping.from_memory(run.memory)
+    return run.round >= rounds or (state is not None and len(state.settled) == state.groups.count)
 
 
 def look_ahead(run: Run, plan: Plan) -> Outlook:
@@ -301,6 +347,8 @@ def asks(config: Config, task: Task) -> Exchange:
     sent = ("signature", *(("holdings",) if config.head == "reduced" else ())) if grouper.warms else ()
     warm = Exchange((*(("warm",) if grouper.warms else ()), "take", *grouper.asks), extras=(*sent, *grouper.extras))
     warm |= Exchange(metrics=grouper.metrics)
+    if compares(config):
+        warm |= Exchange(("fit",), metrics=("accuracy_held",) if chooses(config) else ())
     if config.privacy.name not in ("none", "central"):
         return warm
     return warm | Exchange(("evaluate",), metrics=("accuracy_known",))
