@@ -110,7 +110,7 @@ def found_groups(scene: Scene, grouper: Grouper, before: Sequence[Arrays] = ()) 
         raise ConfigError(f"{plan.cluster!r} leaves all {len(replies)} clients out; use noise=nearest or another")
     for client in groups.waiting():
         scene.note(client, rejected="waits: fits no group", n=replies[client].n)
-    state = Grouping(groups, {})
+    state = Grouping(groups, {}, total=scene.plan.classes)
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
     run.arrays = {}  # instead of the test model

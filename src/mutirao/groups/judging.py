@@ -70,6 +70,6 @@ def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
 
 
 def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
-    """Which class each output of a group's head stands for, where that is not plain."""
+    """Which class each output of a group's head stands for, where it has not all of them in order."""
     names = state.classes[group]
-    return {} if names == list(range(len(names))) else {"classes": ",".join(map(str, names))}
+    return {} if names == list(range(state.total or len(names))) else {"classes": ",".join(map(str, names))}
