@@ -17,7 +17,15 @@ from mutirao.runs.tables import Table
 from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
-SMALL = {"clients": 20, "rounds": 2, "epochs": 2, "warm_epochs": 8, "per_round": 1.0, "judge_samples": 40}
+SMALL = {
+    "clients": 20,
+    "rounds": 2,
+    "epochs": 2,
+    "warm_epochs": 8,
+    "per_round": 1.0,
+    "judge_samples": 40,
+    "references": 0,
+}
 
 
 def config_of(**settings: Any) -> Any:

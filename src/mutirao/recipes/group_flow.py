@@ -1,16 +1,17 @@
 """The flow of a task with groups: the plan of `mutirao.groups.flow` made of a configuration, and its rounds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mutirao.attacks import verdicts
 from mutirao.compression import compress_of
-from mutirao.config import build
+from mutirao.config import Part, build
 from mutirao.core.agreement import tell_agreed
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_needs
+from mutirao.core.record import Row
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run
 from mutirao.errors import ConfigError
 from mutirao.groups.flow import federate_groups
@@ -44,6 +45,7 @@ class Kind:
     told: tuple[str, ...] = ()  # metrics that clients judge by; none: the task's
     truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
     liars: frozenset[ClientId] = frozenset()
+    compare: Callable[[Run, Fleet, Plan], Row] | None = None  # what is found out besides when the last round is made
 
 
 ANY = Kind()
@@ -53,8 +55,9 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     """Form groups, then make rounds of all of them at once."""
     churns, secure = config.available.name != "always", secure_of(config)
     told = kind.told or tuple(dict.fromkeys([task.judge, *task.metrics]))
-    fleet = simulate(fleet, config, run)
-    fleet = compress_of(config).at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in kind.told}))
+    compress, still = compress_of(config), replace(config, devices=Part("none"), available=Part("always"))
+    calm, fleet = compress.at_server(simulate(fleet, still, run)), simulate(fleet, config, run)
+    fleet = compress.at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in kind.told}))
     privacy, signature, first = build_privacy(config), signature_of(config), task.initial()
     head = head_of(first) if kind.head is None else kind.head
     screen = build_screen(config, head=head)
@@ -103,8 +106,10 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     expect = kind.founders or (1 if churns else len(task.population))
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
-        if config.screen.name != "none" and kind.liars:
+        if config.screen.name != "none" and kind is not ANY:  # a simulation that knows who lies
             done.row.update(verdicts(done.clients, kind.liars, run.history[:-1]))
+        if kind.compare is not None and is_over(run, config.rounds):
+            done.row.update(kind.compare(run, calm, plan))
         yield done
 
 
@@ -153,6 +158,12 @@ def by_itself(evaluate: Evaluate | None) -> EvaluateGroups | None:
         return means, found
 
     return judge
+
+
+def is_over(run: Run, rounds: int) -> bool:
+    """Whether no round comes after this one."""
+    state = Grouping.from_memory(run.memory)
+    return run.round >= rounds or (state is not None and len(state.settled) == state.groups.count)
 
 
 def look_ahead(run: Run, plan: Plan) -> Outlook:

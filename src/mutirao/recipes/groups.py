@@ -15,6 +15,7 @@ from mutirao.fleets.without import names_in
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
+from mutirao.groups.references import WAYS, References, compare, told_of
 from mutirao.images.names import NETWORK_NAMES, check_network
 from mutirao.naming import is_dotted
 from mutirao.partition import describe
@@ -27,6 +28,8 @@ from mutirao.recipes.grouping import grouper_of, signature_of
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
+
+SERVES = ("auto", *WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,12 @@ class Config(Common):
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
     stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
+    references: int = setting(
+        -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
+    )
+    alone_epochs: int = setting(0, "most epochs a client trains alone for that (0: as many as it spent)", low=0)
+    serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
+    hold: float = setting(0.1, "share of its samples a client keeps back for that, with cluster=auto", low=0, high=0.5)
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
@@ -103,7 +112,8 @@ def task(config: Config) -> Task:
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = signature_of(config), build("privacy", config.privacy)
-    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
+    hold = config.hold if chooses(config) else 0.0
+    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
@@ -113,6 +123,9 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
+        directions=dict.fromkeys(
+            ("gain_alone", "gain_finetuned", "accuracy_served", *(f"accuracy_{way}" for way in WAYS[1:])), "higher"
+        ),
         classes=classes,
         noise=noise,
         basis=lambda: {"data": data.digest},
@@ -125,7 +138,7 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)),
+            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)) | references_in(run),
             constant=frozenset({"groups", "rand"}),
         ),
     )
@@ -134,6 +147,22 @@ def task(config: Config) -> Task:
 def start_of(seed: int, which: int) -> int:
     """The seed of the common first model, or of another one."""
     return number(seed, 0, f"start {which}") if which else seed
+
+
+def compares(config: Config) -> bool:
+    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
+    return config.references != 0 and config.privacy.name == "none" and config.secure.name == "none"
+
+
+def chooses(config: Config) -> bool:
+    """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
+    may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
+    return may and config.hold > 0 and config.drift.name == "none"
+
+
+def references_in(run: Run) -> dict[str, Any]:
+    """The entry of summary.json on references, if there are any."""
+    return {"references": told} if (told := told_of(run)) else {}
 
 
 def check_head(config: Config) -> None:
@@ -180,8 +209,16 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         told=("accuracy", "accuracy_known", "loss"),
         truth=knows.truth_at,
         liars=knows.liars,
+        compare=partial(compare, settings=references_of(config)) if compares(config) else None,
     )
     yield from group_rounds(fleet, config, task, run, kind)
+
+
+def references_of(config: Config) -> References:
+    """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
+    serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
+    rounds = config.rounds if config.references < 0 else config.references
+    return References(rounds, config.epochs, config.alone_epochs, config.per_round, serve)
 
 
 def asks(config: Config, task: Task) -> Exchange:
@@ -191,7 +228,8 @@ def asks(config: Config, task: Task) -> Exchange:
     """
     held = ("holdings",) if config.head == "reduced" and grouper_of(config).warms else ()
     judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
-    return Exchange(("take",), extras=held, metrics=judged)
+    fits = Exchange(("fit",), metrics=("accuracy_held",) if chooses(config) else ()) if compares(config) else Exchange()
+    return Exchange(("take",), extras=held, metrics=judged) | fits
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=asks)
