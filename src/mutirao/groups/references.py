@@ -8,8 +8,8 @@ At the end of a run every client fits a few models to its own samples and says h
 - `alone`: the common first model, trained by the client for as many epochs as it spent in the run, at most `alone`.
 
 Test samples say how well clients are served. Which way they are served is decided before, by samples that each client
-kept back and nobody has trained on: the way with the best mean, but groups stay unless it is better by two standard
-errors of the clients' differences.
+kept back and nobody has trained on: the way with the best mean, but groups stay unless it is better by more than one
+standard error of the clients' differences (the rule of Breiman, Friedman, Olshen and Stone, 1984).
 """
 
 import json
@@ -36,7 +36,7 @@ log = logging.getLogger("mutirao")
 
 WAYS = ("groups", "groups_finetuned", "finetuned", "alone")
 SERVED = HOME + "served"  # where the run remembers it
-SURE = 2.0  # standard errors by which another way must be better than groups
+SURE = 1.0  # standard errors by which another way must be better than groups
 WORDS = {
     "groups": "the models of their groups",
     "groups_finetuned": "the models of their groups, fine-tuned",
@@ -153,19 +153,27 @@ def choose(held: Mapping[str, list[float]]) -> tuple[str, str]:
     >>> choose({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
     ('alone', 'on samples kept back 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
     """
-    base = np.asarray(held["groups"], np.float64)
-    if not len(base) or any(len(values) != len(base) for values in held.values()):
+    if not held["groups"] or len({len(values) for values in held.values()}) > 1:
         return "groups", "too few clients kept samples back to choose by"
-    best, why = "groups", "on samples kept back no other way is better by two standard errors"
-    most = float(base.mean())
-    for way, values in held.items():
-        gain = np.asarray(values) - base
-        error = float(np.std(gain, ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else np.inf
-        if way != "groups" and float(gain.mean()) > SURE * error and float(np.mean(values)) > most:
-            best, most = way, float(np.mean(values))
-            above = f"{100 * float(gain.mean()):.1f} points above {WORDS['groups']} (standard error {100 * error:.1f})"
+    best, why = "groups", "on samples kept back no other way is better by more than a standard error"
+    most = float(np.mean(held["groups"]))
+    for way, (gain, error) in gains_in(held).items():
+        if gain > SURE * error and float(np.mean(held[way])) > most:
+            best, most = way, float(np.mean(held[way]))
+            above = f"{100 * gain:.1f} points above {WORDS['groups']} (standard error {100 * error:.1f})"
             why = f"on samples kept back {100 * most:.1f}%, {above}"
     return best, why
+
+
+def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
+    """How far the other ways are above groups in the mean over clients, and the standard error of that."""
+    base, found = np.asarray(held["groups"], np.float64), {}
+    for way, values in held.items():
+        gain = np.asarray(values) - base
+        if way != "groups":
+            error = float(np.std(gain, ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else np.inf
+            found[way] = float(gain.mean()), error
+    return found
 
 
 def warnings_of(means: Mapping[str, float], chosen: str) -> list[str]:
