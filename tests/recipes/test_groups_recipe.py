@@ -120,7 +120,7 @@ def test_models_of_groups_are_combined_over_the_union_of_classes(tmp_path: Path)
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="centralised"):
-        RECIPE.task(config_of(centralised=True))
+        RECIPE.prepare(config_of(centralised=True))
     with pytest.raises(ConfigError, match="populations"):
         RECIPE.task(config_of(hidden="skewed", populations=30))
     with pytest.raises(ConfigError, match="no part is called 'magic'"):

@@ -22,6 +22,7 @@ from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_o
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
+from mutirao.groups.signing import SIGNS
 from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
 from mutirao.randomness import rng
@@ -53,7 +54,8 @@ class Member:
     @property
     def provides(self) -> frozenset[str]:
         """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
-        return SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
+        private = SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
+        return private | {SIGNS}
 
     @property
     def private(self) -> bool:
