@@ -20,9 +20,11 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
-from mutirao.groups.signing import SIGNS, WARM, Signing
+from mutirao.groups.references import directions_of, told_of
+from mutirao.groups.signing import FIT, SIGNS, WARM, Signing
 from mutirao.groups.state import Grouping
 from mutirao.groups.tuning import as_table
+from mutirao.metrics import direction_of
 from mutirao.privacy import build_privacy
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Picture
@@ -31,7 +33,13 @@ from mutirao.recipes.personal import OF_ONE_MODEL, own_figures
 T = TypeVar("T")  # a Task, which is made of this
 Findings = Callable[[Run], Mapping[str, Any]]
 Opinions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
-OF_GROUPS = ("signature", "warm_epochs", "regroup", "per_group")  # settings that say nothing where there are no groups
+OF_GROUPS = (
+    "signature",
+    "warm_epochs",
+    "regroup",
+    "references",
+    "per_group",
+)  # settings that say nothing where there are no groups
 
 
 def has_groups(config: Any) -> bool:
@@ -126,6 +134,22 @@ def clients_judge(config: Any, task: Any) -> bool:
     return bool(has and config.privacy.name in ("none", "central"))  # else nothing but noised updates leaves a client
 
 
+def compares(config: Any) -> bool:
+    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
+    free = config.privacy.name == "none" and config.secure.name == "none"
+    return bool(config.references and free and config.personal.name == "none")
+
+
+def rounds_of_fedavg(config: Any) -> int:
+    """How long the model is trained that groups are compared with."""
+    return int(config.rounds if config.references < 0 else config.references)
+
+
+def references_in(run: Run) -> dict[str, Any]:
+    """The entry of summary.json on references, if there are any."""
+    return {"references": told} if (told := told_of(run)) else {}
+
+
 def make_grouped(given: T, config: Any) -> T:
     """The task with groups, if the configuration asks for any: how its models are judged, and what a run leaves."""
     task = cast(Any, given)
@@ -139,7 +163,9 @@ def make_grouped(given: T, config: Any) -> T:
         show,
         pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
         files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | FILES,
-        findings=lambda run: {**findings(run), **summarise_groups(run), **settings_of_groups(run, config, higher)},
+        findings=lambda run: (
+            {**findings(run), **summarise_groups(run)} | settings_of_groups(run, config, higher) | references_in(run)
+        ),
         constant=show.constant | {"groups", "rand"},
     )
     usual, first = task.check or as_handler(task.handler).check, task.initial
@@ -156,7 +182,8 @@ def make_grouped(given: T, config: Any) -> T:
             )
         return cast(T, task)
     judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
-    return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics))
+    more = directions_of(judge, direction_of(judge, task.directions) != "lower")
+    return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics, directions={**more, **task.directions}))
 
 
 def settings_of_groups(run: Run, config: Any, higher: bool) -> dict[str, str]:
@@ -193,4 +220,6 @@ def asks_of_groups(config: Any, task: Any) -> Exchange:
     grouper = grouper_of(config)
     sent = Exchange((WARM,), extras=("signature",)) if grouper.warms else Exchange()
     warm = sent | Exchange(grouper.asks, extras=grouper.extras, metrics=grouper.metrics)
-    return warm | Exchange(("evaluate",), metrics=(task.judge,)) if clients_judge(config, task) else warm
+    if not clients_judge(config, task):
+        return warm
+    return warm | Exchange(("evaluate", *([FIT] if compares(config) else [])), metrics=(task.judge,))
