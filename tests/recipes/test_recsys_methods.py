@@ -1,4 +1,4 @@
-"""Methods whose users keep a part of the model: they learn, go on to the bit, and nothing of the user's crosses the wire."""
+"""Methods whose users keep a part of the model: they learn, go on to the bit, and nothing of it crosses the wire."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_each_learns_what_was_planted(method: str) -> None:
     rows, _, task, _ = trained(config)
     assert set(task.metrics) <= rows[-1].keys()
     assert task.judge == "ndcg@10"
-    assert rows[-1]["sampled_hr@10"] > 0.25, "drawn at random it would be 0.1"
+    assert rows[-1]["sampled_hr@10"] > 0.2, "drawn at random it would be 0.1"
 
 
 def test_explicit_ratings_are_foretold_too() -> None:

@@ -2,32 +2,37 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.fleets.without import names_in
+from mutirao.groups.signing import Signing
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
+from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.consent import facts_of, parts_of, without
-from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.fedrecon import ITEMS
 from mutirao.recsys.generate import plant
+from mutirao.recsys.grouped import GroupJudge, sign_all
 from mutirao.recsys.judges import judged
-from mutirao.recsys.methods.client import Examination, KeptUsers, judged_rounds, population_of
-from mutirao.recsys.methods.kinds import kept_method, users_of
+from mutirao.recsys.judging import Judge
+from mutirao.recsys.methods.client import Examination, judged_rounds, population_of
+from mutirao.recsys.methods.kinds import is_implicit, method_of
 from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import FOLDS, SPLITS
-from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
 
@@ -73,27 +78,9 @@ def load(config: Config) -> Ratings:
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
         ratings = read_ratings(Path(config.data).expanduser(), config.columns)
-    kept = kept_method(config)
-    if config.loss != "squared" if kept is None else kept.implicit:
+    if is_implicit(config):
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(SPLITS[config.split])
-
-
-def method_of(config: Config, ratings: Ratings) -> FedRecon | KeptUsers:
-    """What a client does, with the scale of the ratings, which everybody knows."""
-    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
-        if getattr(config, name) != plain:
-            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
-    if config.clients_every > 0:
-        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
-    if config.partition.name != "dirichlet":
-        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
-    if (kept := kept_method(config)) is not None:
-        return users_of(config, kept, ratings)
-    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
-    levels = tuple(float(v) for v in np.unique(ratings.values))
-    shared["schedule"] = schedule_of(config)
-    return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 
 def task(config: Config) -> Task:
@@ -118,6 +105,7 @@ def task(config: Config) -> Task:
         population={"pooled": clients} if config.centralised else population_of(clients, judge),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=None if isinstance(judge, Examination) else judge,
+        evaluate_groups=group_judge(config, method, judge, first),
         left_out=parts_of(gone, pooled, judges),
         facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
@@ -125,6 +113,17 @@ def task(config: Config) -> Task:
         metrics=judge.metrics,
         classes=2 if method.implicit else len(method.levels),
     )
+
+
+def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> GroupJudge | None:
+    """How groups of users are judged, if there are to be any: each user by the model of its group."""
+    if not has_groups(config):
+        return None
+    if not isinstance(judge, Judge):
+        raise ConfigError(f"cluster: with split={config.split} users are judged by one model; use users or time")
+    signing = Signing(method, method, signature_of(config))
+    sign = partial(sign_all, signing, first, config.seed)
+    return GroupJudge(lambda test, known: Judge(method, test, known, config.seed), judge.ratings, judge.known, sign)
 
 
 def is_sliced(config: Config) -> bool:
@@ -146,4 +145,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return judged | (Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange())
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)

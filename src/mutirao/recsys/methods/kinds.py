@@ -7,6 +7,7 @@ import numpy as np
 
 from mutirao.config import build
 from mutirao.errors import ConfigError
+from mutirao.recsys.fedrecon import FedRecon
 from mutirao.recsys.methods.client import KeptUsers
 from mutirao.recsys.methods.fcf import FCF
 from mutirao.recsys.methods.fedrap import FedRAP
@@ -28,6 +29,8 @@ OF_FEDRECON = (
     *("lr", "loss", "biases", "negative_weight", "weight_decay"),
     *("support", "support_by", "rebuild", "ridge", "ridge_bias", "passes", "rebuild_lr"),
 )
+
+TAKEN_UP = ("dimension", "negatives", "epochs", "samples")  # what all read
 
 
 def kept_method(config: Any) -> Method | None:
@@ -51,9 +54,24 @@ def kept_method(config: Any) -> Method | None:
     return method  # type: ignore[no-any-return]
 
 
-def users_of(config: Any, method: Method, ratings: Ratings) -> KeptUsers:
-    """What a user does by that method, with the scale of the ratings, which everybody knows."""
-    names = ("dimension", "negatives", "epochs", "samples")
-    levels = tuple(float(v) for v in np.unique(ratings.values))
-    given = {name: getattr(config, name) for name in names}
-    return KeptUsers(method, len(ratings.catalogue), levels=levels, schedule=schedule_of(config), **given)
+def is_implicit(config: Any) -> bool:
+    """Whether what counts is that an item was taken, not how it was rated."""
+    method = kept_method(config)
+    return bool(config.loss != "squared" if method is None else method.implicit)
+
+
+def method_of(config: Any, ratings: Ratings) -> FedRecon | KeptUsers:
+    """What a client does, with the scale of the ratings, which everybody knows."""
+    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
+        if getattr(config, name) != plain:
+            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
+    if config.clients_every > 0:
+        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
+    if config.partition.name != "dirichlet":
+        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
+    levels, method = tuple(float(v) for v in np.unique(ratings.values)), kept_method(config)
+    about: dict[str, Any] = {"items": len(ratings.catalogue), "levels": levels, "schedule": schedule_of(config)}
+    if method is not None:
+        return KeptUsers(method, **{k: getattr(config, k) for k in TAKEN_UP}, **about)
+    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
+    return FedRecon(**shared | about, compiled=config.engine != "plain")
