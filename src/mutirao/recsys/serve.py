@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.randomness import rng
+from mutirao.randomness import number
+from mutirao.recsys.cold import add_cold
 from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings
 from mutirao.recsys.fedrecon import FedRecon
 from mutirao.recsys.local import Local, batch_of
 from mutirao.recsys.ratings import Taste
+from mutirao.recsys.reading import read_catalogue
 
 
 class Recommendation(NamedTuple):
@@ -45,6 +47,10 @@ class Recommender:
     def of(cls, file: Path | str) -> "Recommender":
         """From a file of item vectors."""
         return cls(load_embeddings(Path(file)))
+
+    def with_cold(self, catalogue: Path | str) -> "Recommender":
+        """The same with the items of a catalogue that nobody rated: vectors predicted from genres, decades, titles."""
+        return Recommender(add_cold(self.embeddings, read_catalogue(Path(catalogue).expanduser())))
 
     @cached_property
     def method(self) -> FedRecon:
@@ -74,7 +80,7 @@ class Recommender:
         rows = np.array([self._rows[i] for i in ratings], np.int32)
         taste = Taste(rows, np.array(list(ratings.values()), np.float32))
         if method.implicit:
-            work = method.with_others(taste, rng(0, 0, "serve"), len(taste))
+            (work,) = method.drawn([method.taken(taste, number(0, 0, "serve"), len(taste))])
         else:
             work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
         batch = batch_of([work], items, method.centre, fast=False)
