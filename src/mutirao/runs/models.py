@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import read
 from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays
 from mutirao.errors import ConfigError
@@ -19,10 +20,10 @@ def config_of_run(folder: Path, recipe: str) -> Any:
     """The configuration of the run in a folder; ConfigError unless it is one of this recipe."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")
-    name, config = reopen(None, folder, [])
+    name = str(read(folder / "config.toml").get("recipe", ""))
     if name != recipe:
         raise ConfigError(f"{folder} holds a run of {name!r}, not of {recipe!r}")
-    return config
+    return reopen(name, folder, [])[1]
 
 
 def arrays_of_run(folder: Path, which: str) -> tuple[Arrays, int]:
