@@ -117,7 +117,13 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_data_and_network_of_ones_own(own_code: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**SMALL, "data": f"{own_code}:load", "model": f"{own_code}:network", "clients": 8, "epochs": 30}
+    settings: dict[str, Any] = {
+        **SMALL,
+        "data": f"{own_code}:load",
+        "model": f"{own_code}:network",
+        "clients": 8,
+        "epochs": 30,
+    }
     summary = execute("groups", settings | {"partition": {"name": "by_class", "classes": 2}}, tmp_path / "run")
     assert summary["final"]["rand"] == 1.0
     assert len(summary["groups"]) == 2
