@@ -238,11 +238,11 @@ Direction = Literal["higher", "lower"]
 # Which way is better, of metrics by the names they commonly have; a task says it of its own ones.
 BETTER: Mapping[Direction, str] = {
     "higher": "accuracy acc balanced_accuracy auc auroc auprc precision recall sensitivity specificity f1 dice iou r2 "
-    "bleu ndcg mrr map hr jain rand caught",
+    "bleu ndcg mrr map hr coverage jain rand caught",
     "lower": "loss log_loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
 }
 KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
-WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new)_")  # loss: val_loss, train_val_loss
+WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new|sampled)_")  # loss: val_loss
 WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
 
 

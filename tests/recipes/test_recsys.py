@@ -185,3 +185,19 @@ def test_the_summary_judges_by_the_lowest_error(tmp_path: Path) -> None:
 def test_a_device_that_nobody_would_use_is_refused(sets: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="trained by kernels for the CPU"):
         find("recsys").prepare(resolve(find("recsys").config, {}, sets.items()))
+
+
+@pytest.mark.parametrize("loss", ["weighted", "bpr"])
+def test_leave_one_out_judges_every_user_by_its_own_latest_item(loss: str) -> None:
+    rows, _, task = trained(f"loss={loss}", "split=leave_one_out", "rounds=10", "evaluate_every=10", "ridge=1")
+    assert task.judge == "ndcg@10"
+    assert len(task.population) == len(task.evaluate.held.users)
+    assert (
+        {"hr@5", "ndcg@20", "mrr@10", "recall@10", "coverage@10", "sampled_hr@10"} <= set(task.metrics) <= set(rows[-1])
+    )
+    assert rows[-1]["sampled_hr@10"] > rows[-1]["hr@10"]
+
+
+def test_leave_one_out_is_for_implicit_feedback() -> None:
+    with pytest.raises(ConfigError, match="split=leave_one_out ranks items for implicit feedback; set loss=weighted"):
+        trained("rounds=1", "split=leave_one_out")

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.fingerprints import fingerprint
@@ -19,14 +18,16 @@ from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
-from mutirao.recsys.judging import CUT, Judge
+from mutirao.recsys.held_out import HeldOutJudge, hold_out
+from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users, join
 from mutirao.recsys.reading import read_ratings
-from mutirao.recsys.split import all_but_last, by_time, by_users, supports
+from mutirao.recsys.split import all_but_last, by_time, by_users, leave_one_out, supports
 from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
+SPLITS = {"users": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +56,24 @@ class Config(Common):
     ridge_bias: float = setting(0.1, "weight of the user's bias^2", low=0)
     passes: int = setting(10, "rebuild=sgd: passes over the support", low=1)
     rebuild_lr: float = setting(0.1, "rebuild=sgd: learning rate of the vector", low=1e-12)
-    split: str = setting("users", "judged are unseen users, or the latest ratings of all", choices=("users", "time"))
+    split: str = setting(
+        "users", "judged are unseen users, or the latest of all: a tenth, or one", choices=tuple(SPLITS)
+    )
+    candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
     download: str = setting("touched", "item rows sent to a client: those it rated, or all", choices=("touched", "all"))
 
 
 def load(config: Config) -> Ratings:
-    """The ratings, of users with two or more."""
+    """The ratings, of users with enough of them to train and to be judged."""
     if config.data == "generated":
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
         ratings = read_ratings(Path(config.data).expanduser(), config.columns)
     if config.loss != "squared":
         ratings = ratings.implicit(config.taken)
-    return ratings.with_at_least(3 if config.split == "time" else 2)
+    return ratings.with_at_least(SPLITS[config.split])
 
 
 def method_of(config: Config, ratings: Ratings) -> FedRecon:
@@ -87,18 +91,24 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
     return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 
-def judged(config: Config, ratings: Ratings) -> tuple[Ratings, Ratings, npt.NDArray[np.bool_]]:
-    """What is trained on, who is judged, and which of their ratings are known."""
+def judged(config: Config, method: FedRecon, ratings: Ratings) -> tuple[Ratings, Judge | HeldOutJudge]:
+    """What is trained on, and who judges, by which of the ratings."""
     which = 2 if config.judge_by == "test" else 1
+    if config.split == "leave_one_out":
+        if config.loss == "squared":
+            raise ConfigError("split=leave_one_out ranks items for implicit feedback; set loss=weighted or loss=bpr")
+        parts = leave_one_out(ratings)
+        held = hold_out(parts, "test" if which == 2 else "vali", config.candidates, config.seed)
+        return parts[0], HeldOutJudge(method, parts[0], held, config.seed)
     if config.split == "users":
         parts = by_users(ratings, rng(config.seed, 0, "users"))
         test = parts[which]
-        implicit = config.loss != "squared"
-        known = all_but_last(test) if implicit else supports(test, config.support, config.support_by, config.seed)
-        return parts[0], test, known
-    parts = by_time(ratings)
-    test, known = join(parts[0], parts[which])
-    return parts[0], test, known
+        drawn = (config.support, config.support_by, config.seed)
+        known = all_but_last(test) if method.implicit else supports(test, *drawn)
+    else:
+        parts = by_time(ratings)
+        test, known = join(parts[0], parts[which])
+    return parts[0], Judge(method, test, known, config.seed)
 
 
 def task(config: Config) -> Task:
@@ -107,14 +117,13 @@ def task(config: Config) -> Task:
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
     ratings = load(config)
     method = method_of(config, ratings)
-    train, test, known = judged(config, ratings)
+    train, judge = judged(config, method, ratings)
     if config.clients:
         if config.clients > len(train.users):
             raise ConfigError(f"clients is {config.clients}, but only {len(train.users)} users are there to train on")
         chosen = rng(config.seed, 0, "clients").choice(len(train.users), config.clients, replace=False)
         train = train.of_users(np.sort(chosen))
     clients, first = build("start", config.start)(train, method, config.seed)
-    judge = Judge(method, test, known, config.seed)
     return Task(
         handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
         population={"pooled": clients} if config.centralised else Users(clients),
@@ -122,7 +131,7 @@ def task(config: Config) -> Task:
         evaluate=judge,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="rmse" if config.loss == "squared" else "ndcg@10",
-        metrics=("rmse", "mae") if config.loss == "squared" else (f"hr@{CUT}", f"ndcg@{CUT}"),
+        metrics=judge.metrics,
         classes=len(method.levels) if config.loss == "squared" else 2,
     )
 

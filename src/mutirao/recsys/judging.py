@@ -27,6 +27,7 @@ class Judge:
         if known.all():
             raise ConfigError("the users to be judged have too few ratings: nothing is left to judge by")
         self.method, self.ratings, self.known, self.seed = method, ratings, known, seed
+        self.metrics = (f"hr@{CUT}", f"ndcg@{CUT}") if method.implicit else ("rmse", "mae")
         self._batches = [(part, self._batch(part)) for part in self._parts()]
 
     def __call__(self, arrays: Arrays) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Who is trained on and who judges: whole users, or the latest ratings of every user."""
+"""Who is trained on and who judges: whole users, the latest ratings of every user, or the latest two."""
 
 from itertools import pairwise
 
@@ -34,6 +34,17 @@ def by_time(ratings: Ratings) -> Parts:
     second = np.maximum(first, np.round((SHARES[0] + SHARES[1]) * counts))
     train, validation, test = place < first, (place >= first) & (place < second), place >= second
     return ratings.where(train), ratings.where(validation), ratings.where(test)
+
+
+def leave_one_out(ratings: Ratings) -> Parts:
+    """Each user's latest rating is the test, the one before the validation, the others train; the users are the same.
+
+    Of ratings of one second, that of the later row of the catalogue is the latest.
+    """
+    if few := int((ratings.counts() < 3).sum()):
+        raise ConfigError(f"{few} users have fewer than 3 ratings; leave one out needs a test, a validation and more")
+    left = ratings.counts()[ratings.owners()] - position(ratings)  # 1: the latest
+    return ratings.where(left > 2), ratings.where(left == 2), ratings.where(left == 1)
 
 
 def position(ratings: Ratings) -> npt.NDArray[np.int64]:
