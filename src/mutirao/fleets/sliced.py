@@ -18,20 +18,22 @@ from mutirao.core.fleet import (
     bytes_of_replies,
     bytes_of_requests,
 )
-from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order
+from mutirao.core.rows import OF, ROWS, fault_of_rows, faults_of_order
 from mutirao.errors import ConfigError
+from mutirao.secure.settings import without_session
 
 
 class SlicedFleet(Wrapper):
     """Carries requests over `fleet` with `table` cut to the rows that the client names when asked for its "rows".
 
     A client learns nothing of other rows, and the server which rows the client works on: no more than its reply
-    tells. What was carried both ways, the question for rows included, is counted.
+    tells. What was carried both ways, the question for rows included, is counted. Requests without that table, such as
+    the stages of a secure sum but one, are passed on; `sized` tells clients how long the table is, as a sum needs it.
     """
 
-    def __init__(self, fleet: Fleet, table: str) -> None:
+    def __init__(self, fleet: Fleet, table: str, sized: bool = False) -> None:
         super().__init__(fleet)
-        self.table = table
+        self.table, self.sized = table, sized
 
     def stagger(self, buffer: int, at_once: int) -> None:
         """Not over a network: a client would be asked for its rows while it trains on others."""
@@ -41,8 +43,10 @@ class SlicedFleet(Wrapper):
         """Ask each client for its rows, then send it the request with these alone."""
         if not requests:
             return Answers({}, {}, (0, 0))
+        if any(self.table not in r.arrays for r in requests.values()):
+            return self.fleet.ask(requests)
         configs = {id(r.config): r.config for r in requests.values()}  # mostly one for all
-        question = {key: Request("rows", {}, config) for key, config in configs.items()}
+        question = {key: Request("rows", {}, without_session(config)) for key, config in configs.items()}
         wishes = self.fleet.ask({c: question[id(r.config)] for c, r in requests.items()})
         whole = next(iter(requests.values())).arrays[self.table]
         wishes = set_aside(wishes, self._faults(whole, wishes.replies))
@@ -74,5 +78,7 @@ class SlicedFleet(Wrapper):
             for client, begin, end in zip(clients, [0, *ends], ends, strict=False):
                 request = requests[client]
                 own = {**model, self.table: taken[begin:end], self.table + ROWS: rows[client]}
+                if self.sized:
+                    own[self.table + OF] = np.array([len(model[self.table])], np.int64)
                 cut[client] = Request(request.do, own, request.config, request.extras)
         return cut

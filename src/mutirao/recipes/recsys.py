@@ -1,4 +1,4 @@
-"""Federated recommendation: every client is a user; item vectors are shared, a user's vector is rebuilt and forgotten."""
+"""Federated recommendation: every client is a user; item vectors are shared, a user's is rebuilt and forgotten."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.sliced import SlicedFleet
+from mutirao.fleets.drawn import DRAWN
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
-from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.recipes.task import Recipe, Task, federate, sums_of
+from mutirao.recsys import promises
+from mutirao.recsys.aggregation import TOUCHES
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
 from mutirao.recsys.held_out import HeldOutJudge, hold_out
@@ -62,7 +64,12 @@ class Config(Common):
     candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
-    download: str = setting("touched", "item rows sent to a client: those it rated, or all", choices=("touched", "all"))
+    download: str = setting(
+        "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=promises.DOWNLOADS
+    )
+    block: int = setting(20, "download=blocks: items of a block, of which a user names whole ones", low=2)
+    drawn: float = setting(0.5, "download=drawn: share of all rows that is drawn for a round", low=1e-9, high=1)
+    decoys: float = setting(0.0, "items never rated that a user works on for each one rated", low=0, high=100)
 
 
 def load(config: Config) -> Ratings:
@@ -115,6 +122,7 @@ def task(config: Config) -> Task:
     """Users as clients, unseen users or later ratings as judges."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
+    promises.check(config)
     ratings = load(config)
     method = method_of(config, ratings)
     train, judge = judged(config, method, ratings)
@@ -124,10 +132,17 @@ def task(config: Config) -> Task:
         chosen = rng(config.seed, 0, "clients").choice(len(train.users), config.clients, replace=False)
         train = train.of_users(np.sort(chosen))
     clients, first = build("start", config.start)(train, method, config.seed)
+    users, counts = (
+        promises.make_discreet(config, method, sums_of(config)),
+        promises.touch_of(config, sums_of(config)) > 0,
+    )
     return Task(
-        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
+        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else users,
         population={"pooled": clients} if config.centralised else Users(clients),
-        initial=lambda: {ITEMS: first[ITEMS].copy()},
+        initial=lambda: {
+            ITEMS: first[ITEMS].copy(),
+            **({TOUCHES: np.zeros(method.items, np.float32)} if counts else {}),
+        },
         evaluate=judge,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="rmse" if config.loss == "squared" else "ndcg@10",
@@ -136,21 +151,18 @@ def task(config: Config) -> Task:
     )
 
 
-def is_sliced(config: Config) -> bool:
-    """Whether each user gets no more of the model than the rows of its items."""
-    return config.download == "touched" and not config.centralised
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
-    if (sliced := is_sliced(config)) and config.privacy.name == "local":
-        raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
-    yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+    """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all the same."""
+    yield from federate(
+        promises.slice_inside(fleet, config), config, task, run, lambda fleet: promises.slice_around(fleet, config)
+    )
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Users ask for the rows of their items alone, by which it is known which those are."""
-    return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
+    """Users ask for rows, by which it is known which items they rated, or of which blocks; or are sent drawn ones."""
+    if config.centralised or config.download == "all":
+        return Exchange()
+    return Exchange(comes=(DRAWN,)) if config.download == "drawn" else Exchange(("rows",), extras=(ITEMS,))
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure"}), asks=asks)

@@ -117,8 +117,15 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
 def build_aggregate(config: Any, task: "Task", clients: int | None = None) -> AnyAggregator:
     """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
     population = len(task.population) if clients is None else clients
-    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr}
+    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr, "sums": sums_of(config)}
     return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
+
+
+def sums_of(config: Any) -> str:
+    """What the server may look at: each update by itself (`none`), sums (`exact`), or sums with noise (`noised`)."""
+    if config.privacy.name in ("central", "local"):
+        return "noised"
+    return "exact" if config.secure.name != "none" else "none"
 
 
 def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
@@ -164,8 +171,10 @@ def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str,
         return {}
 
 
-def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow: rounds of select, train, aggregate, evaluate."""
+def federate(
+    fleet: Fleet, config: Any, task: Task, run: Run, around: Callable[[Fleet], Fleet] = lambda fleet: fleet
+) -> Iterator[Round]:
+    """The ordinary flow: rounds of select, train, aggregate, evaluate; `around` wraps the fleet the rounds ask."""
     everyone, roll = fleet, Roll.of(config, task.population)
     fleet, task = roll.trained(fleet, task)
     fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
@@ -179,7 +188,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     filters = build_screen(config)
     every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
-    fleet = secure.at_server(fleet, task.provides)
+    fleet = around(secure.at_server(fleet, task.provides))
     fleet, select = stagger(fleet, config, run, select, aggregate, len(task.population), classes=task.classes)
     few = config.min_replies or (1 if is_staggered(aggregate) else None)  # None: half of the selected
     rounds = train(

@@ -217,7 +217,7 @@ class Attacker:
         along = shift @ u
         if self.method.biases:
             along = along * np.sign(u[0])
-        elif abs(along[along < 0].mean(initial=0.0)) > along[along > 0].mean(initial=0.0):
+        elif -along.min(initial=0.0) > along.max(initial=0.0):
             along = -along  # one taken is pulled by all that were drawn for it
         return Reading(rows, (along > 0).astype(np.float64), u, 0.0)
 
