@@ -22,6 +22,8 @@ STEPS = 500  # tried of a number that is not known, in each of two passes
 LENGTHS = (0.02, 50.0)  # of a user's vector, without biases
 LEAST_CLIP = 0.02  # the share of an update that clipping leaves, at least
 EXACT = 0.05  # so near to the scale, root mean square, are readings that are right
+FAINT = 1e-6  # rows that moved by less, as a share of the one that moved most, did not move
+TURNS = 10  # of expectation and maximisation
 ANCHORS = 4  # ratings from which biases are tried
 
 
@@ -35,6 +37,19 @@ class Reading:
     misfit: float  # root mean square distance from the scale: near 0, the reading is certain
     known: Rows | None = None  # items of the support, and their ratings, if these could be read, too
     known_values: Floats | None = None
+    strength: Floats | None = None  # under noise: how far each row moved along it, in deviations of the noise
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the readings fall on the scale, which they hardly do by chance."""
+        return self.misfit < EXACT
+
+    def ratings(self) -> dict[int, float]:
+        """The ratings that were read, by item."""
+        read = dict(zip(self.rows.tolist(), self.values.tolist(), strict=True))
+        if self.known is not None and self.known_values is not None:
+            read |= dict(zip(self.known.tolist(), self.known_values.tolist(), strict=True))
+        return read
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,8 @@ class Attacker:
     """A server that follows the protocol and reads replies; it knows all settings, and what it sent.
 
     `clip` is the length to which users shorten their updates (0: they do not), `noise` the deviation of what they add
-    to each number. `usual` is how often each rating is given, in general or for each item, by people it knows of.
+    to each number. Of people it knows, `usual` is how often they give each rating, in general or for each item, and
+    `popularity` the share of them that rates an item.
     """
 
     method: FedRecon
@@ -51,25 +67,24 @@ class Attacker:
     clip: float = 0.0
     noise: float = 0.0
     usual: Floats | None = None
+    popularity: Floats | None = None
 
     def __call__(self, sent: Arrays, reply: Arrays, asked: Rows | None = None) -> Reading:
         """Read a reply to `sent`, the whole item matrix; `asked` are the rows the user asked for before, if it did."""
         x = sent[ITEMS].astype(np.float64)
         moved, rows = reply[ITEMS].astype(np.float64), reply.get(ITEM_ROWS)
         if rows is None:
-            changed = np.flatnonzero((moved != x).any(1)).astype(np.int32)
+            lengths = np.linalg.norm(moved - x, axis=1)
+            changed = np.flatnonzero(lengths > FAINT * lengths.max()).astype(np.int32)
             moved, rows = moved[changed], changed
-        x0, change = x[rows], moved - x[rows]
-        shift = moved - self.left_alone() * x0  # what is along s
-        clipped = bool(self.clip) and float(np.linalg.norm(change)) > 0.999 * self.clip
-        if clipped:
-            shift = change  # the part of decay is scaled as well: it is small, and left in
+        x0 = x[rows]
+        shift = moved - self.left_alone() * x0  # what is along s; of a clipped update, nearly
+        if self.noise:
+            return self.read_noisy(rows, x0, shift)
         u = first_direction(shift)
         if self.method.loss == "bpr":
             return self.read_pairs(rows, shift, u)
-        if self.noise:
-            return self.read_noisy(rows, x0, shift, u)
-        misfit, values, bias, s = self.fit(rows, x0, shift, u, clipped)
+        misfit, values, bias, s = self.fit(rows, x0, shift, u)
         known = self.read_support(x, asked, rows, s, bias) if asked is not None and misfit < EXACT else None
         if known is None:
             return Reading(rows, self.named(values), s, misfit)
@@ -119,17 +134,15 @@ class Attacker:
         both = along[None, :, None] - h0[None, :, None] * p[:, None, :]
         return np.asarray(lengths[:, None, None] * both / q[:, None, :])
 
-    def fit(
-        self, rows: Rows, x0: Floats, shift: Floats, u: Floats, clipped: bool
-    ) -> tuple[float, Floats, float, Floats]:
+    def fit(self, rows: Rows, x0: Floats, shift: Floats, u: Floats) -> tuple[float, Floats, float, Floats]:
         """Misfit, targets, bias and s of the best try of all that is not known: on a coarse grid, then around it."""
         lengths = np.array([1.0])
         if self.method.biases:
             u = u / u[0] if abs(u[0]) > 1e-12 else u
         else:
-            lengths = np.geomspace(*LENGTHS, STEPS if clipped else 20 * STEPS)
+            lengths = np.geomspace(*LENGTHS, STEPS if self.clip else 20 * STEPS)
             lengths = np.concatenate([lengths, -lengths])
-        lefts, best = np.geomspace(LEAST_CLIP, 1.0, STEPS) if clipped else np.array([1.0]), (np.inf, 0.0, 1.0)
+        lefts, best = np.geomspace(LEAST_CLIP, 1.0, STEPS) if self.clip else np.array([1.0]), (np.inf, 0.0, 1.0)
         for near in (0.02, 0.001, 0.0):
             for left in lefts.tolist():
                 misfits = self.misfits(rows, self.targets(x0, shift, u, lengths, left))
@@ -201,16 +214,34 @@ class Attacker:
         off = np.abs(theirs[:, None] - levels[None]).min(1)
         return (extra, theirs, bias) if float(np.sqrt(np.mean(off**2))) < EXACT else None
 
-    def read_noisy(self, rows: Rows, x0: Floats, shift: Floats, u: Floats) -> Reading:
-        """The likeliest ratings under noise: how usual each is, times how well it explains the row."""
+    def read_noisy(self, rows: Rows, x0: Floats, shift: Floats) -> Reading:
+        """The likeliest ratings under noise: how usual each is, times how well it explains the row.
+
+        Which rows moved and along what is found in turn, by expectation and maximisation: rows that moved have
+        more than the noise along s. Where that is no more than the best direction has by chance, nothing is read.
+        """
         levels, shares = self.hypotheses[1], self.shares(rows)
-        s = u / u[0] if self.method.biases and abs(u[0]) > 1e-12 else u
+        prior = np.full(len(rows), 0.1) if self.popularity is None else np.clip(self.popularity[rows], 1e-4, 0.9)
+        touched = prior
+        for _ in range(TURNS):
+            u = first_direction(shift * np.sqrt(touched)[:, None])
+            along = shift @ u / self.noise
+            many = touched.sum() ** 2 / (touched**2).sum()
+            by_chance = (1 + np.sqrt(shift.shape[1] / many)) ** 2 - 1
+            power = float(touched @ along**2 / touched.sum()) - 1  # of what moved, in units of the noise
+            if power <= 1.1 * by_chance:
+                return Reading(rows, levels[shares.argmax(1)] + self.method.centre, u, np.inf, strength=0 * along)
+            odds = np.log(prior / (1 - prior)) + along**2 / 2 * power / (1 + power) - np.log1p(power) / 2
+            touched = 1 / (1 + np.exp(-odds))
+        s = u * np.sign(u[0]) / max(abs(u[0]), 0.5) if self.method.biases else u
         targets = self.targets(x0, shift, s, np.ones(1), 1.0)[0]
         _, q = self.response(np.array([float(s @ s)]))
-        spread = self.noise * float(np.linalg.norm(s)) / np.abs(q)
-        bias = float((shares @ levels).mean() - targets.mean()) if self.method.biases else 0.0
+        spread = self.noise * float(np.linalg.norm(s)) / np.abs(q) * (1 + by_chance / power)
+        off = shares @ levels - targets.mean(1)
+        bias = float(touched @ off / touched.sum()) if self.method.biases else 0.0
         score = np.log(shares + 1e-9) - (targets + bias - levels) ** 2 / (2 * spread**2)
-        return Reading(rows, levels[score.argmax(1)] + self.method.centre, s, float("inf"))
+        values = levels[score.argmax(1)] + self.method.centre
+        return Reading(rows, values, s, np.inf, strength=along * np.sign(u[0] if self.method.biases else 1.0))
 
     def read_pairs(self, rows: Rows, shift: Floats, u: Floats) -> Reading:
         """Which items were taken, by BPR: they moved along s, the others against it."""
