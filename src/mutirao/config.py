@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mutirao.errors import ConfigError
 from mutirao.naming import check_module, check_part, is_dotted
@@ -113,6 +113,10 @@ class Common:
     clients_every: int = setting(
         0, "rounds between judgements on every client's own data, worst and all (0: at the end, -1: never)", low=-1
     )
+    keep: int | Literal["few", "all"] = setting(
+        "few", "checkpoints kept besides the best: few (the last three, and some early ones), all, or a count", low=1
+    )
+    keep_bytes: int = setting(2 * 2**30, "bytes of checkpoints beyond which the oldest go, but not the last", low=0)
     track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
     centralised: bool = setting(False, "train on the pooled data instead: the reference")
 
@@ -218,11 +222,11 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
 def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
     """`value` as the type `hint` asks for, within its range, or a clear refusal."""
     wanted = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for kind in wanted:
-        if typing.get_origin(kind) is typing.Literal:
-            if value in typing.get_args(kind):
-                return value
-            raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, typing.get_args(kind)))}")
+    words = [word for kind in wanted if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
+    if value in words:
+        return value
+    if words and (len(wanted) == 1 or isinstance(value, str)):
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, words))}")
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)

@@ -32,17 +32,36 @@ def blobs(seed: int, each: int, groups: int, d: int, spread: float) -> tuple[np.
     return draw.normal(size=(groups, d))[truth] + spread * draw.normal(size=(len(truth), d)), truth
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10_000), st.integers(3, 40), st.integers(1, 6), st.integers(2, 4))
-def test_the_scan_finds_what_dbscan_finds_for_every_eps(seed: int, n: int, d: int, min_samples: int) -> None:
-    points = cloud(seed, n, d)
-    for r in scan(points, min_samples):
-        eps = r.low * 1.5 if np.isinf(r.high) else (r.low + r.high) / 2
-        labels = DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points)
-        core = DBSCAN(eps=eps, min_samples=min_samples).fit(points).core_sample_indices_
-        assert r.groups == labels.max() + 1 - sum((labels[core] == g).sum() == 1 for g in range(labels.max() + 1))
-        alone = sum(int((labels[core] == g).sum() == 1) for g in range(labels.max() + 1))
-        assert r.noise == pytest.approx(1 - (len(core) - alone) / n)
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(3, 60),
+    d=st.integers(1, 6),
+    min_samples=st.integers(2, 9),
+    shape=st.sampled_from(["cloud", "blobs", "grid"]),
+)
+def test_the_scan_finds_what_dbscan_finds_for_every_eps(
+    seed: int, n: int, d: int, min_samples: int, shape: str
+) -> None:
+    points = cloud(seed, n, d) if shape != "blobs" else blobs(seed, -(-n // 3), 3, d, 0.2)[0]
+    points = np.round(points) if shape == "grid" else points  # many clients at equal distances, or on one another
+    found = scan(points, min_samples)
+    assert bool(found) == (len(points) >= min_samples)
+    assert [r.high for r in found[:-1]] == [r.low for r in found[1:]]
+    for r in found:
+        for share in (0.001, 0.5, 0.999):
+            eps = r.low + share * (1 if np.isinf(r.high) else r.high - r.low)
+            labels = DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points)
+            assert (r.groups, r.noise) == (labels.max() + 1, pytest.approx(np.mean(labels < 0)))
+    if found and found[0].low > 0:  # and below the first range there is nothing
+        assert (DBSCAN(eps=0.999 * found[0].low, min_samples=min_samples).fit_predict(points) < 0).all()
+
+
+def test_a_client_at_the_border_is_in_its_group_and_a_lone_core_point_is_one() -> None:
+    """A star: its middle has four neighbours within 1, none of which has more than two."""
+    star = np.array([[0.0, 0], [1, 0], [-1, 0], [0, 1], [0, -1], [9, 9]])
+    first = scan(star, 5)[0]
+    assert (first.low, first.groups, first.noise) == (1.0, 1, pytest.approx(1 / 6))
 
 
 @settings(max_examples=30, deadline=None)
@@ -53,7 +72,7 @@ def test_the_tree_is_as_short_as_that_of_scipy(seed: int, n: int, k: int) -> Non
     core = k_distances(distances, k)
     reach = np.maximum(distances, np.maximum(core[:, None], core[None]))
     np.fill_diagonal(reach, 0)
-    lengths = merge_nearest(points, k)[:, 2]
+    lengths = merge_nearest(distances, k)[:, 2]
     assert lengths.sum() == pytest.approx(minimum_spanning_tree(reach).sum())
     assert (np.diff(lengths) >= 0).all()
 

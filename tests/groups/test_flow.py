@@ -16,7 +16,7 @@ from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
-from mutirao.groups.flow import fault_of_judgement
+from mutirao.groups.judging import fault_of_judgement
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import Grouping
 from mutirao.privacy import tables_in
@@ -297,7 +297,7 @@ def test_the_run_folder_tells_all_of_its_groups(tmp_path: Path) -> None:
 
 
 def test_noised_signatures_hide_the_groups_and_say_so_by_finding_one() -> None:
-    private = {"signature": "bias", "signature.epsilon": 1.0, "signature.repeatable": True}
+    private = {"signature": "bias", "signature.epsilon": 1.0, "signature.repeatable": True, "head": "full"}
     config = resolve(RECIPE.config, SMALL, [*private.items(), ("rounds", 1)])
     task = RECIPE.task(config)
     run = Run(task.initial(), seed=0)
@@ -412,13 +412,36 @@ def test_a_budget_ends_a_run_of_groups() -> None:
 def test_privacy_that_covers_the_models_alone_is_refused() -> None:
     for changes, text in (
         ({"signature": "bias"}, "signatures have no noise; set signature.epsilon"),
-        ({"head": "reduced"}, "head=reduced tells which classes clients hold"),
+        ({"head": "reduced"}, "signature.epsilon: with head=reduced clients tell in clear which classes they hold"),
         ({"privacy": {"name": "central", "epsilon": 3.0}}, "set privacy.noise and privacy.budget"),
         ({"privacy": "central"}, "signature.repeatable: the account counts on noise that nobody knows"),
     ):
         config = resolve(RECIPE.config, {**SMALL, **private_settings("local"), **changes})
         with pytest.raises(ConfigError, match=text):
             RECIPE.prepare(config)
+
+
+def test_noise_on_a_signature_is_not_undone_by_a_list_of_classes_beside_it() -> None:
+    """Refused where a run is set up, and by each client, whatever the server asks for."""
+    noised = {"signature": {"name": "bias", "epsilon": 1.0}, "cluster": "one"}
+    with pytest.raises(ConfigError, match=r"^signature\.epsilon: with head=reduced .* use head=full$"):
+        RECIPE.prepare(resolve(RECIPE.config, {**SMALL, **noised}))
+    config = resolve(RECIPE.config, {**SMALL, **noised, "head": "full"})
+    task = RECIPE.prepare(config)
+    fleet = LocalFleet(task.handler, task.population)
+    wanted = {"warm": {"holdings": True}, "train": {"classes": "0"}, "evaluate": {"classes": "0"}}
+    for do, more in wanted.items():  # trained on one class, a client tells by its samples how many it has of it
+        curious = Request(do, task.initial(), {"seed": 0, "round": 0, **more})
+        answers = fleet.ask(dict.fromkeys(task.population, curious))
+        assert not answers.replies
+        assert {str(f) for f in answers.failures.values()} == {
+            "refused: privacy: which classes a client holds is not told: use head=full"
+        }
+    plain = fleet.ask(dict.fromkeys(task.population, Request("warm", task.initial(), {"seed": 0, "round": 0})))
+    assert {(tuple(r.extras), r.n, len(r.arrays), len(r.metrics)) for r in plain.replies.values()} == {
+        (("signature",), 1, 0, 0)
+    }
+    assert "holdings" not in RECIPE.exchange(config, task).extras
 
 
 def test_every_client_judges_its_own_groups_model() -> None:

@@ -13,6 +13,7 @@ from mutirao.groups.combine import weights_by_sample
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.folder import load_run
+from mutirao.runs.tables import Table
 from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
@@ -61,6 +62,16 @@ def test_everyone_is_alike_without_hidden_differences(tmp_path: Path) -> None:
     summary = execute("groups", config_of(partition="iid"), tmp_path / "run", pictures=False)
     assert list(summary["groups"]) == ["g0"]
     assert summary["final"]["rand"] == 1.0
+
+
+def test_a_group_of_the_first_classes_is_served_as_others_are(tmp_path: Path) -> None:
+    """A head of the classes 0 and 1 was once taken for one of all classes, and its clients failed."""
+    settings = {"clients": 10, "rounds": 2, "optimizer": "adam", "lr": 0.01, "momentum": 0.0}
+    config = config_of(partition={"name": "by_class", "order": "sorted"}, **settings)
+    summary = execute("groups", config, tmp_path / "run", pictures=False)
+    assert summary["class_maps"] == {f"g{i}": [2 * i, 2 * i + 1] for i in range(5)}
+    assert summary["group_accuracy"].keys() == summary["class_maps"].keys()
+    assert all(row["failed"] == "0" for row in Table(tmp_path / "run" / "history.csv").read())
 
 
 def test_a_full_head_keeps_all_classes(tmp_path: Path) -> None:

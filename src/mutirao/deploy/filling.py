@@ -36,7 +36,7 @@ EXTRAS = {
     "profile": "the answer to the request of that name",
     "items": "the numbers of the items that are rated here",
     "signature": "the answer to a warm-up",
-    "holdings": "which classes are here, yes or no each",
+    "holdings": "which classes are here, yes or no each, in clear; only where the signature has no noise",
     "squared_errors": "the error of EACH SINGLE sample on the model that was sent, which FedRisk needs",
     "batch_sizes": "how these errors belong to batches",
     "control": "the gradient of ALL samples here at the model that was sent, less the one before (SCAFFOLD's option 1)",

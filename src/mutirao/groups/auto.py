@@ -1,8 +1,8 @@
 """How many groups there are, and which: DBSCAN whose eps is chosen by how far it may move without any change.
 
-For a fixed `min_samples` the groups DBSCAN finds change only where eps passes an edge of the minimum spanning tree of
-mutual reachability (Campello, Moulavi and Sander, 2013), so all values of eps are looked at, exactly, by cutting one
-tree. Two things speak for a division, both logarithms of a volume in the d dimensions that matter:
+For a fixed `min_samples` what DBSCAN finds changes only where a client becomes a core point, where two core points are
+joined by an edge of the minimum spanning tree of mutual reachability (Campello, Moulavi and Sander, 2013), and where a
+core point first reaches a client at the border; so all values of eps are looked at, exactly, by one tree. Two things speak for a division, both logarithms of a volume in the d dimensions that matter:
 
 - stability, d ln(high / low): how much the ball around a client may grow before two groups touch, which is what the
   worst placed clients decide;
@@ -80,20 +80,28 @@ def min_samples_for(clients: int) -> int:
 
 
 def scan(points: Points, min_samples: int) -> list[Range]:
-    """The groups for every eps there is, from the smallest at which any two clients meet."""
+    """How many groups DBSCAN finds, and what noise it leaves, for every eps there is, from the first group on.
+
+    A client is a core point from its core distance on, the one to its `min_samples`-th neighbour; core points are in
+    one group from the edge of the tree on that joins them, so there are as many groups as core points less edges.
+    Client i is in a group, if only at its border, as soon as a core point reaches it: from min_j max(d_ij, core_j) on.
+    """
     n = len(points)
     if n < max(2, min_samples):
         return []  # nobody has so many neighbours, at any eps
-    merges = merge_nearest(points, min_samples)
-    lows, highs, sizes = merges[:, 2], np.append(merges[1:, 2], np.inf), np.append(np.ones(n), merges[:, 3])
-    joined = sizes[merges[:, :2].astype(np.intp)]  # how many clients each of the two had; one alone is no group yet
-    groups = np.cumsum(1 - (joined > 1).sum(1))
-    inside = np.cumsum(merges[:, 3] - np.where(joined > 1, joined, 0).sum(1))
-    rows = zip(lows.tolist(), highs.tolist(), groups.tolist(), inside.tolist(), strict=True)
-    return [Range(low, high, count, 1 - within / n) for low, high, count, within in rows if high > low]
+    distances = pairwise(points)
+    core, joins = k_distances(distances, min_samples), merge_nearest(distances, min_samples)[:, 2]
+    reached = np.sort(np.maximum(distances, core).min(axis=1))
+    lows = np.unique(np.concatenate([core, joins, reached]))
+    groups = np.searchsorted(np.sort(core), lows, "right") - np.searchsorted(joins, lows, "right")
+    noise = 1 - np.searchsorted(reached, lows, "right") / n
+    new = np.append(True, (np.diff(groups) != 0) | (np.diff(noise) != 0))  # a border point may become a core point
+    lows, groups, noise = lows[new], groups[new], noise[new]
+    rows = zip(lows.tolist(), [*lows[1:].tolist(), np.inf], groups.tolist(), noise.tolist(), strict=True)
+    return [Range(*row) for row in rows]
 
 
-def merge_nearest(points: Points, min_samples: int) -> Points:
+def merge_nearest(distances: Points, min_samples: int) -> Points:
     """Clients joined by single linkage of their mutual reachability, the nearest first, in scipy's four columns.
 
     Mutual reachability of two clients is the largest of their distance and the distances of each to its
@@ -102,7 +110,6 @@ def merge_nearest(points: Points, min_samples: int) -> Points:
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
-    distances = pairwise(points)
     core = k_distances(distances, min_samples)
     reach = np.maximum(distances, np.maximum.outer(core, core))
     return np.asarray(linkage(squareform(reach, checks=False), "single"), np.float64)

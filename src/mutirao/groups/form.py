@@ -76,10 +76,10 @@ def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict
     known = groups.labels >= 0
     points, labels = normalise(groups.signatures, groups.directions)[known], groups.labels[known]
     out = {"groups": float(groups.count), "waiting": float(np.mean(~known))}
-    if 1 < groups.count < len(labels):
+    if 1 < groups.count < len(labels) and groups.signed:
         most = {"sample_size": MOST, "random_state": 0} if len(labels) > MOST else {}
         out["silhouette"] = float(silhouette_score(points, labels, **most))
-    if groups.count:
+    if groups.count and groups.signed:
         centres = middles(points, labels, groups.count)
         out["within"] = float(np.linalg.norm(points - centres[labels], axis=1).mean())
         if 1 < groups.count <= MOST:

@@ -65,7 +65,7 @@ class Member:
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
         self.permit(request)
-        made = self.handler(request)(*self.inner(request, site)) if inside(request) else None
+        made = self.handler(request)(*self.inner(request, site)) if self.inside(request) else None
         return self.answer(request, site, made)
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
@@ -75,7 +75,7 @@ class Member:
         for c in sorted(requests):
             try:
                 self.permit(requests[c])
-                if inside(requests[c]):
+                if self.inside(requests[c]):
                     kind = (requests[c].do, len(class_map(requests[c].config, self.classes)))
                     stacks.setdefault(kind, {})[c] = self.inner(requests[c], sites[c])
                 else:
@@ -91,16 +91,20 @@ class Member:
                     out[c] = attempt(partial(self.answer, made=reply), requests[c], sites[c])
         return dict(sorted(out.items()))
 
+    def inside(self, request: Request) -> bool:
+        """Whether a request is for the trainer inside; a signature of the data alone needs no training."""
+        return request.do in ("train", "probe") or (request.do == "warm" and self.signature.trains)
+
     def permit(self, request: Request) -> None:
-        """Refuse what would tell more of a client than its own privacy lets it."""
+        """Refuse what would tell more of a client than its own privacy, or the noise on its signature, lets it."""
+        if (self.private or self.signature.epsilon) and request.config.keys() & OF_CLASSES:
+            raise Refused("privacy", "which classes a client holds is not told: use head=full")
         if not self.private:
             return
         if request.do not in ("warm", "train"):
             raise Refused("privacy", f"only noised updates and signatures leave, no answer to {request.do!r}")
         if request.do == "warm" and not self.signature.epsilon:
             raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
-        if request.config.keys() & OF_CLASSES:
-            raise Refused("privacy", "which classes a client holds is not told: use head=full")
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """The first model against everybody's data; those of groups, which a run goes on with, have the same layers."""
@@ -124,8 +128,10 @@ class Member:
 
     def answer(self, request: Request, site: Site, made: Reply | None) -> Reply:
         """What leaves the client: of a warm-up only the signature, never the model."""
+        if request.do == "warm":
+            return self.sign(request, site, made)
         if made is not None:
-            return self.sign(request, site, made) if request.do == "warm" else made
+            return made
         if request.do not in ("evaluate", "take"):
             raise ValueError(f"a member of groups can warm, train, evaluate, take and probe, not {request.do!r}")
         if request.do == "take":
@@ -133,10 +139,10 @@ class Member:
         metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
         return Reply({}, metrics=metrics, n=max(1, used))
 
-    def sign(self, request: Request, site: Site, made: Reply) -> Reply:
-        """The signature of a warm-up and, if asked for, which classes the client holds."""
-        part, config = self.signature, request.config
-        vector = part(request.arrays, made.arrays, self.head)
+    def sign(self, request: Request, site: Site, made: Reply | None) -> Reply:
+        """The signature of a warm-up, or of the data, and which classes the client holds if asked; with noise that alone."""
+        part, config, samples = self.signature, request.config, Samples.of(site.data)
+        vector = part(samples) if made is None else part(request.arrays, made.arrays, self.head)
         table = self.charge(site) if self.private else None
         if part.epsilon:
             draw = generator(part.repeatable, int(config["seed"]), int(config["round"]), site.id)
@@ -144,10 +150,11 @@ class Member:
         extras: Arrays = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
+        if part.epsilon:
             return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
         if config.get("holdings"):
-            extras["holdings"] = classes_in(Samples.of(site.data), self.classes).astype(np.uint8)
-        return Reply({}, extras, {}, made.n)
+            extras["holdings"] = classes_in(samples, self.classes).astype(np.uint8)
+        return Reply({}, extras, {}, len(samples) if made is None else made.n)
 
     def charge(self, site: Site) -> Releases:
         """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""
@@ -200,11 +207,6 @@ def shield(privacy: Any, trainer: Trainer) -> Any:
 def warmer(trainer: Trainer, epochs: int) -> Trainer:
     """The trainer of the test model, at one rate whenever it is asked; kept, because it keeps what it has prepared."""
     return replace(trainer, epochs=epochs, schedule=Constant())
-
-
-def inside(request: Request) -> bool:
-    """Whether a request is for the trainer inside."""
-    return request.do in ("warm", "train", "probe")
 
 
 def class_map(config: Mapping[str, Scalar], classes: int) -> list[int]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from mutirao.core.roster import ClientId
 from mutirao.groups.auto import Division, Labels, Points
 
@@ -24,6 +26,7 @@ class Groups:
     directions: bool = False
     later: Mapping[ClientId, int] = field(default_factory=dict)
     looked: tuple[Division, ...] = ()
+    least: int = 0  # so many groups there are, even if nobody is in the last of them
 
     @cached_property
     def labelled(self) -> dict[ClientId, int]:
@@ -38,7 +41,12 @@ class Groups:
     @property
     def count(self) -> int:
         """How many groups there are."""
-        return int(self.labels.max(initial=WAITS)) + 1
+        return max(self.least, int(self.labels.max(initial=WAITS)) + 1)
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
+        return self.signatures.shape[1] > 0
 
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""
@@ -60,6 +68,14 @@ class Groups:
     def with_later(self, labels: Mapping[ClientId, int]) -> "Groups":
         """The same groups with more clients in them; where the groups lie is left to those who formed them."""
         return replace(self, later={**self.later, **labels})
+
+    def with_moved(self, labels: Mapping[ClientId, int]) -> "Groups":
+        """The same clients, these of them in other groups, be it new ones; a group that all have left stays."""
+        founders = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
+        known = set(self.clients)
+        later = {**self.later, **{c: label for c, label in labels.items() if c not in known}}
+        most = max(self.count, *(label + 1 for label in labels.values())) if labels else self.count
+        return replace(self, labels=founders.astype(np.int64), later=later, least=most)
 
 
 def group_name(label: int, count: int) -> str:

@@ -53,6 +53,8 @@ def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str
 
 def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
     """How many groups each clusterer finds in the same signatures."""
+    if not groups.signed:
+        return {}
     points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
     makers = {name: make for name, make in NAMES.items() if name not in ("one", "dbscan")}
     found = {name: make()(points, groups.directions, rng(seed, 0, "groups"))[0] for name, make in makers.items()}
@@ -69,7 +71,9 @@ def fitting_range(groups: Groups) -> list[float] | None:
 
 
 def thin(groups: Groups) -> Points:
-    """The founders' signatures as distances are taken between them; of very many, some."""
+    """The founders' signatures as distances are taken between them; of very many, some, and none if nobody signed."""
+    if not groups.signed:
+        return groups.signatures[:0]
     return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
 
 
@@ -124,8 +128,8 @@ class Plane:
 
 
 def plane_of(run: Run) -> Plane | None:
-    """Where the clients of a run lie; None if no groups were formed."""
-    if (state := Grouping.from_memory(run.memory)) is None:
+    """Where the clients of a run lie; None if no groups were formed, or not by signatures."""
+    if (state := Grouping.from_memory(run.memory)) is None or not state.groups.signed:
         return None
     groups = state.groups
     points = normalise(groups.signatures, groups.directions)

@@ -29,6 +29,7 @@ class Bias:
     clip: float = 1.0  # longest vector that noise is made for
     repeatable: bool = False  # noise from the run's seed, which the server knows: for experiments only
     directions = False  # whether lengths say nothing, and only directions are compared
+    trains = True  # whether it is of the test model, before and after training; else it is called with the samples
     array = "bias"  # of the last layer
 
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
@@ -56,6 +57,7 @@ class Projection:
     clip: float = 1.0
     repeatable: bool = False
     directions = True
+    trains = True
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -8,7 +8,7 @@ from mutirao.errors import ConfigError
 Trainable = Literal["head", "last_block", "all"]
 Depth = Literal["features", "maps", "pixels"]
 
-NETWORK_NAMES = ("cnn", "small")
+NETWORK_NAMES = ("cnn", "small", "deep", "mobilenet")
 BODY_NAMES = ("efficientnet_lite0", "resnet18")
 TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the path of a network in a file
 BODY_WORDS = f"{', '.join(BODY_NAMES)}, {TIMM}NAME or {FILE}PATH"

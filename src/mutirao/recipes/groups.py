@@ -17,6 +17,7 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.without import names_in
 from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
+from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.signature import noise_of
@@ -25,7 +26,7 @@ from mutirao.images.names import NETWORK_NAMES
 from mutirao.partition import describe
 from mutirao.partitions.noise import disturb_rows, disturb_test, levels_of
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
-from mutirao.randomness import rng
+from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.labelled import deal_samples
@@ -55,9 +56,13 @@ class Config(Common):
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
     signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
-    cluster: Part = setting(Part("auto", home="mutirao.groups.clusterers"), "how groups are found")
+    cluster: Part = setting(Part("auto", home="mutirao.groups.groupers"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
-    head: str = setting("reduced", "outputs of a group's model: its classes, or all", choices=("reduced", "full"))
+    head: str = setting(
+        "reduced",
+        "outputs of a group's model: its classes, if a warm-up tells them, or all",
+        choices=("reduced", "full"),
+    )
     attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
@@ -90,6 +95,8 @@ def task(config: Config) -> Task:
 
     if config.centralised:
         raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
+    check_grouper(config)
+    check_signature(config)
     check_privacy(config)
     check_secure(config)
     data = load_judged(config.data, config.seed, config.judge_by)
@@ -108,7 +115,7 @@ def task(config: Config) -> Task:
 
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
-    signature, privacy = build("signature", config.signature), build("privacy", config.privacy)
+    signature, privacy = signature_of(config), build("privacy", config.privacy)
     member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
@@ -136,11 +143,46 @@ def task(config: Config) -> Task:
     )
 
 
+def grouper_of(config: Config) -> Grouper:
+    """How groups are found."""
+    return as_grouper(build("cluster", config.cluster))
+
+
+def signature_of(config: Config) -> Any:
+    """What clients send of their warm-up: what the grouper says, or else the user."""
+    return grouper_of(config).signature or build("signature", config.signature)
+
+
+def start_of(seed: int, which: int) -> int:
+    """The seed of the common first model, or of another one."""
+    return number(seed, 0, f"start {which}") if which else seed
+
+
+def check_grouper(config: Config) -> None:
+    """Refuse a grouper that sees more of single clients than the signature of a warm-up where that is all it may."""
+    grouper, name = grouper_of(config), config.cluster.name
+    plain = grouper.warms and not (grouper.hears or grouper.asks or grouper.signature)
+    for key in ("privacy", "secure"):
+        if not plain and getattr(config, key).name != "none":
+            raise ConfigError(f"cluster={name}: only the signature of a warm-up is covered; use auto, or {key}=none")
+    if config.regroup and (grouper.moves or not grouper.warms):
+        raise ConfigError(f"cluster={name}: there are no signatures to form groups anew by; use regroup=0")
+
+
+def check_signature(config: Config) -> None:
+    """Refuse noise on a signature beside which the classes a client holds leave in clear."""
+    if signature_of(config).epsilon and config.head != "full":
+        raise ConfigError(
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes the "
+            "noise; use head=full"
+        )
+
+
 def check_privacy(config: Config) -> None:
     """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
     if config.privacy.name == "none":
         return
-    signature, privacy = build("signature", config.signature), build_privacy(config)
+    signature, privacy = signature_of(config), build_privacy(config)
     if config.privacy.settings.get("epsilon"):
         raise ConfigError(
             "privacy.epsilon: how large groups will be is not known beforehand, nor then the noise that they need; "
@@ -151,10 +193,6 @@ def check_privacy(config: Config) -> None:
     if not signature.epsilon:
         raise ConfigError(
             f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
-        )
-    if config.head != "full":
-        raise ConfigError(
-            f"privacy={config.privacy.name}: head={config.head} tells which classes clients hold; use full"
         )
 
 
@@ -214,13 +252,13 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
     first = task.initial()
     plan = Plan(
-        model=lambda outputs: member.trainers(outputs).initial(config.seed),
+        model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
         classes=member.classes,
         parts=parts,
         cluster=build("cluster", config.cluster),
         noise=config.noise,
         directions=member.signature.directions,
-        size=len(member.signature(first, first, member.head)),
+        size=len(member.signature(first, first, member.head)) if member.signature.trains else 0,
         reduced=config.head == "reduced",
         filters=screen,
         head=member.head,
@@ -259,7 +297,10 @@ def asks(config: Config, task: Task) -> Exchange:
 
     One that comes when its group has settled is handed that group's model to take.
     """
-    warm = Exchange(("warm", "take"), extras=("signature", *(("holdings",) if config.head == "reduced" else ())))
+    grouper = grouper_of(config)
+    sent = ("signature", *(("holdings",) if config.head == "reduced" else ())) if grouper.warms else ()
+    warm = Exchange((*(("warm",) if grouper.warms else ()), "take", *grouper.asks), extras=(*sent, *grouper.extras))
+    warm |= Exchange(metrics=grouper.metrics)
     if config.privacy.name not in ("none", "central"):
         return warm
     return warm | Exchange(("evaluate",), metrics=("accuracy_known",))

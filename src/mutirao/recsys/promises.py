@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from mutirao.config import build
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError
@@ -21,8 +24,13 @@ def touch_of(config: Any, sums: str) -> float:
     return part.touch if isinstance(part, ByItem) and part.counts else 0.0
 
 
-def make_discreet(config: Any, method: FedRecon, sums: str) -> AnyHandler:
-    """The method as users work by it with these settings."""
+def touches(config: Any, method: FedRecon, sums: str) -> Arrays:
+    """What a model has besides the items: the counts of those who touched each, if there are any."""
+    return {TOUCHES: np.zeros(method.items, np.float32)} if touch_of(config, sums) else {}
+
+
+def users(config: Any, method: FedRecon, sums: str) -> AnyHandler:
+    """What users do, which is the method itself if they are asked for nothing else."""
     touch = touch_of(config, sums)
     if config.download == "touched" and not config.decoys and not touch:
         return method
