@@ -68,7 +68,7 @@ class Noised:
         scales: dict[ClientId, dict[str, float]] = {}
         for client in sorted(replies):
             arrays = replies[client].arrays
-            update, scale = clip_update(current, arrays, clip)
+            update, scale = clip_update(current, arrays, math.inf if self.added else clip)  # clipped before the noise
             for name, value in update.items():
                 sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
             scales[client] = {"clip_scale": scale}

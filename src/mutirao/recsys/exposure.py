@@ -40,8 +40,13 @@ class Exposure:
 
     @property
     def gain(self) -> float:
-        """What reading gave, above guessing."""
+        """What is stated rightly above guessing the user's mean."""
         return self.read - self.guessed
+
+    @property
+    def learned(self) -> float:
+        """What reading gave: above the better of both guesses."""
+        return self.read - max(self.guessed, self.usual)
 
 
 def judge_reading(

@@ -80,7 +80,7 @@ class Told:
         """For a file."""
         rule = {"rule": self.rule.name, "loss": self.rule.loss, "private": self.rule.private}
         rule |= {"settings": dict(self.rule.sets), "epsilon": self.rule.epsilon}
-        return rule | asdict(self.exposure) | {"gain": self.exposure.gain}
+        return rule | asdict(self.exposure) | {"gain": self.exposure.gain, "learned": self.exposure.learned}
 
 
 class Target:
@@ -132,7 +132,7 @@ class Target:
     def query(self, user: ClientId, rows: Sequence[int] | None = None) -> dict[int, float]:
         """What the user's update is about: items and ratings, or whether they were taken; of these rows, if given."""
         data, number = self.task({}).population[user], HONEST_ROUNDS + 1
-        work = self.method.local(data, user, self.about.seed, number)
+        work = self.method.drawn([self.method.local(data, user, self.about.seed, number)])[0]
         truth = dict(zip(work.rows.tolist(), work.y.tolist(), strict=True))
         if rows is None:
             plain = Request("train", {ITEMS: self.items}, {"seed": self.about.seed, "round": number})
@@ -265,12 +265,12 @@ def ratings(folder: Path, trial: Trial, about: Rated) -> None:
     targets = {loss: Target(about, loss) for loss in ("squared", "weighted")}
     told = [Told(rule, join_exposures(rule.read(targets[rule.loss], rule))) for rule in rules_of(about)]
     trial.facts["table"] = table_of(told)
-    plain, worst = told[0].exposure, max((t for t in told if t.rule.private), key=lambda t: t.exposure.gain)
-    trial.good = plain.read == 1.0 and worst.exposure.gain <= BAR
+    plain, worst = told[0].exposure, max((t for t in told if t.rule.private), key=lambda t: t.exposure.learned)
+    trial.good = plain.read == 1.0 and worst.exposure.learned <= BAR
     trial.happened = (
         f"{plain.read:.1%} of {plain.ratings} ratings read as it is, {plain.guessed:.1%} by guessing the mean; "
     )
-    trial.happened += f"where nothing should be, at most {100 * worst.exposure.gain:+.1f} points above guessing"
+    trial.happened += f"where nothing should be, at most {100 * worst.exposure.learned:+.1f} points above guesses"
     facts = {"data": about.data, "users": about.users, "summed": about.summed, "told": [t.kept() for t in told]}
     write_whole(folder / "ratings.json", json.dumps(facts, indent=2) + "\n")
     draw_exposure([(t.rule.name, t.exposure, t.rule.private) for t in told], folder / "ratings.png")
