@@ -8,7 +8,7 @@ import pytest
 from mutirao.config import resolve
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
-from mutirao.core.rows import OF, ROWS, spread
+from mutirao.core.rows import BLOCKS, OF, ROWS, spread
 from mutirao.errors import ConfigError, Refused
 from mutirao.fleets.drawn import DRAWN, DrawnFleet
 from mutirao.fleets.local import LocalFleet
@@ -35,7 +35,7 @@ def test_blocks_have_k_items_or_more_and_hold_every_item_once() -> None:
 def test_a_user_names_blocks_and_the_same_ones_in_every_round() -> None:
     user = Discreet(METHOD, "blocks", block=5)
     few = Site("a", Taste(np.array([2, 9], np.int32), np.array([4, 1], np.float32)))
-    named = [user(Request("rows", {}, {"seed": s, "round": r}), few).extras[ITEMS] for s, r in ((0, 1), (7, 9))]
+    named = [user(Request("rows", {}, {"seed": s, "round": r}), few).extras[BLOCKS] for s, r in ((0, 1), (7, 9))]
     np.testing.assert_array_equal(*named)
     blocks = blocks_of(60, 5)
     assert set(blocks[named[0]]) == set(blocks[[2, 9]])
@@ -50,7 +50,7 @@ def test_who_names_no_rows_refuses_to(download: str) -> None:
 
 def test_on_the_rows_of_its_blocks_a_user_does_what_it_does_on_the_whole() -> None:
     user = Discreet(METHOD, "blocks", block=5, touch=0.1)
-    rows = user(Request("rows", {}, TOLD), Site("a", TASTE)).extras[ITEMS]
+    rows = user(Request("rows", {}, TOLD), Site("a", TASTE)).extras[BLOCKS]
     part = user(Request("train", {ITEMS: MODEL[ITEMS][rows], ITEM_ROWS: rows}, TOLD), Site("a", TASTE))
     whole = METHOD(Request("train", MODEL, TOLD), Site("a", TASTE))
     np.testing.assert_array_equal(part.arrays[ITEM_ROWS], whole.arrays[ITEM_ROWS])
@@ -220,7 +220,7 @@ def test_what_is_asked_of_users_is_what_a_policy_lists() -> None:
     for settings, requests, comes, extras in (
         ({}, True, (), (ITEMS,)),
         ({"download": "all"}, False, (), ()),
-        ({"download": "blocks", "secure": "secagg+"}, True, (), (ITEMS,)),
+        ({"download": "blocks", "secure": "secagg+"}, True, (), (BLOCKS,)),
         ({"download": "drawn", "secure": "secagg+"}, False, (DRAWN,), ()),
     ):
         config = resolve(RECIPE.config, {}, list(settings.items()))

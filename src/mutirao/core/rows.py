@@ -16,6 +16,7 @@ from mutirao.core.fleet import ClientId, Failure, Reply
 
 ROWS = "@rows"
 OF = "@of"
+BLOCKS = "blocks"  # the extra in which a client names rows of which most are not its own; else the table's name
 MOST_BYTES = 2**30  # of a table that a client makes because it is told how long it is
 
 

@@ -11,6 +11,7 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
+from mutirao.core.rows import BLOCKS
 from mutirao.errors import ConfigError
 from mutirao.fleets.drawn import DRAWN
 from mutirao.fleets.without import names_in
@@ -142,7 +143,9 @@ def asks(config: Config, task: Task) -> Exchange:
     """Users ask for rows, by which it is known which items they rated, or of which blocks; or are sent drawn ones."""
     if config.centralised or config.download == "all":
         return Exchange()
-    return Exchange(comes=(DRAWN,)) if config.download == "drawn" else Exchange(("rows",), extras=(ITEMS,))
+    if config.download == "drawn":
+        return Exchange(comes=(DRAWN,))
+    return Exchange(("rows",), extras=(ITEMS if config.download == "touched" else BLOCKS,))
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure"}), asks=asks)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.core.rows import ROWS, fault_of_rows, faults_of_order, whole
+from mutirao.core.rows import BLOCKS, ROWS, fault_of_rows, faults_of_order, whole
 from mutirao.errors import Refused
 from mutirao.fleets.drawn import DRAWN
 from mutirao.randomness import Secret, rng
@@ -91,7 +91,7 @@ class Discreet:
         if self.download == "touched":
             return self.method(request, site)
         rows = self.blocks_around(site.data.items)  # of all its items, whatever it works on: the same in every round
-        return Reply({}, {ITEMS: rows}, n=len(rows))
+        return Reply({}, {BLOCKS: rows}, n=len(rows))
 
     def blocks_around(self, rows: Rows) -> Rows:
         """All items of the blocks that these are in."""

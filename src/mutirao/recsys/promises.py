@@ -68,7 +68,7 @@ def slice_inside(fleet: Fleet, config: Any) -> Fleet:
     """The fleet that asks users for rows, if they name any; a secure sum is made around it."""
     if config.centralised or config.download not in ("touched", "blocks"):
         return fleet
-    return SlicedFleet(fleet, ITEMS, sized=config.secure.name != "none")
+    return SlicedFleet(fleet, ITEMS, summed=config.secure.name != "none")
 
 
 def slice_around(fleet: Fleet, config: Any) -> Fleet:

@@ -16,7 +16,7 @@ from mutirao.core.agreement import AGREE
 from mutirao.core.checks import fault, fault_of_extras
 from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
-from mutirao.core.rows import spread, whole
+from mutirao.core.rows import BLOCKS, spread, whole
 from mutirao.errors import Refused
 from mutirao.secure.keys import PUBLIC, SHARE, agree, commit, draw_secret, public_of, seal, share, unseal
 from mutirao.secure.masks import cover
@@ -24,9 +24,9 @@ from mutirao.secure.numbers import Scale
 from mutirao.secure.settings import KEYS, MASKED, MINE, SHARES, SUMMED, UNMASK, Settings, without_session
 
 STATE = FLEETING + "secagg"
-# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, a user
-# names blocks of items if the recipe lets it, and whoever agrees says no more than that.
-ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": ("items",), AGREE: ()}
+# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, rows
+# are named by blocks alone, and whoever agrees says no more than that.
+ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": (BLOCKS,), AGREE: ()}
 Memory = dict[str, Any]
 
 
