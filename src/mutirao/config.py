@@ -36,6 +36,9 @@ KINDS = {
     "compress": "mutirao.compression",
     "schedule": "mutirao.schedules",
     "personal": "mutirao.personal",
+    "cluster": "mutirao.groups.groupers",
+    "signature": "mutirao.groups.signature",
+    "per_group": "mutirao.groups.tuning",
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
@@ -101,6 +104,11 @@ class Common:
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
     compress: Part = setting(Part("none"), "how updates are made shorter on their way to the server")
     personal: Part = setting(Part("none"), "personal models: what of the model is each client's own")
+    cluster: Part = setting(Part("none"), "groups of clients that are alike, a model each: how they are found")
+    signature: Part = setting(Part("projection"), "groups: what a client sends of its warm-up")
+    warm_epochs: int = setting(10, "groups: passes over its data a client makes in the warm-up", low=1)
+    regroup: int = setting(0, "groups: rounds after which they are formed anew, for data that change (0: never)", low=0)
+    per_group: Part = setting(Part("none"), "groups: what each trains by: all alike, as given, or chosen by itself")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting(
         "auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "processes", "plain")

@@ -17,7 +17,15 @@ from mutirao.runs.tables import Table
 from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
-SMALL = {"clients": 20, "rounds": 2, "epochs": 2, "warm_epochs": 8, "per_round": 1.0, "judge_samples": 40}
+SMALL = {
+    "clients": 20,
+    "rounds": 2,
+    "epochs": 2,
+    "warm_epochs": 8,
+    "per_round": 1.0,
+    "judge_samples": 40,
+    "references": 0,
+}
 
 
 def config_of(**settings: Any) -> Any:
@@ -112,7 +120,7 @@ def test_models_of_groups_are_combined_over_the_union_of_classes(tmp_path: Path)
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="centralised"):
-        RECIPE.task(config_of(centralised=True))
+        RECIPE.prepare(config_of(centralised=True))
     with pytest.raises(ConfigError, match="populations"):
         RECIPE.task(config_of(hidden="skewed", populations=30))
     with pytest.raises(ConfigError, match="no part is called 'magic'"):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from mutirao.cli.catalogue import catalogue
+from mutirao.cli.combine import combine
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
@@ -18,6 +19,7 @@ from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
 from mutirao.cli.partition import partition
 from mutirao.cli.policies import site
+from mutirao.cli.reproduce import reproduce
 from mutirao.cli.tune import tune
 from mutirao.errors import ConfigError, MutiraoError
 
@@ -352,6 +354,8 @@ main.add_command(data)
 main.add_command(slides)
 main.add_command(site)
 main.add_command(drill)
+main.add_command(combine)
 main.add_command(new)
 main.add_command(tune)
 main.add_command(partition)
+main.add_command(reproduce)

@@ -22,6 +22,7 @@ REQUESTS = {
     "profile": "of each column counts, mean, spread and common categories, before the first round",
     "rows": "which rows of the model it needs: for recommendations, which items this user has rated",
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
+    "fit": "how a model does that is fitted to this site's data and stays here; the metrics below leave",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
 COMES = {
@@ -49,6 +50,7 @@ METRICS = {
     "val_loss": "mean loss of the update on samples kept back",
     "val_acc": "share of samples kept back that is right",
     "accuracy_known": "share that is right among the classes a group knows",
+    "accuracy_held": "share that is right of training samples kept back, by which one way to serve all is chosen",
     "entropy": "how undecided the model is, in the mean",
     "rms_loss": "root of the mean squared loss",
     "gradient_norm": "length of the gradient",

@@ -6,8 +6,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mutirao.config import load_name, one_line
 from mutirao.errors import ConfigError
 from mutirao.images.mobilenet import mobilenet
+from mutirao.naming import check_module, is_dotted
 
 PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
 SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
@@ -118,11 +120,26 @@ def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
 
 def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
     """A network for samples of that shape with so many outputs: for rows dense, or else the one of that name."""
+    if is_dotted(name):
+        return call_factory(name, shape, outputs)
     if len(shape) == 1:
         return mlp(shape[0], width, outputs)
     if name == "mlp":
         return nn.Sequential(normalise(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
     return NETWORKS[name](shape, outputs)
+
+
+def call_factory(path: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """What a function of the user's own, `package.module:name`, makes for samples of that shape: a torch module."""
+    check_module("model", path)
+    make = load_name(path)
+    try:
+        found = make(shape, outputs)
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"model: {path!r} fails for ({shape}, {outputs}): {one_line(error)}") from error
+    if not isinstance(found, nn.Module):
+        raise ConfigError(f"model: {path!r} gives a {type(found).__name__}, not a torch module")
+    return found
 
 
 def replace_head(network: nn.Module, outputs: int) -> nn.Module:

@@ -8,8 +8,9 @@ from mutirao.config import build
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import AnyHandler
+from mutirao.core.rows import BLOCKS
 from mutirao.errors import ConfigError
-from mutirao.fleets.drawn import DrawnFleet
+from mutirao.fleets.drawn import DRAWN, DrawnFleet
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.recsys.aggregation import TOUCHES, ByItem
 from mutirao.recsys.discreet import Discreet
@@ -24,22 +25,38 @@ def touch_of(config: Any, sums: str) -> float:
     return part.touch if isinstance(part, ByItem) and part.counts else 0.0
 
 
-def touches(config: Any, method: FedRecon, sums: str) -> Arrays:
-    """What a model has besides the items: the counts of those who touched each, if there are any."""
-    return {TOUCHES: np.zeros(method.items, np.float32)} if touch_of(config, sums) else {}
+def discreet(config: Any, method: Any, sums: str) -> tuple[AnyHandler, Arrays]:
+    """What users do, the method itself if nothing else is asked of them; and what a model has besides the items.
 
-
-def users(config: Any, method: FedRecon, sums: str) -> AnyHandler:
-    """What users do, which is the method itself if they are asked for nothing else."""
+    That are counts of those who touched each item, if there are any.
+    """
     touch = touch_of(config, sums)
-    if config.download == "touched" and not config.decoys and not touch:
-        return method
-    return Discreet(method, config.download, config.block, config.decoys, touch)
+    if config.download == "touched" and not config.decoys and not touch or not isinstance(method, FedRecon):
+        return method, {}
+    touches = {TOUCHES: np.zeros(method.items, np.float32)} if touch else {}
+    return Discreet(method, config.download, config.block, config.decoys, touch), touches
 
 
-def check(config: Any) -> None:
+def rows_asked(config: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """For rows, users are asked `rows`, get extras, and answer with extras: items they rated, or their blocks."""
+    if config.centralised or config.download == "all":
+        return (), (), ()
+    if config.download == "drawn":
+        return (), (DRAWN,), ()
+    return ("rows",), (), (ITEMS if config.download == "touched" else BLOCKS,)
+
+
+def check(config: Any, groups: bool) -> None:
     """Refuse, before the first round, settings of which one undoes what another promises."""
     secure, local, how = config.secure.name != "none", config.privacy.name == "local", config.download
+    if groups or config.method.name != "fedrecon":
+        who = "cluster: in groups" if groups else f"method={config.method.name}: there"
+        if secure or config.decoys or how not in ("touched", "all"):
+            raise ConfigError(
+                f"{who} users answer as FedRecon's of one model do not; use secure=none, decoys=0, touched"
+            )
+        if config.privacy.name != "none" and config.aggregate.name == "by_item":
+            raise ConfigError(f"{who} nobody counts who touched an item, by which by_item divides; use fedavg")
     if how == "touched" and (secure or local):
         keeps = "secure=secagg+ keeps from the server; use all, blocks or drawn"
         keeps = keeps if secure else "privacy=local keeps at home; use all"
