@@ -31,7 +31,7 @@ def discreet(config: Any, method: Any, sums: str) -> tuple[AnyHandler, Arrays]:
     That are counts of those who touched each item, if there are any.
     """
     touch = touch_of(config, sums)
-    if config.download == "touched" and not config.decoys and not touch or not isinstance(method, FedRecon):
+    if (config.download == "touched" and not config.decoys and not touch) or not isinstance(method, FedRecon):
         return method, {}
     touches = {TOUCHES: np.zeros(method.items, np.float32)} if touch else {}
     return Discreet(method, config.download, config.block, config.decoys, touch), touches
