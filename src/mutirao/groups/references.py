@@ -98,9 +98,7 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
         "held": {way: float(np.mean(values)) for way, values in held.items() if values},
         "fedavg_rounds": settings.rounds if one is not None else run.round,
         "finetuned_epochs": settings.epochs,
-        "alone_epochs": float(
-            np.mean([e["times"] * settings.epochs if settings.again else e["epochs"] for e in efforts])
-        ),
+        "alone_epochs": float(np.mean(spent)),
         "served": chosen,
         "why": why,
         "warnings": warnings_of(means, chosen, judge, plan.higher),
