@@ -56,6 +56,9 @@ class Config(Common):
     taken: float = setting(0.0, "implicit: ratings from here on count as taken (0: all)", low=0)
     negatives: int = setting(4, "implicit: items drawn for each one taken", low=1)
     negative_weight: float = setting(1.0, "implicit: how much an item drawn counts", low=0)
+    others: str = setting("drawn", "implicit: what vectors are rebuilt against", choices=("drawn", "all"))
+    rebuild_weight: float = setting(0.0, "weighted: how much it counts when a vector is rebuilt (0: as much)", low=0)
+    half_life: float = setting(0.0, "weighted: ratings later than one that counts half in its vector (0: all 1)", low=0)
     support: float = setting(0.5, "share of a user's ratings that rebuilds its vector", low=1e-9, high=1)
     rebuild: str = setting("ridge", "how a user's vector is rebuilt", choices=("ridge", "sgd"))
     ridge: float = setting(10.0, "weight of |vector|^2", low=0)
@@ -90,6 +93,8 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
         raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
     if config.partition.name != "dirichlet":
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
+    if config.others == "all" and config.download != "all":
+        raise ConfigError("others=all rebuilds vectors against all items, which clients need then: set download=all")
     shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
     levels = tuple(float(v) for v in np.unique(ratings.values))
     shared["schedule"] = schedule_of(config)
