@@ -14,24 +14,26 @@ from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.sliced import SlicedFleet
 from mutirao.fleets.without import names_in
 from mutirao.groups.signing import Signing
 from mutirao.randomness import rng
+from mutirao.recipes.building import sums_of
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.recsys import promises
 from mutirao.recsys.consent import facts_of, parts_of, without
-from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.fedrecon import ITEMS
 from mutirao.recsys.generate import plant
 from mutirao.recsys.grouped import GroupJudge, sign_all
 from mutirao.recsys.judges import judged
 from mutirao.recsys.judging import Judge
+from mutirao.recsys.methods.client import Examination, judged_rounds, population_of
+from mutirao.recsys.methods.kinds import is_implicit, method_of
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings, Users
+from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import FOLDS, SPLITS
-from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
 
@@ -48,6 +50,7 @@ class Config(Common):
     lr: float = setting(0.2, "learning rate of the items", low=1e-12)
     data: str = setting("generated", "'generated', a folder of MovieLens or Netflix, or a file of ratings")
     columns: str = setting("", "columns of your own file: item,user,rating (no header) or user=NAME,item=NAME")
+    method: Part = setting(Part("fedrecon", home="mutirao.recsys.methods.kinds"), "what users train, and keep")
     aggregate: Part = setting(Part("by_item", home="mutirao.recsys.aggregation"), "how item rows are joined")
     start: Part = setting(Part("random", home="mutirao.recsys.start"), "how item vectors begin")
     dimension: int = setting(50, "length of the vectors, biases included", low=2)
@@ -70,7 +73,12 @@ class Config(Common):
     candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
-    download: str = setting("touched", "item rows sent to a client: those it rated, or all", choices=("touched", "all"))
+    download: str = setting(
+        "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=promises.DOWNLOADS
+    )
+    block: int = setting(20, "download=blocks: items of a block, of which a user names whole ones", low=2)
+    drawn: float = setting(0.5, "download=drawn: share of all rows that is drawn for a round", low=1e-9, high=1)
+    decoys: float = setting(0.0, "items never rated that a user works on for each one rated", low=0, high=100)
 
 
 def load(config: Config) -> Ratings:
@@ -79,32 +87,16 @@ def load(config: Config) -> Ratings:
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
         ratings = read_ratings(Path(config.data).expanduser(), config.columns)
-    if config.loss != "squared":
+    if is_implicit(config):
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(SPLITS[config.split])
-
-
-def method_of(config: Config, ratings: Ratings) -> FedRecon:
-    """What a client does, with the scale of the ratings, which everybody knows."""
-    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
-        if getattr(config, name) != plain:
-            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
-    if config.clients_every > 0:
-        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
-    if config.partition.name != "dirichlet":
-        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
-    if config.others == "all" and config.download != "all":
-        raise ConfigError("others=all rebuilds vectors against all items, which clients need then: set download=all")
-    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
-    levels = tuple(float(v) for v in np.unique(ratings.values))
-    shared["schedule"] = schedule_of(config)
-    return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 
 def task(config: Config) -> Task:
     """Users as clients, unseen users or later ratings as judges."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
+    promises.check(config, has_groups(config))
     ratings = load(config)
     method = method_of(config, ratings)
     gone = names_in(config.exclude)
@@ -118,22 +110,23 @@ def task(config: Config) -> Task:
     facts = facts_of(pooled, listed, gone)
     if config.centralised:
         pooled, clients = pooled.union(clients.users), without(clients, gone)
+    users, touches = promises.discreet(config, method, sums_of(config))
     return Task(
-        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
-        population={"pooled": clients} if config.centralised else Users(clients),
-        initial=lambda: {ITEMS: first[ITEMS].copy()},
-        evaluate=judge,
+        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else users,
+        population={"pooled": clients} if config.centralised else population_of(clients, judge),
+        initial=lambda: {ITEMS: first[ITEMS].copy(), **touches},
+        evaluate=None if isinstance(judge, Examination) else judge,
         evaluate_groups=group_judge(config, method, judge, first),
         left_out=parts_of(gone, pooled, judges),
         facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
-        judge="rmse" if config.loss == "squared" else "ndcg@10",
+        judge="ndcg@10" if method.implicit else "rmse",
         metrics=judge.metrics,
-        classes=len(method.levels) if config.loss == "squared" else 2,
+        classes=2 if method.implicit else len(method.levels),
     )
 
 
-def group_judge(config: Config, method: FedRecon, judge: Any, first: Arrays) -> GroupJudge | None:
+def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> GroupJudge | None:
     """How groups of users are judged, if there are to be any: each user by the model of its group."""
     if not has_groups(config):
         return None
@@ -144,21 +137,18 @@ def group_judge(config: Config, method: FedRecon, judge: Any, first: Arrays) -> 
     return GroupJudge(lambda test, known: Judge(method, test, known, config.seed), judge.ratings, judge.known, sign)
 
 
-def is_sliced(config: Config) -> bool:
-    """Whether each user gets no more of the model than the rows of its items."""
-    return config.download == "touched" and not config.centralised
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
-    if (sliced := is_sliced(config)) and config.privacy.name == "local":
-        raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
-    yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+    """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all the same."""
+    inside, around = promises.slice_inside(fleet, config), partial(promises.slice_around, config=config)
+    rounds = federate(inside, config, task, run, around)
+    yield from rounds if config.method.name == "fedrecon" else judged_rounds(rounds, fleet, run, config, task.metrics)
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Users ask for the rows of their items alone, by which it is known which those are."""
-    return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
+    """Some users judge themselves; and what `promises` says of rows."""
+    judged = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
+    requests, comes, extras = promises.rows_asked(config)
+    return judged | Exchange(requests, comes, extras)
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster", "secure"}), asks=asks)

@@ -128,7 +128,8 @@ def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalog
         log.warning("%d rated items are not in the catalogue, the first of them %r", len(strangers), strangers[0])
     titles = tuple(known.titles[at[i]] if known is not None and i in at else "" for i in ids)
     years = np.array([known.years[at[i]] if known is not None and i in at else 0 for i in ids], np.int32)
-    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64))
+    genres = tuple(known.genres[at[i]] if i in at else () for i in ids) if known is not None and known.genres else ()
+    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64), genres)
 
 
 def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
@@ -154,6 +155,7 @@ class Taste:
 
     items: Rows
     values: Floats
+    real: npt.NDArray[np.bool_] | None = None  # which are no decoys; None: none are
 
     def __len__(self) -> int:
         return len(self.items)
