@@ -20,6 +20,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignment
 from mutirao.cli.partition import partition
 from mutirao.cli.policies import site
 from mutirao.cli.record import record
+from mutirao.cli.reproduce import reproduce
 from mutirao.cli.tune import tune
 from mutirao.errors import ConfigError, MutiraoError
 
@@ -359,3 +360,4 @@ main.add_command(new)
 main.add_command(tune)
 main.add_command(partition)
 main.add_command(record)
+main.add_command(reproduce)
