@@ -22,6 +22,7 @@ REQUESTS = {
     "profile": "of each column counts, mean, spread and common categories, before the first round",
     "rows": "which rows of the model it needs: for recommendations, which items this user has rated",
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
+    "choose": "which of several models errs least on the data here; its number leaves",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
 COMES = {
@@ -36,6 +37,7 @@ EXTRAS = {
     "profile": "the answer to the request of that name",
     "items": "the numbers of the items that are rated here",
     "signature": "the answer to a warm-up",
+    "choice": "the number of the model that errs least here, of several that were sent",
     "holdings": "which classes are here, yes or no each, in clear; only where the signature has no noise",
     "squared_errors": "the error of EACH SINGLE sample on the model that was sent, which FedRisk needs",
     "batch_sizes": "how these errors belong to batches",

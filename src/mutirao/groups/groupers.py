@@ -2,5 +2,10 @@
 
 from mutirao.groups import clusterers
 from mutirao.groups.grouper import Alone
+from mutirao.groups.rivals.cfl import Cfl
+from mutirao.groups.rivals.fedclust import Fedclust
+from mutirao.groups.rivals.ifca import Ifca
+from mutirao.groups.rivals.pacfl import Pacfl
 
-NAMES: dict[str, type] = {**clusterers.NAMES, "alone": Alone}
+PARTS = (Alone, Ifca, Cfl, Pacfl, Fedclust)
+NAMES: dict[str, type] = {**clusterers.NAMES, **{part.__name__.lower(): part for part in PARTS}}

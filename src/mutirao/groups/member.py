@@ -38,7 +38,10 @@ CHUNK = 512  # samples judged at once
 
 @dataclass(frozen=True)
 class Member:
-    """A handler for `warm`, `train`, `evaluate`, `take` and `probe`; `trainers(outputs)` trains a head of that size."""
+    """A handler for `warm`, `train`, `evaluate`, `take`, `choose` and `probe`.
+
+    `trainers(outputs)` trains a head of that size.
+    """
 
     trainers: Callable[[int], Trainer]
     classes: int
@@ -132,15 +135,19 @@ class Member:
             return self.sign(request, site, made)
         if made is not None:
             return made
+        if request.do == "choose":
+            return self.choose(request.arrays, Samples.of(site.data))
         if request.do not in ("evaluate", "take"):
-            raise ValueError(f"a member of groups can warm, train, evaluate, take and probe, not {request.do!r}")
+            raise ValueError(
+                f"a member of groups can warm, train, evaluate, take, choose and probe, not {request.do!r}"
+            )
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
         metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def sign(self, request: Request, site: Site, made: Reply | None) -> Reply:
-        """The signature of a warm-up, or of the data, and which classes the client holds if asked; with noise that alone."""
+        """The signature of a warm-up, or of the data, and which classes the client holds if asked; noised, it alone."""
         part, config, samples = self.signature, request.config, Samples.of(site.data)
         vector = part(samples) if made is None else part(request.arrays, made.arrays, self.head)
         table = self.charge(site) if self.private else None
@@ -155,6 +162,14 @@ class Member:
         if config.get("holdings"):
             extras["holdings"] = classes_in(samples, self.classes).astype(np.uint8)
         return Reply({}, extras, {}, len(samples) if made is None else made.n)
+
+    def choose(self, models: Arrays, samples: Samples) -> Reply:
+        """Which of several groups' models has the least mean loss on the samples to train on: its number alone."""
+        trainer, losses = self.trainers(self.classes), []
+        for group in sorted({name.partition("/")[0] for name in models}):
+            outputs, y = outputs_of(trainer.fill(part_of(models, group)).eval(), samples)
+            losses.append(float(functional.cross_entropy(outputs, torch.from_numpy(y))))
+        return Reply({}, {"choice": np.array([np.argmin(losses)], np.int64)}, {}, len(samples))
 
     def charge(self, site: Site) -> Releases:
         """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""

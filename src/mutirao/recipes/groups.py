@@ -173,8 +173,8 @@ def check_signature(config: Config) -> None:
     """Refuse noise on a signature beside which the classes a client holds leave in clear."""
     if signature_of(config).epsilon and config.head != "full":
         raise ConfigError(
-            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes the "
-            "noise; use head=full"
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
+            "the noise; use head=full"
         )
 
 
