@@ -129,6 +129,16 @@ def test_the_page_on_python_runs_from_top_to_bottom(
     assert mu.load("runs/long").summary["rounds"] == 6
 
 
+def test_the_model_with_a_local_part_on_the_page_on_personal_models_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, space = blocks("personal.md")[0], dict[str, Any]()
+    exec(compile(code.replace(": 30", ": 8"), "personal.md", "exec"), space)  # the page's own code, for fewer rounds
+    one, rebuilt = space["one"].final, space["rebuilt"].final
+    assert max(rebuilt["rmse"], rebuilt["new_rmse"]) < 0.8 * one["rmse"]
+
+
 def test_the_page_on_partitions_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks("partitions.md")
     exec(compile(code, "partitions.md", "exec"), {})

@@ -1,4 +1,4 @@
-"""Personal models by name: `none`, `fedper`, `fedrep`, `fedbn`, `ditto`, `finetune`. Each client has one of its own.
+"""Personal models by name: each client has one of its own.
 
 Of a kind that *keeps* arrays, those are the client's: they lie in its state, never travel, and are laid over what it
 receives. The others send the whole model, and a client makes its own of it. A client is judged by its own model on its
@@ -92,6 +92,28 @@ class FedRep(Keeps):
 
 
 @dataclass(frozen=True)
+class FedRecon(Keeps):
+    """The personal layers are rebuilt whenever they are needed, and forgotten: a client keeps no state at all.
+
+    A round draws a share of the client's samples, its `support`; the layers are fitted to it for `epochs` at the rate
+    `lr` (0: the round's), from where all begin, the rest of the model frozen. Then that rest is trained on the other
+    samples, the query, with those layers frozen, and alone is sent. With `support` = 1 all samples do both. Singhal,
+    Sidahmed, Garrett, Wu, Rush and Prakash, "Federated Reconstruction: Partially Local Federated Learning", NeurIPS
+    2021.
+    """
+
+    layers: str = ""
+    support: float = 0.5
+    lr: float = 0.0
+    name = "fedrecon"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("support", 0 < self.support <= 1, self.support, "above 0 and at most 1 (all samples do both)")
+        check_setting("lr", 0 <= self.lr < math.inf, self.lr, "0 (that of the round) or above")
+
+
+@dataclass(frozen=True)
 class FedBN(Keeps):
     """Batch normalisation is personal: its weights, biases and statistics stay at the client.
 
@@ -133,6 +155,7 @@ NAMES: dict[str, type[Personal]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbn": FedBN,
+    "fedrecon": FedRecon,
     "ditto": Ditto,
     "finetune": Finetune,
 }

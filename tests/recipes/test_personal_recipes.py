@@ -76,7 +76,7 @@ def test_the_worst_decile_is_the_mean_of_the_tenth_that_fares_worst(higher: bool
     assert summarise("m", values.tolist(), higher)["m_worst_decile"] == pytest.approx(ordered[:3].mean())
 
 
-@pytest.mark.parametrize("kind", ["fedper", "fedrep"])
+@pytest.mark.parametrize("kind", ["fedper", "fedrep", "fedrecon"])
 def test_the_head_is_neither_in_the_model_nor_in_the_traffic(kind: str, tmp_path: Path) -> None:
     whole = execute("quickstart", settings("none"), tmp_path / "whole")
     own = execute("quickstart", settings(kind), tmp_path / "own")
@@ -122,13 +122,13 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         assert {k: v for k, v in mine.items() if "seconds" not in k} == {
             k: v for k, v in theirs.items() if "seconds" not in k
         }
-    if kind in ("fedper", "fedrep"):
+    if kind in ("fedper", "fedrep", "fedrecon"):
         assert seen
         assert all(HEAD.isdisjoint(names) for names in seen)
     kept = {n: s for n, s in grid.nodes.items() if isinstance(s.state.get(STATE), ArrayRecord)}
     states = {str(s.node_config["name"]): unpack(s.state[STATE]) for s in kept.values()}  # type: ignore[arg-type]
     assert {c: digest(s) for c, s in states.items()} == {c: digest(s) for c, s in alone.states.items()}
-    assert bool(states) == (kind != "finetune")
+    assert bool(states) == (kind not in ("finetune", "fedrecon"))
 
 
 @pytest.mark.parametrize(

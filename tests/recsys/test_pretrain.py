@@ -45,6 +45,21 @@ def test_sgd_takes_one_step_a_rating() -> None:
     np.testing.assert_allclose(items, q, atol=1e-3)
 
 
+def test_whitened_components_have_one_variance_and_span_the_same() -> None:
+    how = Factorisation(dimension=6, begin="pca", biases=False, whiten=True, spread=1.0)
+    found, plain = (start_items(RATINGS, h, 0) for h in (how, dataclasses.replace(how, whiten=False)))
+    np.testing.assert_allclose(found.std(0), 1, rtol=1e-4)
+    assert plain.std(0).max() > 1.3 * plain.std(0).min()
+    assert plain.std() == pytest.approx(1, rel=1e-4)
+    np.testing.assert_allclose(np.corrcoef(found.T, plain.T)[:6, 6:].diagonal(), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"whiten": True}, {"spread": 0.0}, {"decay": float("nan")}])
+def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"whiten|cannot be"):
+        Factorisation(**wrong)
+
+
 @pytest.mark.parametrize("biases", [True, False])
 def test_it_predicts_held_out_ratings_better_than_means(biases: bool) -> None:
     how = dataclasses.replace(SMALL, biases=biases, epochs=30)

@@ -15,6 +15,8 @@ from mutirao.errors import ConfigError
 from mutirao.recipes.task import find
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.embeddings import Embeddings, save_embeddings
+from mutirao.recsys.judging import Judge
+from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.serve import Recommender
 from mutirao.report import execute
 
@@ -36,17 +38,19 @@ RATED = {"i3": 5.0, "i10": 1.0, "i200": 4.0, "i77": 3.0}
 
 
 def test_the_best_are_those_of_brute_force() -> None:
-    recommender = made(biases=True, ridge=2.0, ridge_bias=0.5)
+    recommender = made(biases=True, ridge=0.5, ridge_bias=0.5)
     x = recommender.embeddings.vectors.astype(np.float64)
     rows, y = [3, 10, 200, 77], np.array([5, 1, 4, 3]) - 3.0
     features = np.column_stack([np.ones(N), x[:, 1:]])
     s = features[rows]
-    v = np.linalg.solve(s.T @ s + np.diag([0.5] + [2.0] * 6), s.T @ (y - x[rows, 0]))
+    v = np.linalg.solve(s.T @ s + np.diag([0.5] + [0.5] * 6), s.T @ (y - x[rows, 0]))
     scores = 3 + x[:, 0] + features @ v
     scores[rows] = -np.inf
     found = recommender.recommend(RATED, k=12)
     assert [r.id for r in found] == [f"i{k}" for k in np.argsort(-scores)[:12]]
-    np.testing.assert_allclose([r.score for r in found], np.sort(scores)[::-1][:12], rtol=1e-4)
+    best = np.sort(scores)[::-1][:12]
+    assert best[0] > 5 > best[-1], "some are beyond the scale: they are cut, and ranked as they were"
+    np.testing.assert_allclose([r.score for r in found], best.clip(1, 5), rtol=1e-4)
     assert found[0].title == f"Item {found[0].id[1:]}"
 
 
@@ -74,11 +78,44 @@ def test_implicit_feedback_is_served_too(loss: str) -> None:
 
 @pytest.mark.parametrize(
     ("ratings", "says"),
-    [({"i999": 5.0}, "item 'i999' is not in the catalogue"), ({"i1": float("nan")}, "not a finite number")],
+    [
+        ({"i999": 5.0}, "item 'i999' is not in the catalogue"),
+        ({"i1": float("nan")}, "item 'i1': a rating of nan is not on the scale from 1 to 5"),
+        ({"i1": 4.0, "i2": 50.0}, "item 'i2': a rating of 50 is not on the scale from 1 to 5"),
+        ({"i1": 0.5}, "a rating of 0.5 is not on the scale"),
+    ],
 )
 def test_strange_ratings_are_refused(ratings: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         made().recommend(ratings)
+
+
+def test_the_scale_is_that_of_the_ratings_trained_on() -> None:
+    half = made(levels=[0.5, 1.0, 5.0])
+    assert all(0.5 <= v <= 5 for v in half.predict({"i1": 0.5}, ["i2", "i3"]).values())
+    carried = made(how="transfer", source={"levels": [0, 10], "biases": True})
+    assert (carried.method.levels, carried.method.centre) == ((0, 10), 5)
+    assert carried.recommend({"i1": 10.0}, k=1)[0].score <= 10
+    for wrong in ([5, 1], ["a"], 3, [float("inf")]):
+        with pytest.raises(ConfigError, match="not a scale of rising numbers"):
+            made(levels=wrong).recommend({})
+    with pytest.raises(ConfigError, match="'i999' is not in the catalogue"):
+        half.predict({}, ["i999"])
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_what_is_predicted_is_what_the_judge_judges(biases: bool) -> None:
+    recommender = made(biases=biases, ridge=0.01, ridge_bias=0.01)
+    rows = np.arange(0, 40, dtype=np.int32)
+    values = np.random.default_rng(2).integers(1, 6, 40).astype(np.float32)
+    user = Ratings(("u",), recommender.embeddings.catalogue, np.array([0, 40]), rows, values, rows.astype(np.int64))
+    known = np.arange(40) < 25
+    judged = Judge(recommender.method, user, known, 0)({"items": recommender.embeddings.vectors})
+    ids = [f"i{k}" for k in rows]
+    given = dict(zip(ids[:25], values[:25].tolist(), strict=True))
+    guesses = np.array(list(recommender.predict(given, ids[25:]).values()))
+    assert {1.0, 5.0} & set(guesses.tolist()), "some lie beyond the scale"
+    assert judged["rmse"] == pytest.approx(np.sqrt(np.mean((guesses - values[25:]) ** 2)), rel=1e-5)
 
 
 def test_a_run_is_exported_and_served(tmp_path: Path) -> None:
@@ -125,6 +162,7 @@ def test_the_commands_export_and_recommend(tmp_path: Path, monkeypatch: pytest.M
     [
         (["recommend", "nowhere.safetensors"], "error: nowhere.safetensors is not there"),
         (["recommend", "nowhere.safetensors", "3"], "error: '3' is not of the form ID=RATING"),
+        (["recommend", "nowhere.safetensors", "3=5", "3=1"], "error: item '3' is rated twice"),
         (["recommend", "nowhere.safetensors", "3=good"], "error: '3=good' is not of the form ID=RATING"),
         (["export", "nowhere"], "error: nowhere holds no run"),
     ],

@@ -28,7 +28,7 @@ def source(path: Path, ids: Any = None, titles: Any = None, biases: bool = True)
 
 
 def test_random_keeps_everybody_and_repeats_itself() -> None:
-    users, first = Random()(USERS, METHOD, 0)
+    users, first, *_ = Random()(USERS, METHOD, 0)
     assert users is USERS
     np.testing.assert_array_equal(first["items"], Random()(USERS, METHOD, 0)[1]["items"])
     assert first["items"][:, 1:].std() == pytest.approx(0.1, rel=0.1)
@@ -36,7 +36,7 @@ def test_random_keeps_everybody_and_repeats_itself() -> None:
 
 
 def test_one_catalogue_is_matched_by_id(tmp_path: Path) -> None:
-    users, first = Transfer(source(tmp_path))(USERS, METHOD, 0)
+    users, first, *_ = Transfer(source(tmp_path))(USERS, METHOD, 0)
     assert users is USERS
     assert first["items"][:, 3].tolist() == list(range(1, len(USERS.catalogue) + 1))
 
@@ -45,7 +45,7 @@ def test_another_catalogue_is_matched_by_title(tmp_path: Path) -> None:
     """Other ids for the same titles, in another order, and some that are missing."""
     titles = [*reversed(USERS.catalogue.titles[10:]), "Quite Another Thing"]
     file = source(tmp_path, [f"x{k}" for k in range(len(titles))], titles)
-    _, first = Transfer(file)(USERS, METHOD, 0)
+    _, first, *_ = Transfer(file)(USERS, METHOD, 0)
     expected = len(titles) - 1 - np.arange(len(titles) - 1)
     np.testing.assert_array_equal(first["items"][10:, 3], expected)
     assert np.abs(first["items"][:10, 3]).max() < 1
@@ -55,7 +55,7 @@ def test_a_table_of_matches_is_final(tmp_path: Path) -> None:
     file = source(tmp_path)
     table = "a_id,b_id,step,verdict\n0,5,fuzzy,yes\n1,6,fuzzy,no\nstranger,7,title,\n2,8,title,\n3,stranger,title,\n"
     (tmp_path / "matches.csv").write_text(table)
-    _, first = Transfer(file, matches=str(tmp_path / "matches.csv"))(USERS, METHOD, 0)
+    _, first, *_ = Transfer(file, matches=str(tmp_path / "matches.csv"))(USERS, METHOD, 0)
     rows = USERS.catalogue.rows()
     carried = {i: first["items"][rows[i], 3] for i in ("0", "1", "2")}
     assert (carried["0"], carried["2"]) == (rows["5"] + 1, rows["8"] + 1)
@@ -70,7 +70,7 @@ def test_a_table_of_two_other_catalogues_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_share_is_carried_over(tmp_path: Path) -> None:
-    _, first = Transfer(source(tmp_path), share=0.5)(USERS, METHOD, 0)
+    _, first, *_ = Transfer(source(tmp_path), share=0.5)(USERS, METHOD, 0)
     assert (first["items"][:, 3] >= 1).sum() == round(0.5 * len(USERS.catalogue))
 
 
@@ -85,11 +85,11 @@ def test_another_dimension_is_refused(tmp_path: Path) -> None:
 
 
 def test_those_who_consent_are_pooled_and_the_others_left() -> None:
-    others, first = Consent(users=0.25, epochs=3)(USERS, METHOD, 0)
+    others, first, *_ = Consent(users=0.25, epochs=3)(USERS, METHOD, 0)
     assert len(others.users) == 45
     assert first["items"].shape == (len(USERS.catalogue), 6)
     assert first["items"][:, 0].std() > 0.01, "biases were learned"
-    again, same = Consent(users=0.25, epochs=3)(USERS, METHOD, 0)
+    again, same, *_ = Consent(users=0.25, epochs=3)(USERS, METHOD, 0)
     assert again.users == others.users
     np.testing.assert_array_equal(first["items"], same["items"])
 
@@ -110,7 +110,7 @@ def test_settings_out_of_range_are_refused(start: Any, settings: dict[str, Any],
 
 
 def test_a_share_of_what_was_pooled_is_used() -> None:
-    (_, full), (_, half) = (Consent(users=0.5, epochs=3, share=s)(USERS, METHOD, 0) for s in (1.0, 0.5))
+    (_, full, *_), (_, half, *_) = (Consent(users=0.5, epochs=3, share=s)(USERS, METHOD, 0) for s in (1.0, 0.5))
     same = (full["items"] == half["items"]).all(axis=1)
     assert same.mean() == pytest.approx(0.5, abs=0.02)
     popular = USERS.catalogue.counts

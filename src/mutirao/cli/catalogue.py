@@ -120,6 +120,8 @@ def transfer_command(
 @click.option("--lr", default=0.02, show_default=True, help="Learning rate of the factorisation.")
 @click.option("--decay", default=0.1, show_default=True, help="Weight of the squared vectors.")
 @click.option("--window", default=5, show_default=True, help="word2vec: how many items on either side belong together.")
+@click.option("--whiten", is_flag=True, help="pca: give every component the same variance.")
+@click.option("--spread", default=0.1, show_default=True, help="Standard deviation of the first vectors.")
 @click.option("--folds", default=0, show_default=True, help="Find the epochs by cross-validation with so many folds.")
 @click.option("--biases/--no-biases", default=True, show_default=True)
 @click.option("--seed", default=0, show_default=True)
@@ -221,6 +223,8 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
     given: dict[str, float] = {}
     for text in ratings:
         name, equals, value = text.rpartition("=")
+        if name in given:
+            raise ConfigError(f"item {name!r} is rated twice; right would be once")
         try:
             given[name] = float(value if equals else "")
         except ValueError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from mutirao.runs.forgetting import ROUNDS
 from mutirao.studies.showing import make_table, tables_of
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def conclude_forgetting(record: dict[str, Any], folder: Path) -> None:
     console = Console(highlight=False)
     first = record["first_contribution"]
     had = "had no part in any round" if first is None else f"first contributed in round {first}"
+    if (part := record.get("had_part_in", ROUNDS)) != ROUNDS:
+        had = f"was one of {part}, made again without it, and {had}"
     kept, redone = record["rounds_kept"], record["rounds_redone"]
     console.print(f"{record['client']} {had}; rounds kept: {kept}, made again: {redone}")
     table = make_table(None, ("metric", "before", "after"))

@@ -1,4 +1,4 @@
-"""Federated recommendation: every client is a user; item vectors are shared, a user's vector is rebuilt and forgotten."""
+"""Federated recommendation: a client is a user; item vectors are shared, a user's vector is rebuilt and forgotten."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.sliced import SlicedFleet
+from mutirao.fleets.without import names_in
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.recsys.consent import facts_of, parts_of, without
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
-from mutirao.recsys.held_out import HeldOutJudge, hold_out
-from mutirao.recsys.judging import Judge
+from mutirao.recsys.judges import judged
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings, Users, join
+from mutirao.recsys.ratings import Ratings, Users
 from mutirao.recsys.reading import read_ratings
-from mutirao.recsys.split import all_but_last, by_time, by_users, leave_one_out, supports
+from mutirao.recsys.split import FOLDS, SPLITS
 from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
-SPLITS = {"users": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,8 @@ class Config(Common):
     ridge_bias: float = setting(0.1, "weight of the user's bias^2", low=0)
     passes: int = setting(10, "rebuild=sgd: passes over the support", low=1)
     rebuild_lr: float = setting(0.1, "rebuild=sgd: learning rate of the vector", low=1e-12)
-    split: str = setting(
-        "users", "judged are unseen users, or the latest of all: a tenth, or one", choices=tuple(SPLITS)
-    )
+    split: str = setting("users", "judged are unseen users, or the latest ratings of all", choices=tuple(SPLITS))
+    fold: int = setting(0, "split=users: judged is this one of five parts of the users (0: a tenth)", low=0, high=FOLDS)
     candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
@@ -91,44 +90,30 @@ def method_of(config: Config, ratings: Ratings) -> FedRecon:
     return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 
-def judged(config: Config, method: FedRecon, ratings: Ratings) -> tuple[Ratings, Judge | HeldOutJudge]:
-    """What is trained on, and who judges, by which of the ratings."""
-    which = 2 if config.judge_by == "test" else 1
-    if config.split == "leave_one_out":
-        if config.loss == "squared":
-            raise ConfigError("split=leave_one_out ranks items for implicit feedback; set loss=weighted or loss=bpr")
-        parts = leave_one_out(ratings)
-        held = hold_out(parts, "test" if which == 2 else "vali", config.candidates, config.seed)
-        return parts[0], HeldOutJudge(method, parts[0], held, config.seed)
-    if config.split == "users":
-        parts = by_users(ratings, rng(config.seed, 0, "users"))
-        test = parts[which]
-        drawn = (config.support, config.support_by, config.seed)
-        known = all_but_last(test) if method.implicit else supports(test, *drawn)
-    else:
-        parts = by_time(ratings)
-        test, known = join(parts[0], parts[which])
-    return parts[0], Judge(method, test, known, config.seed)
-
-
 def task(config: Config) -> Task:
     """Users as clients, unseen users or later ratings as judges."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
     ratings = load(config)
     method = method_of(config, ratings)
-    train, judge = judged(config, method, ratings)
+    gone = names_in(config.exclude)
+    train, judge, judges = judged(config, method, ratings, gone)
     if config.clients:
         if config.clients > len(train.users):
             raise ConfigError(f"clients is {config.clients}, but only {len(train.users)} users are there to train on")
         chosen = rng(config.seed, 0, "clients").choice(len(train.users), config.clients, replace=False)
         train = train.of_users(np.sort(chosen))
-    clients, first = build("start", config.start)(train, method, config.seed)
+    clients, first, pooled, listed = build("start", config.start)(train, method, config.seed, ratings.users, gone)
+    facts = facts_of(pooled, listed, gone)
+    if config.centralised:
+        pooled, clients = pooled.union(clients.users), without(clients, gone)
     return Task(
         handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
         population={"pooled": clients} if config.centralised else Users(clients),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=judge,
+        left_out=parts_of(gone, pooled, judges),
+        facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="rmse" if config.loss == "squared" else "ndcg@10",
         metrics=judge.metrics,

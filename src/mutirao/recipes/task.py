@@ -76,6 +76,8 @@ class Task:
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
+    left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what the run's record keeps of it, and must stay the same
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
     @property
@@ -244,7 +246,7 @@ class Recipe:
             raise ConfigError("partition=noise: this recipe does not change its clients' inputs; use another partition")
         if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
             raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
-        if names := names_in(config.exclude):
+        if names := [c for c in names_in(config.exclude) if c not in task.left_out or c in task.population]:
             task = replace(task, population=PopulationWithout(task.population, names))
         task = make_personal(task, config)
         handler = as_handler(task.handler)

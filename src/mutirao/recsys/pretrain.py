@@ -32,7 +32,8 @@ class Factorisation:
 
     `begin` says where item vectors start: N(0, 0.1); `pca`, the right singular vectors of the centred rating matrix;
     or `word2vec`, skip-grams within `window` items of each user's, in the order of time, which needs no ratings. Both
-    are brought to the spread of 0.1. `epochs` = 0 leaves them as they are, which is all that implicit feedback allows.
+    are brought to the standard deviation `spread`, PCA's components each by itself if they `whiten` (with `spread` = 1:
+    unit variance). `epochs` = 0 leaves them as they are, which is all that implicit feedback allows.
     """
 
     dimension: int = 50
@@ -42,10 +43,17 @@ class Factorisation:
     decay: float = 0.1
     biases: bool = True
     window: int = 5
+    whiten: bool = False
+    spread: float = SPREAD
 
     def __post_init__(self) -> None:
-        if self.dimension < 1 + self.biases or self.epochs < 0 or self.window < 1 or not self.lr > 0 or self.decay < 0:
+        whole = self.dimension > self.biases and self.epochs >= 0 and self.window >= 1
+        if not (whole and self.lr > 0 and self.decay >= 0 and 0 < self.spread < float("inf")):
             raise ConfigError(f"{self!r} cannot be: all numbers must be above 0 (epochs and decay at least 0)")
+        if self.whiten and self.begin != "pca":
+            raise ConfigError(
+                f"whiten: components are those of begin=pca, not of begin={self.begin}; leave it at false"
+            )
 
 
 def pretrain(ratings: Ratings, how: Factorisation, seed: int = 0, folds: int = 0) -> Embeddings:
@@ -74,13 +82,14 @@ def pretrain(ratings: Ratings, how: Factorisation, seed: int = 0, folds: int = 0
 
 def start_items(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
     """Where item vectors start; biases at 0."""
-    vectors = rng(seed, 0, "begin").normal(0, SPREAD, (len(ratings.catalogue), how.dimension)).astype(np.float32)
+    vectors = rng(seed, 0, "begin").normal(0, how.spread, (len(ratings.catalogue), how.dimension)).astype(np.float32)
     first = int(how.biases)
     if how.begin != "random":
         find = {"pca": principal, "word2vec": word2vec}[how.begin]
         rated = np.bincount(ratings.items, minlength=len(vectors)) > 0
         found = find(ratings, how.dimension - first, how.window, seed)[rated]
-        vectors[rated, first:] = found * (SPREAD / max(float(found.std()), 1e-12))
+        sizes = found.std(0) if how.whiten else found.std()
+        vectors[rated, first:] = found * (how.spread / np.maximum(sizes, 1e-12))
     if how.biases:
         vectors[:, 0] = 0
     return vectors

@@ -3,7 +3,7 @@
 Needs nothing but NumPy and the file of item vectors; the ratings go nowhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from mutirao.recsys.ratings import Taste
 
 
 class Recommendation(NamedTuple):
-    """An item, and the rating the user is expected to give it (a plain score for implicit feedback)."""
+    """An item, and the rating expected of the user, cut to the scale (a plain score for implicit feedback)."""
 
     id: str
     title: str
@@ -50,10 +50,10 @@ class Recommender:
     def method(self) -> FedRecon:
         """How vectors are rebuilt: as the card says, or by default."""
         card = self.embeddings.card
-        known = {f.name for f in fields(FedRecon)} - {"items", "dimension", "biases", "compiled", "workers"}
+        known = {f.name for f in fields(FedRecon)} - {"items", "dimension", "biases", "compiled", "workers", "levels"}
         settings: dict[str, Any] = {k: v for k, v in card.items() if k in known}
-        if "levels" in settings:
-            settings["levels"] = tuple(settings["levels"])
+        if levels := levels_of(card):
+            settings["levels"] = levels
         items, dimension = self.embeddings.vectors.shape
         return FedRecon(items, dimension, biases=has_biases(card), compiled=False, **settings)
 
@@ -64,11 +64,11 @@ class Recommender:
     def vector(self, ratings: Mapping[str, float]) -> npt.NDArray[np.float32]:
         """The user's vector, rebuilt from ratings by item id; for implicit feedback the values do not matter."""
         method, items = self.method, self.embeddings.vectors
-        strange = next((i for i in ratings if i not in self._rows), None)
-        if strange is not None:
-            raise ConfigError(f"item {strange!r} is not in the catalogue of {len(items):,} items")
-        if not all(np.isfinite(v) for v in ratings.values()):
-            raise ConfigError("a rating is not a finite number")
+        self._check_known(ratings)
+        low, high = method.levels[0], method.levels[-1]
+        for name, value in ratings.items():
+            if not np.isfinite(value) or (not method.implicit and not low <= value <= high):
+                raise ConfigError(f"item {name!r}: a rating of {value:g} is not on the scale from {low:g} to {high:g}")
         if not ratings:
             return np.zeros(method.dimension, np.float32)
         rows = np.array([self._rows[i] for i in ratings], np.int32)
@@ -82,7 +82,7 @@ class Recommender:
         return np.asarray(batch.vectors[0])
 
     def scores(self, vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """What the user of that vector would rate each item."""
+        """What the user of that vector would rate each item, not cut to the scale, so that no two are made equal."""
         step, first = vector.copy(), int(self.method.biases)
         step[:first] = 1
         constant = self.method.centre + float(vector[:first].sum())
@@ -98,4 +98,31 @@ class Recommender:
         best = np.argpartition(-scores, k - 1)[:k]
         catalogue = self.embeddings.catalogue
         ranked = best[np.lexsort((best, -scores[best]))].tolist()
-        return [Recommendation(catalogue.ids[i], catalogue.titles[i], float(scores[i])) for i in ranked]
+        return [Recommendation(catalogue.ids[i], catalogue.titles[i], self._cut(scores[i])) for i in ranked]
+
+    def predict(self, ratings: Mapping[str, float], items: Iterable[str]) -> dict[str, float]:
+        """What somebody with these ratings would rate each of `items`, cut to the scale as the judge does."""
+        scores, wanted = self.scores(self.vector(ratings)), list(items)
+        self._check_known(wanted)
+        return {name: self._cut(scores[self._rows[name]]) for name in wanted}
+
+    def _cut(self, score: float) -> float:
+        method = self.method
+        return float(score if method.implicit else np.clip(score, method.levels[0], method.levels[-1]))
+
+    def _check_known(self, items: Iterable[str]) -> None:
+        for name in items:
+            if name not in self._rows:
+                raise ConfigError(f"item {name!r} is not in the catalogue of {len(self._rows):,} items")
+
+
+def levels_of(card: Mapping[str, Any]) -> tuple[float, ...]:
+    """The scale of the ratings that vectors were trained on; vectors carried over are as their source was."""
+    levels, source = card.get("levels", ()), card.get("source")
+    if not levels:
+        return levels_of(source) if isinstance(source, Mapping) else ()
+    scale = tuple(levels) if isinstance(levels, list | tuple) else ()
+    numbers = all(isinstance(v, int | float) and np.isfinite(v) for v in scale)
+    if not scale or not numbers or list(scale) != sorted(scale):
+        raise ConfigError("the card's levels are not a scale of rising numbers")
+    return tuple(float(v) for v in scale)

@@ -1,4 +1,4 @@
-"""Who is trained on and who judges: whole users, the latest ratings of every user, or the latest two."""
+"""Who is trained on and who judges: whole users, drawn or by when they came, or every user's latest ratings, or two."""
 
 from itertools import pairwise
 
@@ -10,20 +10,57 @@ from mutirao.randomness import rng
 from mutirao.recsys.ratings import Ratings
 
 SHARES = (0.8, 0.1, 0.1)  # training, validation, test
+FOLDS = 5
+SPLITS = {"users": 2, "users_by_time": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
 
 Mask = npt.NDArray[np.bool_]
 Parts = tuple[Ratings, Ratings, Ratings]
 
 
+def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
+    """The parts for training, validation and test, as the settings `split` and `fold` say."""
+    if fold and split != "users":
+        raise ConfigError(f"fold={fold}: folds are dealt of users drawn at random; use split=users, or fold=0")
+    if split != "users":
+        return {"users_by_time": by_arrival, "time": by_time, "leave_one_out": leave_one_out}[split](ratings)
+    draw = rng(seed, 0, "users")
+    return by_folds(ratings, draw, fold) if fold else by_users(ratings, draw)
+
+
 def by_users(ratings: Ratings, draw: np.random.Generator) -> Parts:
     """80% of the users for training, 10% for validation, 10% for test; judged users are unseen, as in FedRecon."""
-    count = len(ratings.users)
+    return in_order(ratings, draw.permutation(len(ratings.users)))
+
+
+def by_arrival(ratings: Ratings) -> Parts:
+    """The 80% of the users whose first rating is earliest train, the next 10% validate, the latest 10% test.
+
+    Users of one second stand in the order of the ratings; judged users are unseen, and came later than all others.
+    """
+    if ratings.times.min() == ratings.times.max():
+        raise ConfigError("split=users_by_time: the ratings have no times by which users could be ordered; use users")
+    return in_order(ratings, np.argsort(ratings.times[ratings.offsets[:-1]], kind="stable"))
+
+
+def in_order(ratings: Ratings, order: npt.NDArray[np.intp]) -> Parts:
+    """The first 80% of the users in this order, the next 10% and the last."""
+    count = len(order)
     if count < 10:
         raise ConfigError(f"{count} users cannot be split 80/10/10; right would be 10 or more")
-    order = draw.permutation(count)
     first, second = round(SHARES[0] * count), round((SHARES[0] + SHARES[1]) * count)
     train, validation, test = (ratings.of_users(np.sort(rows)) for rows in np.split(order, [first, second]))
     return train, validation, test
+
+
+def by_folds(ratings: Ratings, draw: np.random.Generator, fold: int) -> Parts:
+    """Users dealt into five parts, the one of `fold` (1 to 5) for test, the others for training; nobody validates."""
+    count = len(ratings.users)
+    if count < FOLDS:
+        raise ConfigError(f"{count} users cannot make {FOLDS} folds; right would be {FOLDS} or more")
+    part = np.empty(count, np.intp)
+    part[draw.permutation(count)] = np.arange(count) % FOLDS
+    train, test = (ratings.of_users(np.flatnonzero(rows)) for rows in (part != fold - 1, part == fold - 1))
+    return train, ratings.of_users(np.empty(0, np.intp)), test
 
 
 def by_time(ratings: Ratings) -> Parts:

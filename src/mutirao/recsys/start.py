@@ -1,15 +1,16 @@
 """How the item matrix begins: at random, from another catalogue's vectors, or from users who consent to be pooled.
 
-A start is called as `(users, method, seed) -> (users left as clients, first model)`.
+A start is called as `(users, method, seed, everyone, withdrawn) -> Begun`: `users` train, `everyone` has ratings, and
+of those who have `withdrawn` nothing may be in the first model.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
+from mutirao.recsys.consent import read_names
 from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings, transfer
-from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.fedrecon import ITEMS, SPREAD, FedRecon
 from mutirao.recsys.matching import match
 from mutirao.recsys.pretrain import Begin, Factorisation, pretrain
 from mutirao.recsys.ratings import Ratings
@@ -26,13 +28,26 @@ from mutirao.recsys.review import pairs_between
 
 log = logging.getLogger("mutirao")
 
+Names = Collection[str]
+
+
+class Begun(NamedTuple):
+    """Who is left as a client, the first model, and, those who withdrew since included, who was pooled and listed."""
+
+    clients: Ratings
+    model: Arrays
+    pooled: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True)
 class Random:
     """Vectors from N(0, 0.1), biases 0: nothing is known."""
 
-    def __call__(self, users: Ratings, method: FedRecon, seed: int) -> tuple[Ratings, Arrays]:
-        return users, method.initial(seed)
+    def __call__(
+        self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
+    ) -> Begun:
+        return Begun(users, method.initial(seed))
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,9 @@ class Transfer:
             raise ValueError("name a file of item vectors, such as start.source=netflix.safetensors")
         check_share(self.share)
 
-    def __call__(self, users: Ratings, method: FedRecon, seed: int) -> tuple[Ratings, Arrays]:
+    def __call__(
+        self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
+    ) -> Begun:
         source, target = load_embeddings(Path(self.source).expanduser()), users.catalogue
         if has_biases(source.card) != method.biases:
             have = "with" if has_biases(source.card) else "without"
@@ -65,7 +82,7 @@ class Transfer:
         items = transfer(
             target, source, pairs, dimension=method.dimension, rng=draw, share=self.share, by=self.share_by
         )
-        return users, {ITEMS: items}
+        return Begun(users, {ITEMS: items})
 
     def pairs(self, target: Catalogue, source: Embeddings) -> Sequence[tuple[str, str]]:
         """Ids that are the same item in both catalogues."""
@@ -79,40 +96,71 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Consent:
-    """A share of the users lets their ratings be pooled and factorised; the others are served federatedly from that.
+    """Users who consent let their ratings be pooled and factorised; the others are served federatedly from that.
 
-    `epochs` = 0 with `begin` = random leaves the same users with nothing: what transfer is compared with. Of the items
-    the pooled users rated, a `share` is used, the most popular or drawn.
+    Who does stands in the file `list`, a user a line, or in the `column` of a table; without one it is a share of the
+    `users`, drawn. `epochs` = 0 with `begin` = random leaves the same users with nothing: what transfer is compared
+    with. Of the items the pooled users rated, a `share` is used, the most popular or drawn.
     """
 
     users: float = 0.2
+    list: str = ""
+    column: str = ""
     begin: Begin = "random"
     epochs: int = 25
     lr: float = 0.02
     decay: float = 0.1
     window: int = 5
+    whiten: bool = False
+    spread: float = SPREAD
     share: float = 1.0
     share_by: Literal["popularity", "random"] = "popularity"
 
     def __post_init__(self) -> None:
         if not 0 < self.users < 1:
             raise ValueError(f"users is {self.users}, but must be a share between 0 and 1")
+        if self.column and not self.list:
+            raise ValueError("column names that of a list of users; name the file with start.list")
         check_share(self.share)
 
-    def __call__(self, users: Ratings, method: FedRecon, seed: int) -> tuple[Ratings, Arrays]:
-        order = rng(seed, 0, "consent").permutation(len(users.users))
-        many = max(1, round(self.users * len(order)))
-        if many == len(order):
-            raise ConfigError(f"all {len(order)} users consent; nobody is left to be served federatedly")
-        pooled, others = (users.of_users(np.sort(rows)) for rows in (order[:many], order[many:]))
-        how = Factorisation(method.dimension, self.begin, self.epochs, self.lr, self.decay, method.biases, self.window)
-        source = pretrain(pooled, how, seed)
+    def __call__(
+        self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
+    ) -> Begun:
+        listed = self.listed({*users.users, *everyone})
+        pooled = listed.intersection(users.users) if listed else self.drawn(users.users, seed)
+        if len(pooled) < len(listed):
+            log.warning("%d of %d on the list do not train, and are not pooled", len(listed - pooled), len(listed))
+        consent = np.array([name in pooled for name in users.users], np.bool_)
+        stays = np.array([name not in withdrawn for name in users.users], np.bool_)
+        if consent.all() or not (consent & stays).any():
+            left = "nobody is left to be served federatedly" if consent.all() else "there is nothing to begin from"
+            raise ConfigError(f"{int((consent & stays).sum())} of {len(consent)} users consent; {left}")
+        those, others = (users.of_users(np.flatnonzero(rows)) for rows in (consent & stays, ~consent))
+        shared = {k: getattr(self, k) for k in ("begin", "epochs", "lr", "decay", "window", "whiten", "spread")}
+        source = pretrain(those, Factorisation(method.dimension, biases=method.biases, **shared), seed)
         pairs = [(i, i) for i, times in zip(source.catalogue.ids, source.catalogue.counts, strict=True) if times]
         draw = rng(seed, 0, "transfer")
         items = transfer(
             users.catalogue, source, pairs, dimension=method.dimension, rng=draw, share=self.share, by=self.share_by
         )
-        return others, {ITEMS: items}
+        return Begun(others, {ITEMS: items}, pooled, listed)
+
+    def drawn(self, names: Sequence[str], seed: int) -> frozenset[str]:
+        """A share of the users."""
+        order = rng(seed, 0, "consent").permutation(len(names)).tolist()
+        return frozenset(names[i] for i in order[: max(1, round(self.users * len(order)))])
+
+    def listed(self, known: Names) -> frozenset[str]:
+        """Those on the list, all of whom have ratings; nobody if there is none."""
+        if not self.list:
+            return frozenset()
+        lines = read_names(Path(self.list).expanduser(), self.column)
+        strange = [name for name in lines if name not in known]
+        if strange:
+            where, many = f"{self.list}, line {lines[strange[0]]}", len(strange)
+            more = f", nor are {many - 1} more of the {len(lines)} on the list" if many > 1 else ""
+            raise ConfigError(f"{where}: {strange[0]!r} is not a user with enough ratings here{more}")
+        return frozenset(lines)
 
 
 def check_share(share: float) -> None:

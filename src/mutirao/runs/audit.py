@@ -23,6 +23,7 @@ class Audit:
         self.first: str = events[0]["hash"] if events else ""
         self.head: str = events[-1]["hash"] if events else START
         self.last: dict[str, Any] = events[-1] if events else {}
+        self.began: dict[str, Any] = next((e for e in events if e.get("event") == "started"), {})
 
     def append(self, event: str, **facts: Any) -> None:
         """Write one event."""

@@ -1,6 +1,7 @@
 """Run a recipe into a folder: the one path that the command line, Flower and scripts share."""
 
 import contextlib
+import json
 import logging
 import re
 import tomllib
@@ -74,6 +75,7 @@ def execute(
         at_hand = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.worker, task.population)
         text = dump(name, config)
+        check_facts(folder, task)
         run = folder.resume(text) if folder.holds_run() else None
         fresh = run is None
         if run is None:
@@ -82,7 +84,7 @@ def execute(
             task.check(run.arrays, task.population)
         fleet.lodge(folder.sites.states)
         if fresh:
-            folder.begin(run, text)
+            folder.begin(run, text, task.facts)
         elif run.sites:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
@@ -115,6 +117,14 @@ def execute(
         if stopped is not None:
             raise stopped
         return full
+
+
+def check_facts(folder: Folder, task: Task) -> None:
+    """Refuse to go on with a run that began with other facts, such as another list of who consents."""
+    for key, then in folder.audit.began.get("facts", {}).items():
+        if (now := task.facts.get(key)) != then:
+            said = f"{json.dumps(then)} then, {json.dumps(now)} now"
+            raise ConfigError(f"{folder.path}: {key} is not what the run began with: {said}; restore it, or begin anew")
 
 
 def tables_of(task: Task) -> list[str]:
@@ -171,6 +181,7 @@ def summarise(
         "seed": run.seed,
         "digest": digest(run.arrays),
         "clients": len(run.roster),
+        **task.facts,
         **({"classes": task.classes} if task.classes else {}),
         "bytes_down": sum(r["bytes_down"] for r in run.history),
         "bytes_up": sum(r["bytes_up"] for r in run.history),

@@ -64,11 +64,12 @@ class Folder:
         with locked(path):
             yield cls(path)
 
-    def begin(self, run: Run, config: str) -> None:
-        """Write the configuration and round 0, from which everything follows."""
+    def begin(self, run: Run, config: str, known: Mapping[str, Any] | None = None) -> None:
+        """Write the configuration and round 0, from which everything follows; what is `known` stays in the trail."""
         write_whole(self.path / "config.toml", config)
         facts = self.facts(run)
         told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
+        told |= {"facts": dict(known)} if known else {}
         self.audit.append("started", **told, versions=versions(), **self._mark(config))
         self.checkpoint(run, facts, durable=True)
 

@@ -6,6 +6,7 @@ The new run begins from a checkpoint in which the server had heard nothing of th
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from mutirao.fleets.without import names_in
 from mutirao.privacy import EPSILON, RELEASES
 from mutirao.recipes.task import find
 from mutirao.runs.audit import check_chain
-from mutirao.runs.execute import Draw, Report, Watch, execute, reopen
+from mutirao.runs.execute import Draw, Report, Watch, check_facts, execute, reopen
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of, typed_row
 from mutirao.runs.tables import Table
 from mutirao.runs.trust import Trust, distrust
 
 RECORD = "forget.json"
+ROUNDS = "the rounds"  # what clients have part in, if nothing else is said
 
 
 def forget(
@@ -87,12 +89,15 @@ def rounds_of(folder: Path, trust: Trust = distrust) -> int:
 def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
     """Write the run folder from which to go on: everything up to the last round without the client."""
     source = Folder(folder)
-    rows = [row for row in Table(folder / "clients.csv").each() if row["client"] == client]
-    if not rows:
-        find(recipe).prepare(config)  # says so if there is no such client
+    rows = (row for row in Table(folder / "clients.csv").each() if row["client"] == client)
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
     before = source.newest()
-    start = last_without(source, client, first)
+    task = find(recipe).prepare(config)  # says so if there is no such client
+    if source.audit.began.get("facts"):  # it must be the client alone that makes the difference
+        others = ",".join(sorted(names_in(config.exclude) - {client}))
+        check_facts(source, find(recipe).prepare(replace(config, exclude=others)))
+    more = task.left_out.get(client, "")
+    start = None if more else last_without(source, client, first)
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     record = {
@@ -100,6 +105,7 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         "run": str(folder),
         "head": source.audit.head,
         "first_contribution": first,
+        "had_part_in": more or ROUNDS,
         "rounds_kept": start.round if start else 0,
         "rounds_before": before.round,
         "before": metrics_of(before.history[-1]) if before.history else {},
@@ -107,11 +113,11 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
     }
     with Folder.open(part) as new:
         write_whole(new.path / "config.toml", dump(recipe, config))
-        run = start or Run(find(recipe).prepare(config).initial(), seed=config.seed)
+        run = start or Run(task.initial(), seed=config.seed)
         run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
         run.roster = without(run.roster, client)
         keep_account(run, before, client)
-        facts = write_past(new, source, run, client, dump(recipe, config), record)
+        facts = write_past(new, source, run, dump(recipe, config), record, task.facts)
         new.checkpoint(run, facts, durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
     part.replace(out)
@@ -169,11 +175,14 @@ def keep_account(run: Run, before: Run, client: ClientId) -> None:
             run.sites[key] = value
 
 
-def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: str, record: dict[str, Any]) -> Any:
+def write_past(
+    new: Folder, source: Folder, run: Run, config: str, record: Mapping[str, Any], known: Mapping[str, Any]
+) -> Any:
     """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own.
 
     Gives the facts for the state of the last one, for which the trail vouches.
     """
+    client = record["client"]
     events = check_chain(source.audit.path)[0]
     rounds = {e["round"]: e for e in events if e["event"] == "round"}
     started = [e["model"] for e in events if e["event"] == "started"]
@@ -182,6 +191,7 @@ def write_past(new: Folder, source: Folder, run: Run, client: ClientId, config: 
     dropped = [0] if run.round else []
     told = {"config": fingerprint(config), "model": model, "versions": versions()}
     told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
+    told |= {"facts": dict(known)} if known else {}
     new.audit.append("started", **told, forgot=facts, dropped=dropped)
     history = [r for r in source.history.read() if int(r["round"]) <= run.round]
     clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]

@@ -12,8 +12,7 @@ from typing import Any, Self
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.errors import ConfigError
-from mutirao.personal import Ditto, FedBN, Settings
-from mutirao.training.figures import PROBED
+from mutirao.personal import Ditto, FedBN, FedRecon, Settings
 from mutirao.training.layers import batch_norms, last_layer, named_layers, trained_alone
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.pull import ANCHOR
@@ -21,7 +20,6 @@ from mutirao.training.pull import ANCHOR
 PREFIX = "personal."
 # What corrects the steps of a whole model: its vectors do not fit a part of one.
 OF_THE_WHOLE = {"config:correct", "comes:control", "extras:control"}
-FIRST = PROBED | {"start_loss"}  # what is told of the model as it was received
 Work = Callable[[Any, Requests, Sites], Outcomes]  # how clients are asked: each by itself, or all at once
 Models = dict[ClientId, Arrays]
 
@@ -203,46 +201,6 @@ class Kept(PersonalTrainer):
 
 
 @dataclass(frozen=True)
-class Alternating(Kept):
-    """FedRep: the personal layers with the others frozen, then the others with those frozen, on the new head."""
-
-    body: PlainTrainer | None = None
-
-    @classmethod
-    def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
-        """Around a trainer; each part is trained by one of its own."""
-        if trainer.keep_optimizer:
-            raise ConfigError("personal=fedrep trains in two turns, each with a fresh optimiser; keep_optimizer is not")
-        made = super().of(trainer, kind)
-        rest = [name for name in trainer.travel.shared if name not in made.names]
-        return replace(made, body=alone(trainer, trainer, rest))
-
-    def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """Two turns; what is told is of the second, but for what is asked of the model as it was received."""
-        over = {c: self.laid_over(r, sites[c]) for c, r in requests.items()}
-        first = {c: replace(r, config=asked_for(plain(r.config), r.config, FIRST), extras={}) for c, r in over.items()}
-        heads = work(self.fitter, first, {c: Site(c, sites[c].data) for c in first})
-        own = {c: self.own(r.arrays) for c, r in heads.items() if isinstance(r, Reply)}
-        then = {
-            c: replace(
-                r, arrays={**over[c].arrays, **own[c]}, config=asked_for(r.config, r.config, FIRST, instead=True)
-            )
-            for c, r in requests.items()
-            if c in own
-        }
-        out = failures(heads)
-        for c, reply in work(self.body, then, sites).items():
-            if isinstance(reply, Reply):
-                head = heads[c]
-                told = {k: v for k, v in head.metrics.items() if k in FIRST} if isinstance(head, Reply) else {}
-                reply = replace(reply, metrics=reply.metrics | told)
-                out[c] = self.leave(reply, own[c], sites[c])
-            else:
-                out[c] = reply
-        return out
-
-
-@dataclass(frozen=True)
 class Beside(PersonalTrainer):
     """Ditto: the common model is trained as it comes, and a second one beside it, pulled towards the common one."""
 
@@ -282,16 +240,12 @@ class Beside(PersonalTrainer):
         return state if state and len(state) == len(names) else None
 
 
-def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PersonalTrainer:
-    """The handler of a kind around a trainer; ConfigError if its model cannot be personal so."""
-    makes: dict[str, type[PersonalTrainer]] = {"fedper": Kept, "fedrep": Alternating, "fedbn": Kept, "ditto": Beside}
-    return makes.get(kind.name, PersonalTrainer).of(trainer, kind)
-
-
 def for_oneself(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
     """A trainer of what is personal, for as many epochs as the kind says; it keeps nothing, and nothing pulls it."""
-    epochs = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
-    return replace(trainer, mu=0.0, keep_optimizer=False, **epochs)  # type: ignore[arg-type]
+    own: dict[str, Any] = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
+    if isinstance(kind, FedRecon) and kind.lr:
+        own["lr"] = kind.lr
+    return replace(trainer, mu=0.0, keep_optimizer=False, **own)
 
 
 def alone(trainer: PlainTrainer, like: PlainTrainer, names: Collection[str]) -> PlainTrainer:
@@ -330,14 +284,6 @@ def keep(site: Site, own: Arrays) -> Failure | None:
 def plain(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What a request says, without what it says of the common model alone."""
     return {k: v for k, v in config.items() if k not in ("extras", "epochs", "mu", "correct", "counted")}
-
-
-def asked_for(
-    config: Mapping[str, Scalar], said: Mapping[str, Scalar], names: Collection[str], instead: bool = False
-) -> dict[str, Scalar]:
-    """A configuration that asks for what `said` asks for of these names, or `instead` of all others."""
-    wanted = [name for name in str(said.get("extras", "")).split(",") if name and (name.strip() in names) != instead]
-    return {k: v for k, v in config.items() if k != "extras"} | ({"extras": ",".join(wanted)} if wanted else {})
 
 
 def failures(outcomes: Outcomes) -> Outcomes:

@@ -66,9 +66,11 @@ class Samples:
 
     def first(self, most: int) -> "Samples":
         """The first samples, at most so many."""
-        if self.index is None:
-            return Samples(self.x, self.y, np.arange(min(most, len(self.y))))
-        return Samples(self.x, self.y, self.index[:most])
+        return self.rows(np.arange(min(most, len(self))))
+
+    def rows(self, rows: Index) -> "Samples":
+        """The samples at these positions alone, without copying them."""
+        return Samples(self.x, self.y, rows if self.index is None else self.index[rows])
 
     def batch(self, rows: Index | slice) -> tuple[Any, Tensor]:
         """The samples at these positions."""

@@ -14,7 +14,8 @@ from mutirao.training.engine.recurrent import hasten_recurrent
 from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
 from mutirao.training.figures import PROBED
-from mutirao.training.personal import PersonalTrainer, personal_trainer
+from mutirao.training.in_turn import Alternating, Rebuilding
+from mutirao.training.personal import Beside, Kept, PersonalTrainer
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.preflight import check_start
 from mutirao.training.private import PrivateTrainer
@@ -25,6 +26,15 @@ PROVIDED = frozenset(
     | {f"config:{name}" for name in TOLD}
     | {f"metrics:{name}" for name in PROBED}
 )
+
+# What a client does with a model of its own, by the kind of that; of any other kind all send the whole model.
+PERSONAL: dict[str, type[PersonalTrainer]] = {
+    "fedper": Kept,
+    "fedrep": Alternating,
+    "fedbn": Kept,
+    "fedrecon": Rebuilding,
+    "ditto": Beside,
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Trainer(PlainTrainer):
 
     def personal_training(self, personal: Personal) -> PersonalTrainer:
         """A handler that trains as this one does, a part of the model or a second one being each client's own."""
-        return personal_trainer(self, personal)
+        return PERSONAL.get(personal.name, PersonalTrainer).of(self, personal)
 
     def make(self) -> nn.Module:
         """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""
