@@ -111,8 +111,8 @@ class Robust:
     """Copies, length and direction, judged over all rounds a client took part in; who is kept is held to bounds.
 
     Copies go as in `CopyFilter`, and updates longer than `most` times the usual length. Every round is evidence, too:
-    a_k, the cosine of an update with the core, or -m_t, minus the median of the round's a_k, for a copy or an update
-    that is too long. A client's standing is
+    a_k, the cosine of an update with the core, at most 0 for one that is too long, and -m_t, minus the median of the
+    round's a_k, for a copy. A client's standing is
 
         r_k = (0.1 + sum_t w_t a_kt) / (0.1 + sum_t w_t m_t),
 
@@ -120,7 +120,8 @@ class Robust:
     count less by `memory` a round, and the core is the half with the best standing before this round (in the first one
     that of `CosineFilter`). Those whose standing is below `share` of the median standing and also three deviations
     below it go; the deviation is that of the standings above the median, so that nobody is blamed for standing apart
-    where all do. At most two fifths of the replies are rejected so.
+    where all do. At most two fifths of the replies are rejected so, and nobody whose update agrees in this very round,
+    if rounds tell anything (m_t > 0.1): not too long, and with a_k above `share` of m_t.
 
     Too long is longer than the usual length times e^(3 s), where s is the deviation of the log lengths below the
     round's median, to which liars who shout add nothing; but never less than `least` nor more than twice `most` times
@@ -165,12 +166,15 @@ class Robust:
         agreement = agree_with(cosines, counted, standing(agreed, typical) if typical.any() else None)
         middle = max(0.0, float(np.median(agreement[counted])))
         telling = float(np.median(list(lengths.values()))) / usual if usual > 0 else 1.0
-        agreed = self.memory * agreed + telling * np.where(counted, agreement, -max(middle, DOUBT))
+        copied = np.array([c not in kept and c not in shouted for c in names])
+        evidence = np.where(counted, agreement, np.where(copied, -max(middle, DOUBT), np.minimum(agreement, 0.0)))
+        agreed = self.memory * agreed + telling * evidence
         typical = self.memory * typical + telling * middle
         note(past, names, agreed, typical)
         found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
         limit = self.lowest(standing(agreed, typical)[counted])
-        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit)
+        agrees = dict(zip(names, counted & (middle > DOUBT) & (agreement > self.share * middle), strict=True))
+        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit and not agrees[c])
         odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
         why = {c: long.get(c, "its direction is not the others'") for c in kept}
         kept, low = leave_out(kept, {c: f"standing {x:.2f}, below {limit:.2f}: {why[c]}" for x, c in odd})
