@@ -33,6 +33,7 @@ from mutirao.training.samples import own_test_of
 GROUPS = find("groups")
 ROUNDS, AT = 10, 6  # rounds, and the one in which half of the clients get others' data where they drift
 COMMON = {"rounds": ROUNDS, "per_round": 1.0, "head": "full", "evaluate_every": ROUNDS, "clients_every": ROUNDS}
+COMMON |= {"references": 0, "hold": 0.0}  # as they are, and nothing kept back
 DATA: dict[str, dict[str, Any]] = {
     "digits": {"clients": 30},
     "fashion": {"data": "fashion-mnist", "clients": 30, "samples": 100, "judge_samples": 100},

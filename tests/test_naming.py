@@ -150,4 +150,6 @@ def test_a_dotted_name_is_found_wherever_a_file_holds_it(name: str, key: str, de
     for value in (name, mixed, f" {name}\t", [1, name], {"name": name}):
         table = {"lr": 0.1, "methods": {"mine": {key: value}}} if deep else {key: value}
         assert dotted_in(table) == [name]
-    assert dotted_in({"data": name, "exclude": name, "rounds": 3, "select": "aoiu"}) == []
+    assert dotted_in({"exclude": name, "rounds": 3, "select": "aoiu"}) == []
+    assert dotted_in({"data": name}) == [name]
+    assert dotted_in({"data": f"/a folder/{name} beside {name}"}) == []

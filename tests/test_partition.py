@@ -345,3 +345,12 @@ def test_each_user_is_a_client_and_of_many_users_some_are_drawn() -> None:
     assert {len(parts) for parts in drawn} == {2}
     assert all(len(set(users[part])) == 1 for parts in drawn for part in parts)
     assert {users[part[0]] for parts in drawn for part in parts} == set(users)
+
+
+def test_classes_in_order_go_to_clients_in_order() -> None:
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    for seed in (0, 1):
+        parts = by_class(y, 10, np.random.default_rng(seed), order="sorted")
+        assert [np.unique(y[p]).tolist() for p in parts] == [[2 * (c // 2), 2 * (c // 2) + 1] for c in range(10)]
+    halves = by_class(y, 10, np.random.default_rng(0), classes=5, order="sorted")
+    assert [np.unique(y[p]).tolist() for p in halves] == [[*range(5)]] * 5 + [[*range(5, 10)]] * 5

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mutirao.errors import ConfigError
 from mutirao.naming import check_module, check_part, is_dotted
@@ -36,6 +36,9 @@ KINDS = {
     "compress": "mutirao.compression",
     "schedule": "mutirao.schedules",
     "personal": "mutirao.personal",
+    "cluster": "mutirao.groups.groupers",
+    "signature": "mutirao.groups.signature",
+    "per_group": "mutirao.groups.tuning",
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
@@ -101,6 +104,11 @@ class Common:
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
     compress: Part = setting(Part("none"), "how updates are made shorter on their way to the server")
     personal: Part = setting(Part("none"), "personal models: what of the model is each client's own")
+    cluster: Part = setting(Part("none"), "groups of clients that are alike, a model each: how they are found")
+    signature: Part = setting(Part("projection"), "groups: what a client sends of its warm-up")
+    warm_epochs: int = setting(10, "groups: passes over its data a client makes in the warm-up", low=1)
+    regroup: int = setting(0, "groups: rounds after which they are formed anew, for data that change (0: never)", low=0)
+    per_group: Part = setting(Part("none"), "groups: what each trains by: all alike, as given, or chosen by itself")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting(
         "auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "processes", "plain")
@@ -113,6 +121,10 @@ class Common:
     clients_every: int = setting(
         0, "rounds between judgements on every client's own data, worst and all (0: at the end, -1: never)", low=-1
     )
+    keep: int | Literal["few", "all"] = setting(
+        "few", "checkpoints kept besides the best: few (the last three, and some early ones), all, or a count", low=1
+    )
+    keep_bytes: int = setting(2 * 2**30, "bytes of checkpoints beyond which the oldest go, but not the last", low=0)
     track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
     centralised: bool = setting(False, "train on the pooled data instead: the reference")
 
@@ -218,11 +230,11 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
 def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
     """`value` as the type `hint` asks for, within its range, or a clear refusal."""
     wanted = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for kind in wanted:
-        if typing.get_origin(kind) is typing.Literal:
-            if value in typing.get_args(kind):
-                return value
-            raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, typing.get_args(kind)))}")
+    words = [word for kind in wanted if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
+    if value in words:
+        return value
+    if words and (len(wanted) == 1 or isinstance(value, str)):
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, words))}")
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)

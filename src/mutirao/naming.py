@@ -11,10 +11,12 @@ from typing import Any
 
 from mutirao.errors import ConfigError
 
-PLAIN = {"data", "exclude"}  # settings that hold paths and names of clients: never code
+PLAIN = {"exclude"}  # names of clients: never code
+PATHS = {"data"}  # settings that hold paths: code only if the whole is a dotted name
 BODY, TIMM, FILE = "body", "timm:", "file:"  # a body by timm's own name is no code; a file is, but for ONNX
 WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
 WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
+WORDS |= {"data": "a function that gives a data set", "model": "a function that gives a torch module"}
 
 
 def is_dotted(text: str) -> bool:
@@ -43,11 +45,14 @@ def dotted_in(content: Any) -> list[str]:
     ['mine:score', 'wine:recipe']
     >>> dotted_in({"body": "timm:resnet50"}), dotted_in({"body": "file:/srv/uni.pt"})
     ([], ['file:/srv/uni.pt'])
+    >>> dotted_in({"data": "mine.sets:load"}), dotted_in({"data": "/srv/a b:c"})
+    (['mine.sets:load'], [])
     """
     if isinstance(content, str):
         found = [content] if is_program(content) else [word for word in content.split() if is_dotted(word)]
     elif isinstance(content, Mapping):
         kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BODY and is_of_timm(v))}
+        kept |= {k: [v for v in listed(kept[k]) if is_dotted(str(v))] for k in PATHS & kept.keys()}
         found = [name for value in kept.values() for name in dotted_in(value)]
     elif isinstance(content, list | tuple):
         found = [name for value in content for name in dotted_in(value)]
@@ -58,7 +63,12 @@ def dotted_in(content: Any) -> list[str]:
 
 def is_of_timm(value: Any) -> bool:
     """Whether all that a setting holds are names of timm's networks."""
-    return all(str(v).startswith(TIMM) for v in (value if isinstance(value, list | tuple) else [value]))
+    return all(str(v).startswith(TIMM) for v in listed(value))
+
+
+def listed(value: Any) -> list[Any]:
+    """The values of a setting, of which a study may have several."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def check_module(kind: str, path: str) -> None:

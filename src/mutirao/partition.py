@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -118,12 +118,19 @@ def shards(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, per_cl
     return rows_by_owner(order, (rng.permutation(total) // per_client)[shard], clients)
 
 
-def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
+def by_class(
+    labels: npt.ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    classes: int = 2,
+    order: Literal["drawn", "sorted"] = "drawn",
+) -> list[Indices]:
     """Deal the classes into disjoint sets of `classes`, each set shared evenly by equally many clients.
 
     Ten classes in pairs and ten clients: five pairs, two clients each. Clients with one set have the same
     distribution and clients with different sets have nothing in common: the clearest groups there can be
-    (the pathological case of McMahan et al., AISTATS 2017, made exact).
+    (the pathological case of McMahan et al., AISTATS 2017, made exact). Which classes make a set, and which clients
+    share it, is `drawn`; or they are `sorted`: classes 0 and 1 to the first two clients, and so on.
 
     >>> y = np.repeat(np.arange(10), 60)
     >>> summary = describe(y, by_class(y, 10, np.random.default_rng(0)))
@@ -131,7 +138,7 @@ def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, clas
     (True, True)
     """
     y = check_labels(labels, clients)
-    order, per_class = order_by_class(y, rng)
+    rows, per_class = order_by_class(y, rng)
     sets, odd = divmod(len(per_class), max(1, classes))
     if classes < 1 or odd:
         right = ", ".join(str(d) for d in range(1, len(per_class) + 1) if len(per_class) % d == 0)
@@ -145,10 +152,11 @@ def by_class(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, clas
             f"partition=by_class: {sets} sets of {classes} classes cannot be shared by {clients} clients evenly; "
             f"take a multiple of {sets} clients, such as {near}"
         )
-    rank = rng.permutation(len(per_class))  # the class of rank r is in set r // classes
-    members = rng.permutation(clients).reshape(sets, -1)
+    deal = np.arange if order == "sorted" else rng.permutation
+    rank = deal(len(per_class))  # the class of rank r is in set r // classes
+    members = deal(clients).reshape(sets, -1)
     owners = [members[rank[c] // classes] for c in range(len(per_class))]
-    return _deal_classes("by_class", y, order, per_class, owners, clients)
+    return _deal_classes("by_class", y, rows, per_class, owners, clients)
 
 
 def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:

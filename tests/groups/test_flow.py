@@ -34,6 +34,7 @@ SMALL = {
     "judge_samples": 40,
     "per_round": 1.0,
     "founders": 8,
+    "references": 0,
 }
 
 

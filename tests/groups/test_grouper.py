@@ -24,7 +24,7 @@ from mutirao.report import execute
 from mutirao.runs.folder import load_run
 
 RECIPE = find("groups")
-SMALL = {"clients": 10, "rounds": 3, "epochs": 1, "judge_samples": 40, "per_round": 1.0}
+SMALL = {"clients": 10, "rounds": 3, "epochs": 1, "judge_samples": 40, "per_round": 1.0, "references": 0}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ TOLD: dict[str, Scalar] = {"seed": 0, "round": 1}
 def test_where_clients_see_to_their_privacy_only_noised_updates_and_signatures_leave(privacy: Any) -> None:
     me = member(privacy, epsilon=1.0)
     arrays = me.trainers(5).initial(0)
-    assert me.provides == {"metrics:epsilon", "metrics:epsilon_next", "config:mu"}
+    assert me.provides == {"metrics:epsilon", "metrics:epsilon_next", "config:mu", "extras:signature"}
     for do in ("evaluate", "probe", "take"):
         for answer, where in both_ways(me, Request(do, arrays, TOLD)):
             assert str(answer) == f"refused: privacy: only noised updates and signatures leave, no answer to {do!r}"
@@ -148,4 +148,4 @@ def test_where_the_server_is_trusted_clients_answer_as_without_privacy() -> None
         assert isinstance(trusting, Reply)
         assert isinstance(plain, Reply)
         assert (digest(trusting.arrays), trusting.metrics, trusting.n) == (digest(plain.arrays), plain.metrics, plain.n)
-    assert member(Central()).provides == member().provides == PROVIDED | {"evaluate"}
+    assert member(Central()).provides == member().provides == PROVIDED | {"evaluate", "extras:signature"}

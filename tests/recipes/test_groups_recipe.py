@@ -13,10 +13,19 @@ from mutirao.groups.combine import weights_by_sample
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.folder import load_run
+from mutirao.runs.tables import Table
 from mutirao.training.samples import Samples
 
 RECIPE = find("groups")
-SMALL = {"clients": 20, "rounds": 2, "epochs": 2, "warm_epochs": 8, "per_round": 1.0, "judge_samples": 40}
+SMALL = {
+    "clients": 20,
+    "rounds": 2,
+    "epochs": 2,
+    "warm_epochs": 8,
+    "per_round": 1.0,
+    "judge_samples": 40,
+    "references": 0,
+}
 
 
 def config_of(**settings: Any) -> Any:
@@ -63,6 +72,16 @@ def test_everyone_is_alike_without_hidden_differences(tmp_path: Path) -> None:
     assert summary["final"]["rand"] == 1.0
 
 
+def test_a_group_of_the_first_classes_is_served_as_others_are(tmp_path: Path) -> None:
+    """A head of the classes 0 and 1 was once taken for one of all classes, and its clients failed."""
+    settings = {"clients": 10, "rounds": 2, "optimizer": "adam", "lr": 0.01, "momentum": 0.0}
+    config = config_of(partition={"name": "by_class", "order": "sorted"}, **settings)
+    summary = execute("groups", config, tmp_path / "run", pictures=False)
+    assert summary["class_maps"] == {f"g{i}": [2 * i, 2 * i + 1] for i in range(5)}
+    assert summary["group_accuracy"].keys() == summary["class_maps"].keys()
+    assert all(row["failed"] == "0" for row in Table(tmp_path / "run" / "history.csv").read())
+
+
 def test_a_full_head_keeps_all_classes(tmp_path: Path) -> None:
     summary = execute("groups", config_of(head="full"), tmp_path / "run", pictures=False)
     assert set(map(len, summary["class_maps"].values())) == {10}
@@ -101,7 +120,7 @@ def test_models_of_groups_are_combined_over_the_union_of_classes(tmp_path: Path)
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="centralised"):
-        RECIPE.task(config_of(centralised=True))
+        RECIPE.prepare(config_of(centralised=True))
     with pytest.raises(ConfigError, match="populations"):
         RECIPE.task(config_of(hidden="skewed", populations=30))
     with pytest.raises(ConfigError, match="no part is called 'magic'"):

@@ -44,10 +44,11 @@ def test_it_learns_what_was_planted() -> None:
 
 @pytest.mark.parametrize("loss", ["weighted", "bpr"])
 def test_implicit_feedback_beats_popularity_by_far(loss: str) -> None:
-    rows, _, task = trained(f"loss={loss}", "taken=4", "rounds=30", "evaluate_every=30", "ridge=1", "per_round=40")
+    sets = ("split=leave_one_out", "rounds=60", "evaluate_every=60", "ridge=2", "per_round=40")
+    rows, _, task = trained(f"loss={loss}", "taken=4", *sets)
     popular = np.zeros_like(task.initial()["items"])
     popular[:, 0] = task.population.ratings.recount().catalogue.counts
-    assert rows[-1]["hr@10"] > task.evaluate({"items": popular})["hr@10"]
+    assert rows[-1]["hr@10"] > 1.1 * task.evaluate({"items": popular})["hr@10"]
     assert task.judge == "ndcg@10"
 
 

@@ -131,8 +131,9 @@ def test_a_support_is_drawn_evenly() -> None:
     assert np.abs(often - 0.4).max() < 0.05
 
 
-def test_many_users_at_once_are_the_same_to_the_bit_as_one_by_one() -> None:
-    m, arrays = method(), model()
+@pytest.mark.parametrize("loss", ["squared", "weighted", "bpr"])
+def test_many_users_at_once_are_the_same_to_the_bit_as_one_by_one(loss: Any) -> None:
+    m, arrays = method(loss=loss), model()
     tastes = {f"u{k}": taste(2 + k, k) for k in range(25)}
     requests = {c: Request("train", arrays, CONFIG) for c in tastes}
     together = LocalFleet(m, tastes).ask(requests)
@@ -255,6 +256,64 @@ def test_samples_cap_what_a_user_works_on() -> None:
 
 def test_numba_is_used_where_it_is() -> None:
     assert find_kernel("work") is not None
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_weights_are_scikit_learns_sample_weights(fast: bool) -> None:
+    m, arrays = method(loss="weighted", biases=False, negatives=2, negative_weight=0.3, compiled=fast), model()
+    works = m.drawn([m.taken(taste(), 7, 12)])
+    batch = batch_of(works, arrays[ITEMS], m.centre, fast)
+    m.work(batch, 0)
+    x, y = arrays[ITEMS][batch.rows].astype(np.float64), np.isin(batch.rows, taste().items).astype(float)
+    theirs = Ridge(alpha=m.ridge, fit_intercept=False).fit(x, y, np.where(y > 0, 1, 0.3)).coef_
+    np.testing.assert_allclose(batch.vectors[0], theirs, rtol=1e-4, atol=1e-5)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    epochs=st.integers(0, 3),
+    biases=st.booleans(),
+    mu=st.sampled_from([0.0, 0.7]),
+    ridge=st.sampled_from([0.2, 2.0]),
+)
+def test_compiled_and_plain_ranking_agree(seed: int, epochs: int, biases: bool, mu: float, ridge: float) -> None:
+    tastes = [taste(n, seed + n) for n in (2, 5, 13, 30, 39)]
+    for rebuild in ("ridge", "sgd"):
+        found = []
+        for fast in (True, False):
+            m = method(loss="bpr", biases=biases, rebuild=rebuild, ridge=ridge, compiled=fast, weight_decay=0.1)
+            works = m.drawn([m.taken(t, seed + k, m.share_of(len(t))) for k, t in enumerate(tastes)])
+            batch = batch_of(works, model(seed, 1.0)[ITEMS], m.centre, fast)
+            m.work(batch, epochs, mu)
+            found.append((batch, m.losses(batch)))
+        for name in ("trained", "vectors", "predictions", "support", "partner"):
+            one, other = (getattr(batch, name) for batch, _ in found)
+            np.testing.assert_allclose(one, other, rtol=2e-3, atol=5e-4, err_msg=name)
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=2e-3, atol=5e-4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_ranked_users_vector_and_loss_are_those_of_its_pairs(fast: bool) -> None:
+    """Beside SciPy's minimum of the pairs written out, and the mean over the query's."""
+    m, items = method(loss="bpr", negatives=3, compiled=fast), model(3, 1.0)[ITEMS].astype(np.float64)
+    (work,) = m.drawn([m.taken(taste(9), 5, 4)])
+    batch = batch_of([work], items.astype(np.float32), m.centre, fast)
+    m.work(batch, 0)
+    rows, support = work.rows, work.support
+    pairs = [(rows[work.partner[k]], rows[k], support[k]) for k in range(len(rows)) if work.partner[k] >= 0]
+    assert {i for i, _, _ in pairs} == set(taste(9).items.tolist())
+    assert len(pairs) == 27
+
+    def margin(v: np.ndarray, i: int, j: int) -> float:
+        return float(items[i, 0] - items[j, 0] + (items[i, 1:] - items[j, 1:]) @ v)
+
+    def loss(v: np.ndarray) -> float:
+        return sum(np.logaddexp(0, -margin(v, i, j)) for i, j, known in pairs if known) + 0.5 * m.ridge * v @ v
+
+    best = minimize(loss, np.zeros(D - 1), tol=1e-10).x
+    np.testing.assert_allclose(batch.vectors[0], [0, *best], atol=1e-3)
+    asked = np.mean([np.logaddexp(0, -margin(best, i, j)) for i, j, known in pairs if not known])
+    assert m.losses(batch) == pytest.approx([asked], rel=1e-3)
 
 
 def test_bpr_vectors_are_the_likeliest() -> None:

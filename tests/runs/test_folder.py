@@ -9,8 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,14 +377,45 @@ def test_verify_notices_lost_lines_of_the_trail_and_swapped_models(whole: Path, 
     assert verify(out)[1] == ["checkpoints/round_002.safetensors: its arrays are not the audited ones"]
 
 
-def test_old_checkpoints_are_thinned_when_they_grow_too_large(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+KEEPING = [
+    ({"keep": "few"}, [9, 8, 7, 4, 2, 1, 0]),
+    ({"keep": "all"}, [*range(9, -1, -1)]),
+    ({"keep": 4}, [9, 8, 7, 6]),
+    ({"keep": 1}, [9]),
+    ({"keep": "all", "keep_bytes": 0}, [9, 8, 7]),
+    ({"keep": 2, "keep_bytes": 0}, [9, 8]),
+]
+
+
+@pytest.mark.parametrize(("settings", "kept"), KEEPING)
+def test_checkpoints_are_kept_as_the_settings_say_and_nothing_else_is_missed(
+    settings: dict[str, Any], kept: list[int], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("mutirao.runs.folder.KEEP_BYTES", 1)
-    out = tmp_path / "run"
-    execute(NAME, CONFIG, out)
-    assert Folder(out).committed() == [4, 3, 2]
-    same_run(out, whole)
+    config = replace(CONFIG, rounds=9, **settings)
+    told = execute(NAME, config, tmp_path / "run")
+    assert Folder(tmp_path / "run").committed() == kept
+    assert verify(tmp_path / "run")[1] == []
+    files = [f for f in (tmp_path / "run" / "checkpoints").rglob("*") if f.is_file()]
+    size = sum(f.stat().st_size for f in files)
+    assert told["checkpoints"] == {"kept": kept[::-1], "removed": 10 - len(kept), "bytes": size}
+    assert "best.safetensors" in {f.name for f in files}
+    said = (tmp_path / "run" / "report.html").read_text()
+    assert ("went (keep=all keeps them)" in said) == (len(kept) < 10)
+
+
+def test_a_run_that_kept_few_goes_on_to_the_same_model_and_what_is_kept_can_change(tmp_path: Path) -> None:
+    execute(NAME, replace(CONFIG, rounds=9, keep="all"), tmp_path / "whole")
+    execute(NAME, replace(CONFIG, rounds=5, keep="all"), tmp_path / "run")
+    name, config = reopen(None, tmp_path / "run", [("rounds", 9), ("keep", 2)])
+    execute(name, config, tmp_path / "run", resume=True)
+    assert Folder(tmp_path / "run").committed() == [9, 8]
+    same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_what_is_no_way_to_keep_checkpoints_is_refused() -> None:
+    for wrong in ("some", 0, 2.5):
+        with pytest.raises(ConfigError, match="keep"):
+            resolve(IrisConfig, {"keep": wrong})
 
 
 def test_a_failed_run_records_why_and_can_go_on(whole: Path, tmp_path: Path) -> None:

@@ -50,13 +50,19 @@ def first_rounds(folder: Path) -> dict[str, int]:
     return firsts
 
 
-def test_the_new_run_is_the_one_that_never_knew_the_client_from_that_round_on(source: Path, tmp_path: Path) -> None:
-    firsts = first_rounds(source)
+@pytest.mark.parametrize("keep", ["all", "few"])
+def test_the_new_run_is_the_one_that_never_knew_the_client_from_the_last_round_kept_on(
+    keep: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "run"
+    execute(RECIPE, config_of(keep=keep), source, pictures=False)
+    firsts, kept = first_rounds(source), Folder(source).committed()
+    assert len(kept) == (9 if keep == "all" else 7)  # rounds 3 and 5 are not there
     leaving = sorted(c for c, r in firsts.items() if r > 1)
-    assert leaving
+    assert keep == "all" or {firsts[c] - 1 for c in leaving} - {*kept}
     for client in leaving:
         record = forget(source, client, tmp_path / client)
-        start = firsts[client] - 1
+        start = max(n for n in kept if n < firsts[client])
         run, _ = Folder(source).load(start)  # by hand: the checkpoint, and everybody but one
         task = iris.task(config_of())
         fleet = LocalFleet(task.handler, {c: d for c, d in task.population.items() if c != client})

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from mutirao.cli.catalogue import catalogue
+from mutirao.cli.combine import combine
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
@@ -352,6 +353,7 @@ main.add_command(data)
 main.add_command(slides)
 main.add_command(site)
 main.add_command(drill)
+main.add_command(combine)
 main.add_command(new)
 main.add_command(tune)
 main.add_command(partition)

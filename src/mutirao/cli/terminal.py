@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from mutirao.report.words import describe_checkpoints
 from mutirao.runs.forgetting import ROUNDS
 from mutirao.studies.showing import make_table, tables_of
 
@@ -81,6 +82,8 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
         table.add_row(name, f"{value:.4f}", "" if best is None else f"{best:.4f}")
     console.print(table)
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")
+    if "checkpoints" in summary:
+        console.print(describe_checkpoints(summary["checkpoints"]), soft_wrap=True)
     console.print(f"everything is in {folder}; look at {folder / 'report.html'}", soft_wrap=True)
 
 
@@ -93,6 +96,8 @@ def conclude_forgetting(record: dict[str, Any], folder: Path) -> None:
         had = f"was one of {part}, made again without it, and {had}"
     kept, redone = record["rounds_kept"], record["rounds_redone"]
     console.print(f"{record['client']} {had}; rounds kept: {kept}, made again: {redone}")
+    if first is not None and kept < first - 1:
+        console.print(f"no checkpoint after round {kept} and before round {first} was kept: keep=all keeps them all")
     table = make_table(None, ("metric", "before", "after"))
     for name, value in record["after"].items():
         table.add_row(name, f"{record['before'].get(name, float('nan')):.4f}", f"{value:.4f}")

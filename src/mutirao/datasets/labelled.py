@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.config import nearest
+from mutirao.config import load_name, nearest, one_line
 from mutirao.core.arrays import digest
 from mutirao.core.fingerprints import fingerprint
 from mutirao.datasets import cifar10, idx
@@ -25,6 +25,7 @@ from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
 from mutirao.datasets.pictures import thumbnails
 from mutirao.errors import ConfigError
+from mutirao.naming import check_module, is_dotted
 from mutirao.randomness import number, rng
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
@@ -35,7 +36,7 @@ JUDGES = ("test", "vali")
 JUDGE_BY = "which part judges: test, or vali, a fifth of the training samples that nobody trains on then (to tune by)"
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 EMBEDDED = ("digits", "synthetic", "fcube", "synthetic-1-1")  # the last with any numbers, and synthetic-iid
-DATA = "digits, synthetic, fcube, synthetic-1-1, fashion-mnist or another name, or a path (see docs/datasets.md)"
+DATA = "digits, synthetic, fcube, fashion-mnist or another name, a path, or package.module:function (docs/datasets.md)"
 # Sets by name: the folders they may be in, and where to get them.
 NAMED = {
     "mnist": (("mnist", "MNIST/raw"), "the four files of yann.lecun.com/exdb/mnist"),
@@ -88,7 +89,7 @@ def is_embedded(data: str) -> bool:
 
 def is_arrays(data: str) -> bool:
     """Whether `data` names a set that is published as arrays, and no files of pictures."""
-    if is_embedded(data) or data in NAMED:
+    if is_embedded(data) or data in NAMED or is_dotted(data):
         return True
     path = Path(data).expanduser()
     if "\0" in data or not path.is_dir():
@@ -106,6 +107,8 @@ def load_labelled(data: str, seed: int) -> Labelled:
         return Labelled(*train, *test, tuple(f"texture {c}" for c in range(10)))
     if is_generated(data):
         return Labelled(*generate(data, seed))
+    if is_dotted(data):
+        return call_loader(data, seed)
     path = find_named(data) if data in NAMED else Path(data).expanduser()
     if not data or "\0" in data or not path.exists():
         known = (*EMBEDDED, *NAMED)
@@ -121,6 +124,33 @@ def load_labelled(data: str, seed: int) -> Labelled:
     if path.is_dir() and holds_leaf(path):
         return read_users(path)
     return read_classes(path, seed)
+
+
+def call_loader(path: str, seed: int) -> Labelled:
+    """What a function of the user's own, `package.module:name`, gives for a seed: a `Labelled`, or its first arrays.
+
+    These are x and labels to train on, then x and labels to judge by; classes are numbered from 0.
+    """
+    check_module("data", path)
+    make = load_name(path)
+    try:
+        found = make(seed)
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"data: {path!r} fails: {one_line(error)}") from error
+    if isinstance(found, Labelled):
+        return found
+    if not isinstance(found, tuple | list) or len(found) != 4:
+        right = "a Labelled, or a tuple (x_train, y_train, x_test, y_test)"
+        raise ConfigError(f"data: {path!r} gives a {type(found).__name__}; right would be {right}")
+    x, y, x_test, y_test = (np.asarray(part) for part in found)
+    for inputs, labels in ((x, y), (x_test, y_test)):
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
+            raise ConfigError(f"data: {path!r}: labels must be whole numbers, one for each sample, and not none")
+        if labels.min() < 0 or inputs.shape[1:] != x.shape[1:] or inputs.dtype.kind not in "fui":
+            raise ConfigError(f"data: {path!r}: classes are numbered from 0, and all samples are numbers of one shape")
+    kind = np.uint8 if x.dtype == np.uint8 else np.float32
+    names = tuple(map(str, range(count_classes(path, y, y_test))))
+    return Labelled(x.astype(kind), y.astype(np.int64), x_test.astype(kind), y_test.astype(np.int64), names)
 
 
 def load_judged(data: str, seed: int, judge_by: str) -> Labelled:

@@ -23,6 +23,7 @@ REQUESTS = {
     "rows": "which rows of the model it needs: for recommendations, which items this user has rated",
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
     "choose": "which of several models errs least on the data here; its number leaves",
+    "fit": "how a model does that is fitted to this site's data and stays here; the metrics below leave",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
 COMES = {
@@ -49,6 +50,7 @@ METRICS = {
     "val_loss": "mean loss of the update on samples kept back",
     "val_acc": "share of samples kept back that is right",
     "accuracy_known": "share that is right among the classes a group knows",
+    "accuracy_held": "share that is right of training samples kept back, by which one way to serve all is chosen",
     "entropy": "how undecided the model is, in the mean",
     "rms_loss": "root of the mean squared loss",
     "gradient_norm": "length of the gradient",

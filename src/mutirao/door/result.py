@@ -133,7 +133,9 @@ class Result:
             return folder.newest(states=False).arrays
         kept = sorted(folder.committed())
         if round not in kept:
-            raise ConfigError(f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}")
+            raise ConfigError(
+                f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}; keep=all keeps all"
+            )
         return folder.load(int(round))[0].arrays
 
     def __repr__(self) -> str:
@@ -167,7 +169,9 @@ def number(value: Any) -> str:
 
 def span(rounds: Sequence[int]) -> str:
     """The rounds there are, in a few words."""
-    return f"{rounds[0]} to {rounds[-1]}" if rounds else "none"
+    if len(rounds) > 1 and len(rounds) == rounds[-1] - rounds[0] + 1:
+        return f"{rounds[0]} to {rounds[-1]}"
+    return ", ".join(map(str, rounds)) or "none"
 
 
 def shown(figure: "Figure") -> "Figure":

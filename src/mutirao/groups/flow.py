@@ -26,6 +26,7 @@ from mutirao.groups.plan import Plan as Plan
 from mutirao.groups.scene import Scene
 from mutirao.groups.state import Grouping
 from mutirao.groups.warm import warm_up
+from mutirao.noising import RELEASES
 
 log = logging.getLogger("mutirao")
 
@@ -46,6 +47,8 @@ def federate_groups(
             state = regroup(scene, grouper, state)
         welcome(scene, grouper, state)
         grouper.before(scene, state)
+        if plan.tune.restarts(run.round + 1):
+            begin_afresh(scene, state)
         awake = live(run.roster, state)
         if not awake:
             log.warning("round %d: no group that still learns has a client here; the run ends", run.round + 1)
@@ -67,7 +70,8 @@ def make_round(
 ) -> tuple[Round, dict[str, Heard]]:
     """One round of the groups that are awake, and what was heard of their clients if the grouper wants to know."""
     members, heard = state.groups.members(), dict[str, Heard]()
-    cohorts = [cohort_of(scene.plan, grouper, state, group, members[group], heard) for group in sorted(awake)]
+    plan, number = scene.plan, scene.run.round + 1
+    cohorts = [cohort_of(plan, grouper, state, group, members[group], heard, number) for group in sorted(awake)]
     try:
         return step(scene.run, scene.fleet, cohorts, patience=scene.plan.patience), heard
     except TooFewReplies as error:
@@ -76,9 +80,16 @@ def make_round(
 
 
 def cohort_of(
-    plan: Plan, grouper: Grouper, state: Grouping, group: str, members: list[ClientId], heard: dict[str, Heard]
+    plan: Plan,
+    grouper: Grouper,
+    state: Grouping,
+    group: str,
+    members: list[ClientId],
+    heard: dict[str, Heard],
+    number: int,
 ) -> Cohort:
     """A group as one round sees it."""
+    told = plan.tune.told(group, number, state.scores, plan.higher)
 
     def overhear(current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
         heard[group] = Heard(current, replies)
@@ -87,7 +98,7 @@ def cohort_of(
     return Cohort(
         *plan.parts(len(members)),
         filters=(*plan.filters, overhear) if grouper.hears else plan.filters,
-        tell=class_map_of(state, group),
+        tell={**plan.tell, **class_map_of(state, group), **told},
         name=group,
         members=members,
         size_cap=plan.size_cap,
@@ -110,7 +121,7 @@ def found_groups(scene: Scene, grouper: Grouper, before: Sequence[Arrays] = ()) 
         raise ConfigError(f"{plan.cluster!r} leaves all {len(replies)} clients out; use noise=nearest or another")
     for client in groups.waiting():
         scene.note(client, rejected="waits: fits no group", n=replies[client].n)
-    state = Grouping(groups, {})
+    state = Grouping(groups, {}, total=scene.plan.classes)
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
     run.arrays = {}  # instead of the test model
@@ -120,6 +131,16 @@ def found_groups(scene: Scene, grouper: Grouper, before: Sequence[Arrays] = ()) 
         run.memory = run.memory | as_part(plan.inherit(before), name)
     state.silent = {c: TRIES if c in refused else 1 for c in fleet.clients() if c not in replies}
     return state
+
+
+def begin_afresh(scene: Scene, state: Grouping) -> None:
+    """Give every group the first model again, and nothing to remember but what its account says."""
+    run, plan = scene.run, scene.plan
+    for name, classes in state.classes.items():
+        run.arrays = run.arrays | as_part(plan.model(len(classes)), name)
+        before = part_of(run.memory, name)
+        run.memory = {k: v for k, v in run.memory.items() if k.partition("/")[0] != name}
+        run.memory = run.memory | as_part({k: v for k, v in before.items() if k == RELEASES}, name)
 
 
 def hear_of(scene: Scene, grouper: Grouper, clients: list[ClientId], size: int = 0) -> dict[ClientId, Reply]:

@@ -1,11 +1,19 @@
 """The ways to find groups by name: clusterers of signatures, and groupers with a way of their own."""
 
+from dataclasses import dataclass
+
 from mutirao.groups import clusterers
-from mutirao.groups.grouper import Alone
+from mutirao.groups.grouper import Alone, Grouper
 from mutirao.groups.rivals.cfl import Cfl
 from mutirao.groups.rivals.fedclust import Fedclust
 from mutirao.groups.rivals.ifca import Ifca
 from mutirao.groups.rivals.pacfl import Pacfl
 
-PARTS = (Alone, Ifca, Cfl, Pacfl, Fedclust)
-NAMES: dict[str, type] = {**clusterers.NAMES, **{part.__name__.lower(): part for part in PARTS}}
+
+@dataclass(frozen=True)
+class Ungrouped(Grouper):
+    """No groups: one model for all, and no client warms up."""
+
+
+RIVALS = {part.__name__.lower(): part for part in (Ifca, Cfl, Pacfl, Fedclust)}
+NAMES: dict[str, type] = {"none": Ungrouped, **clusterers.NAMES, "alone": Alone, **RIVALS}

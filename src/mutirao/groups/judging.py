@@ -1,5 +1,7 @@
 """How the groups' models do on their clients' own test data, and which groups have settled."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from mutirao.core.arrays import part_of
@@ -9,31 +11,52 @@ from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar
 from mutirao.core.record import Row
 from mutirao.core.rounds import Run
 from mutirao.groups.form import quality
-from mutirao.groups.plan import Plan
+from mutirao.groups.plan import EvaluateGroups, Plan
 from mutirao.groups.scene import Scene
 from mutirao.groups.state import Grouping
 
 
 def judge(scene: Scene, state: Grouping, row: Row, due: bool) -> None:
-    """Enter how the models do on their clients' own test data: means over clients, each counting the same."""
+    """Enter how the models do on their clients' own test data: means over clients, each counting the same.
+
+    Where clients do not say, the plan's own evaluation of each group's model does.
+    """
     run, plan = scene.run, scene.plan
     every = bool(plan.clients_every) and run.round % plan.clients_every == 0
     replies, members = ask_to_judge(scene, state) if plan.judged and (due or every) else ({}, {})
     if due:
-        for name in ("accuracy", "accuracy_known", "loss"):
+        if not plan.judged and plan.evaluate is not None:
+            evaluate(scene, state, row, plan.evaluate)
+        for name in plan.told:
             if values := [r.metrics[name] for r in replies.values() if name in r.metrics]:
                 row[name] = float(np.mean(values))
         for c, reply in replies.items():
             run.roster.note(c, {f"own_{k}": v for k, v in reply.metrics.items() if k in row})
         for g, who in members.items():
-            own = [replies[c].metrics["accuracy"] for c in who if c in replies and "accuracy" in replies[c].metrics]
-            if own:
+            if own := [replies[c].metrics[plan.judge] for c in who if plan.judge in told_by(replies, c)]:
                 state.scores.setdefault(g, []).append((run.round, float(np.mean(own))))
                 settle(state, g, plan)
         found = quality(state.groups, plan.truth(run.round))
         row.update({k: found[k] for k in ("groups", "rand") if k in found})
     if every:
-        row.update(summarise("accuracy", [r.metrics["accuracy"] for r in replies.values() if "accuracy" in r.metrics]))
+        values = [r.metrics[plan.judge] for r in replies.values() if plan.judge in r.metrics]
+        row.update(summarise(plan.judge, values, plan.higher))
+
+
+def evaluate(scene: Scene, state: Grouping, row: Row, by: EvaluateGroups) -> None:
+    """Enter how the models do by the plan's own evaluation, together and group by group."""
+    run, plan = scene.run, scene.plan
+    together, each = by({g: part_of(run.arrays, g) for g in state.groups.names}, state.groups)
+    row.update(together)
+    for group, figures in each.items():
+        if plan.judge in figures:
+            state.scores.setdefault(group, []).append((run.round, float(figures[plan.judge])))
+            settle(state, group, plan)
+
+
+def told_by(replies: Mapping[ClientId, Reply], client: ClientId) -> Mapping[str, float]:
+    """What a client says of its group's model; nothing if it did not answer."""
+    return replies[client].metrics if client in replies else {}
 
 
 def ask_to_judge(scene: Scene, state: Grouping) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
@@ -56,7 +79,7 @@ def fault_of_judgement(reply: Reply) -> Failure | None:
 
 def settle(state: Grouping, group: str, plan: Plan) -> None:
     """A group has settled if its last `stable` judgements brought no gain over the best before them."""
-    values = [v for _, v in state.scores[group]]
+    values = [v if plan.higher else -v for _, v in state.scores[group]]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:
         return
     if max(values[-plan.stable :]) <= max(values[: -plan.stable]) + plan.tolerance:
@@ -70,6 +93,6 @@ def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
 
 
 def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
-    """Which class each output of a group's head stands for, where that is not plain."""
+    """Which class each output of a group's head stands for, where it has not all of them in order."""
     names = state.classes[group]
-    return {} if names == list(range(len(names))) else {"classes": ",".join(map(str, names))}
+    return {} if names == list(range(state.total or len(names))) else {"classes": ",".join(map(str, names))}

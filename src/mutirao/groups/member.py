@@ -4,6 +4,7 @@ A group's head may have fewer outputs than there are classes; the class map trav
 `classes = "0,3"`: output 0 is class 0, output 1 is class 3.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -21,8 +22,10 @@ from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_o
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
+from mutirao.groups.signing import SIGNS
 from mutirao.groups.state import Grouping
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
+from mutirao.randomness import rng
 from mutirao.schedules import Constant, Schedule
 from mutirao.training.descent import one_thread
 from mutirao.training.devices import place_of
@@ -38,7 +41,7 @@ CHUNK = 512  # samples judged at once
 
 @dataclass(frozen=True)
 class Member:
-    """A handler for `warm`, `train`, `evaluate`, `take`, `choose` and `probe`.
+    """A handler for `warm`, `train`, `evaluate`, `take`, `choose`, `fit` and `probe`.
 
     `trainers(outputs)` trains a head of that size.
     """
@@ -49,11 +52,13 @@ class Member:
     warm_epochs: int
     head: str
     privacy: Any = Open()  # what each client does for its own
+    hold: float = 0.0  # share of its training samples that a client keeps back, to say which model serves it best
 
     @property
     def provides(self) -> frozenset[str]:
         """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
-        return SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
+        private = SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
+        return private | {SIGNS}
 
     @property
     def private(self) -> bool:
@@ -96,7 +101,9 @@ class Member:
 
     def inside(self, request: Request) -> bool:
         """Whether a request is for the trainer inside; a signature of the data alone needs no training."""
-        return request.do in ("train", "probe") or (request.do == "warm" and self.signature.trains)
+        if request.do == "warm":
+            return bool(self.signature.trains)
+        return request.do in ("train", "probe") or (request.do == "fit" and bool(request.config.get("epochs")))
 
     def permit(self, request: Request) -> None:
         """Refuse what would tell more of a client than its own privacy, or the noise on its signature, lets it."""
@@ -122,32 +129,53 @@ class Member:
 
     def inner(self, request: Request, site: Site) -> tuple[Request, Site]:
         """What the trainer is asked, and the client's own samples as that model names their classes."""
-        samples = Samples.of(site.data)
-        if request.do != "warm" and "classes" in request.config:
-            samples = rename(samples, class_map(request.config, self.classes), self.classes)
-        plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES}
-        do = "train" if request.do == "warm" else request.do
+        samples, names = Samples.of(site.data), class_map(request.config, self.classes)
+        if request.do != "warm":
+            samples = self.part(request, site)[0]
+            samples = rename(samples, names, self.classes) if "classes" in request.config else samples
+        plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep"}}
+        if request.do == "fit":  # from wherever the rate of rounds has gone to
+            plain["lr"] = self.trainers(len(names)).lr
+        do = "train" if request.do in ("warm", "fit") else request.do
         return replace(request, do=do, config=plain), replace(site, data=samples)
+
+    def part(self, request: Request, site: Site) -> tuple[Samples, Samples]:
+        """The samples that a client trains on, and those that it keeps back."""
+        return hold_back(Samples.of(site.data), self.hold, int(request.config.get("seed", 0)), site.id)
 
     def answer(self, request: Request, site: Site, made: Reply | None) -> Reply:
         """What leaves the client: of a warm-up only the signature, never the model."""
         if request.do == "warm":
             return self.sign(request, site, made)
+        if request.do == "fit":
+            return self.fit(request if made is None else replace(request, arrays=made.arrays), site)
         if made is not None:
             return made
         if request.do == "choose":
             return self.choose(request.arrays, Samples.of(site.data))
         if request.do not in ("evaluate", "take"):
-            raise ValueError(
-                f"a member of groups can warm, train, evaluate, take, choose and probe, not {request.do!r}"
-            )
+            kinds = "warm, train, evaluate, take, choose, fit and probe"
+            raise ValueError(f"a member of groups can {kinds}, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
         metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
         return Reply({}, metrics=metrics, n=max(1, used))
 
+    def fit(self, request: Request, site: Site) -> Reply:
+        """How a model fitted to the client's own samples does on its test samples and on those kept back.
+
+        The model stays; if the request says `keep`, it is the one the client goes on with.
+        """
+        _, held = self.part(request, site)
+        metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
+        if len(held):
+            metrics["accuracy_held"] = self.judge(request, Samples.of(site.data), held)[0]["accuracy"]
+        if request.config.get("keep"):
+            site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
+        return Reply({}, metrics=metrics, n=max(1, used))
+
     def sign(self, request: Request, site: Site, made: Reply | None) -> Reply:
-        """The signature of a warm-up, or of the data, and which classes the client holds if asked; noised, it alone."""
+        """The signature of a warm-up, or of the data; if asked, the classes held, but for a signature with noise."""
         part, config, samples = self.signature, request.config, Samples.of(site.data)
         vector = part(samples) if made is None else part(request.arrays, made.arrays, self.head)
         table = self.charge(site) if self.private else None
@@ -243,6 +271,17 @@ def outputs_for(y: Tensor, names: tuple[int, ...], classes: int) -> Tensor:
     place = torch.full((classes,), -1, dtype=torch.int64)
     place[list(names)] = torch.arange(len(names))
     return place[y]
+
+
+def hold_back(samples: Samples, share: float, seed: int, client: ClientId) -> tuple[Samples, Samples]:
+    """The samples, and a share of them drawn by lot that is not trained on; of two at least one is left."""
+    count = min(math.ceil(share * len(samples)), len(samples) - 1)
+    if count <= 0:
+        return samples, samples.first(0)
+    rows = np.arange(len(samples)) if samples.index is None else samples.index
+    drawn = rng(seed, 0, "held back", client).permutation(len(rows))
+    kept, held = (Samples(samples.x, samples.y, rows[np.sort(some)]) for some in (drawn[count:], drawn[:count]))
+    return kept, held
 
 
 def classes_in(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -46,7 +46,7 @@ class Groups:
     @property
     def signed(self) -> bool:
         """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
-        return self.signatures.shape[1] > 0
+        return bool(self.signatures.shape[1])
 
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""

@@ -6,10 +6,15 @@ from typing import Any
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP
-from mutirao.core.fleet import ClientId
+from mutirao.core.fleet import ClientId, Scalar
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector
 from mutirao.core.rounds import Patience
 from mutirao.groups.form import NoiseRule
+from mutirao.groups.membership import Groups
+from mutirao.groups.tuning import Alike
+
+Judged = tuple[Mapping[str, float], Mapping[str, Mapping[str, float]]]  # of all groups together, and of each
+EvaluateGroups = Callable[[Mapping[str, Arrays], Groups], Judged]  # of models by group, and of who is in which
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,12 @@ class Plan:
     truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None  # who is alike by then, in simulation
     honest: Callable[[ClientId], bool] = lambda client: True  # whose judgement counts, in simulation
     judged: bool = True  # whether clients say how the models do on their own test data
+    told: tuple[str, ...] = ("accuracy", "accuracy_known", "loss")  # what they say of it
+    judge: str = "accuracy"  # by which groups are judged
+    higher: bool = True  # whether more of it is better
+    evaluate: EvaluateGroups | None = None  # how the models do where clients do not say
+    tune: Alike = Alike()  # what each group trains by
+    tell: Mapping[str, Scalar] = field(default_factory=dict)  # what the clients of all groups are told in a round
     clients_every: int = 0  # rounds between judgements by every client, worst and all (0: never)
     # With what the memory of a new group begins after a warm-up, given those of the groups before.
     inherit: Callable[[Sequence[Arrays]], Arrays] = lambda before: {}

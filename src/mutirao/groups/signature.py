@@ -33,7 +33,7 @@ class Bias:
     array = "bias"  # of the last layer
 
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
-        return change(before, after, f"{head}.{self.array}")
+        return change(before, after, f"{head}.{self.array}".lstrip("."))
 
 
 @dataclass(frozen=True)

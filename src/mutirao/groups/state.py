@@ -30,6 +30,7 @@ class Grouping:
     settled: dict[str, int] = field(default_factory=dict)
     silent: dict[ClientId, int] = field(default_factory=dict)  # how often a client gave no usable warm-up
     own: dict[str, Any] = field(default_factory=dict)  # what a grouper remembers, as JSON has it
+    total: int = 0  # classes that there are: a head with fewer has to say which; 0 in older runs
 
     def to_memory(self) -> Arrays:
         """All of it as arrays."""
@@ -40,7 +41,7 @@ class Grouping:
             "directions": groups.directions,
             "looked": [asdict(d) for d in groups.looked],
             "least": groups.least,
-            **{k: getattr(self, k) for k in ("classes", "scores", "settled", "silent", "own")},
+            **{k: getattr(self, k) for k in ("classes", "scores", "settled", "silent", "own", "total")},
         }
         return {
             HOME + "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8).copy(),
@@ -64,7 +65,8 @@ class Grouping:
             least=facts.get("least", 0),  # older runs have none
         )
         scores = {g: [(int(r), float(v)) for r, v in rows] for g, rows in facts["scores"].items()}
-        return cls(groups, facts["classes"], scores, facts["settled"], facts["silent"], facts.get("own", {}))
+        later = {"own": facts.get("own", {}), "total": facts.get("total", 0)}
+        return cls(groups, facts["classes"], scores, facts["settled"], facts["silent"], **later)
 
 
 def move(state: Grouping, clients: Mapping[ClientId, str]) -> None:

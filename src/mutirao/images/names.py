@@ -4,11 +4,12 @@ from typing import Literal
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
+from mutirao.naming import is_dotted
 
 Trainable = Literal["head", "last_block", "all"]
 Depth = Literal["features", "maps", "pixels"]
 
-NETWORK_NAMES = ("cnn", "small")
+NETWORK_NAMES = ("cnn", "small", "deep", "mobilenet")
 BODY_NAMES = ("efficientnet_lite0", "resnet18")
 TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the path of a network in a file
 BODY_WORDS = f"{', '.join(BODY_NAMES)}, {TIMM}NAME or {FILE}PATH"
@@ -19,6 +20,12 @@ HEADS = ("linear", *BAG_HEADS)
 STAINS = ("none", "macenko", "reinhard")
 AUGMENTS = ("none", "stain")
 ELSEWHERE = "none"  # what `data` is where a party has no pictures of its own: a server whose sites hold them all
+
+
+def check_network(name: str) -> None:
+    """Refuse a network that is neither known by name nor of the user's own, `package.module:function`."""
+    if name not in NETWORK_NAMES and not is_dotted(name):
+        raise ConfigError(f"model: {name!r} is not a choice{nearest(name, NETWORK_NAMES)}; or package.module:function")
 
 
 def check_body(name: str, *more: str) -> None:

@@ -6,10 +6,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mutirao.config import load_name, one_line
 from mutirao.errors import ConfigError
+from mutirao.images.mobilenet import mobilenet
+from mutirao.naming import check_module, is_dotted
 
 PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
 SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
+DEEP = 16  # pixels a side from which on the four convolutions of `deep` are padded as in the authors' code
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, by channel, pixels in 0..1
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
@@ -36,6 +40,14 @@ def normalise(channels: int) -> Normalise:
     return Normalise() if channels == 3 else Normalise((0.5,) * channels, (0.25,) * channels)
 
 
+def sides_of(shape: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Channels, and the pixels of both sides, of pictures that are large enough for convolutions."""
+    channels, *sides = shape
+    if min(sides) < SMALLEST:
+        raise ConfigError(f"model: pictures of {' x '.join(map(str, sides))} are too small for convolutions; use mlp")
+    return channels, sides
+
+
 def convolutional(
     shape: tuple[int, ...], channels: int, more: int, pool: tuple[int, int], dense: tuple[int, ...], outputs: int
 ) -> nn.Module:
@@ -44,10 +56,8 @@ def convolutional(
     There are two, or as many as it takes until at most 8 x 8 places are left. Where a picture is too small for
     that, convolutions are padded.
     """
-    deep, *sides = shape
+    deep, sides = sides_of(shape)
     least, size, step = min(sides), *pool
-    if least < SMALLEST:
-        raise ConfigError(f"model: pictures of {' x '.join(map(str, sides))} are too small for convolutions; use mlp")
     pad = 0 if least >= UNPADDED else 2
     layers: list[nn.Module] = [normalise(deep)]  # and three for each convolution
     for into, out in itertools.chain([(deep, channels), (channels, more)], itertools.repeat((more, more))):
@@ -75,6 +85,34 @@ def small(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
     return convolutional(shape, 6, 16, (2, 2), (120, 84), outputs)
 
 
+def deep(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """Four 3 x 3 convolutions of 32, 64, 128 and 128, each with a pool behind it, then a dense layer of 512.
+
+    The network with which the authors of client groups train (de Souza et al., SBRC 2022, in their code); 312,010
+    parameters. The second and third are padded only where a picture is too small otherwise; of a large picture there
+    are more of the last kind, until at most 4 x 4 places are left.
+    """
+    channels, sides = sides_of(shape)
+    inner = 0 if min(sides) >= DEEP else 1
+    layers: list[nn.Module] = [normalise(channels)]
+    first = [(channels, 32, 1), (32, 64, inner), (64, 128, inner), (128, 128, 1)]
+    for number, (into, out, pad) in enumerate(itertools.chain(first, itertools.repeat((128, 128, 1)))):
+        if number >= len(first) and (max(sides) <= 4 or min(sides) == 1):
+            break
+        sides = [side + 2 * pad - 2 for side in sides]
+        layers += [nn.Conv2d(into, out, 3, padding=pad), nn.ReLU()]
+        if min(sides) > 1:  # there is something left to pool
+            layers, sides = [*layers, nn.MaxPool2d(2)], [side // 2 for side in sides]
+    width = 128 * math.prod(sides)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, outputs))
+
+
+def mobile(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """MobileNetV2 (Sandler et al., CVPR 2018) at 0.35 of its width; 408,938 parameters for CIFAR-10."""
+    channels, _ = sides_of(shape)
+    return mobilenet(channels, outputs, normalise(channels))
+
+
 def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
     """One hidden layer; as it is, for scikit-learn's digits."""
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
@@ -82,11 +120,26 @@ def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
 
 def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
     """A network for samples of that shape with so many outputs: for rows dense, or else the one of that name."""
+    if is_dotted(name):
+        return call_factory(name, shape, outputs)
     if len(shape) == 1:
         return mlp(shape[0], width, outputs)
     if name == "mlp":
         return nn.Sequential(normalise(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
     return NETWORKS[name](shape, outputs)
+
+
+def call_factory(path: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """What a function of the user's own, `package.module:name`, makes for samples of that shape: a torch module."""
+    check_module("model", path)
+    make = load_name(path)
+    try:
+        found = make(shape, outputs)
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"model: {path!r} fails for ({shape}, {outputs}): {one_line(error)}") from error
+    if not isinstance(found, nn.Module):
+        raise ConfigError(f"model: {path!r} gives a {type(found).__name__}, not a torch module")
+    return found
 
 
 def replace_head(network: nn.Module, outputs: int) -> nn.Module:
@@ -95,4 +148,4 @@ def replace_head(network: nn.Module, outputs: int) -> nn.Module:
     return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
 
 
-NETWORKS = {"cnn": cnn, "small": small}
+NETWORKS = {"cnn": cnn, "small": small, "deep": deep, "mobilenet": mobile}

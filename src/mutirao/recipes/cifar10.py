@@ -20,7 +20,7 @@ class Config(Common):
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
     data: str = setting("synthetic", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt to clients")
-    model: str = setting("cnn", "the network: the papers', or one a tenth its size", choices=NETWORK_NAMES)
+    model: str = setting("cnn", "the network: cnn is the papers', small has a tenth of its size", choices=NETWORK_NAMES)
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 

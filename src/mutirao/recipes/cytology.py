@@ -20,6 +20,7 @@ from mutirao.metrics import judge_classes
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange, check_kept, is_private
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.grouping import has_one_model
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.slides.sources import find_sources, scale_in
 
@@ -89,7 +90,7 @@ def task(config: Config) -> Task:
     abnormal = abnormal_classes(classes, config.normal)
     told: dict[str, Any] = plan.agreed() | plan.training(config)
     metrics: tuple[str, ...] = ()
-    if config.personal.name != "none":  # then hospitals' own judgements are all there is
+    if not has_one_model(config):  # then hospitals' own judgements are all there is
         told["figures"], metrics = judge_classes, ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
         told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), TOLD
@@ -139,7 +140,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
     private = is_private(config)
     for done in federate(fleet, config, task, run):
-        if config.validation and not private and config.personal.name == "none":
+        if config.validation and not private and has_one_model(config):
             done.row.update(evaluate_at_hospitals(fleet, run, task.metrics, config.size_cap))
         for ours, papers in PAPERS.items():
             if ours in done.row:
@@ -152,4 +153,5 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)
+HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

@@ -1,39 +1,35 @@
 """Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from mutirao.attacks import Attacked, liars_among, verdicts
-from mutirao.compression import compress_of
+from mutirao.attacks import Attacked, liars_among
 from mutirao.config import Common, Part, build, setting
-from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_needs
-from mutirao.core.rounds import Cohort, Patience, Round, Run
+from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_judged
 from mutirao.errors import ConfigError
 from mutirao.fleets.without import names_in
-from mutirao.groups.flow import Plan, federate_groups
 from mutirao.groups.form import NoiseRule
-from mutirao.groups.grouper import Grouper, as_grouper
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
-from mutirao.groups.signature import noise_of
-from mutirao.groups.state import Grouping
-from mutirao.images.names import NETWORK_NAMES
+from mutirao.groups.references import WAYS, References, compare, told_of
+from mutirao.images.names import NETWORK_NAMES, check_network
+from mutirao.naming import is_dotted
 from mutirao.partition import describe
 from mutirao.partitions.noise import disturb_rows, disturb_test, levels_of
-from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.group_flow import Kind, group_rounds
+from mutirao.recipes.grouping import grouper_of, signature_of
 from mutirao.recipes.labelled import deal_samples
-from mutirao.recipes.staggering import check_waits
-from mutirao.recipes.task import Recipe, Task, build_aggregate, build_screen, simulate
-from mutirao.secure.kinds import secure_of
+from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
+
+SERVES = ("auto", *WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +40,18 @@ class Config(Common):
     clients: int = setting(30, "how many clients", low=1)
     per_round: int | float = setting(0.5, "clients selected a round in each group: a count, or a share", low=1e-9)
     epochs: int = setting(5, "passes over its data a client makes a round", low=1)
-    warm_epochs: int = setting(10, "passes over its data a client makes in the warm-up", low=1)
     lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
     hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
     populations: int = setting(5, "how many hidden populations", low=1)
-    model: str = setting("small", "the network for pictures", choices=NETWORK_NAMES)
+    model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
     width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_samples: int = setting(500, "most test samples a client judges by", low=1)
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
-    signature: Part = setting(Part("bias", home="mutirao.groups.signature"), "what a client sends of its warm-up")
-    cluster: Part = setting(Part("auto", home="mutirao.groups.groupers"), "how groups are found")
+    signature: Part = setting(Part("bias"), "what a client sends of its warm-up")
+    cluster: Part = setting(Part("auto"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
     head: str = setting(
         "reduced",
@@ -66,9 +61,14 @@ class Config(Common):
     attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
-    regroup: int = setting(0, "rounds after which groups are formed anew, for data that change (0: never)", low=0)
     stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
+    references: int = setting(
+        -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
+    )
+    alone_epochs: int = setting(0, "most epochs a client trains alone for that (0: as many as it spent)", low=0)
+    serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
+    hold: float = setting(0.1, "share of its samples a client keeps back for that, with cluster=auto", low=0, high=0.5)
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
@@ -93,12 +93,8 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
 
-    if config.centralised:
-        raise ConfigError("centralised: groups have no pooled reference; cluster=one trains a single model")
-    check_grouper(config)
-    check_signature(config)
-    check_privacy(config)
-    check_secure(config)
+    check_head(config)
+    check_network(config.model)
     data = load_judged(config.data, config.seed, config.judge_by)
     x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
     parts, truth = split(config, data)
@@ -109,14 +105,15 @@ def task(config: Config) -> Task:
     classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
 
     def network(outputs: int) -> nn.Module:
-        if len(data.shape) == 1:
+        if len(data.shape) == 1 or is_dotted(config.model):
             return make_network(config.model, data.shape, config.width, outputs)
         return replace_head(make_network(config.model, data.shape, config.width, classes), outputs)
 
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = signature_of(config), build("privacy", config.privacy)
-    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy)
+    hold = config.hold if chooses(config) else 0.0
+    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
     liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
@@ -126,9 +123,13 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
+        directions=dict.fromkeys(
+            ("gain_alone", "gain_finetuned", "accuracy_served", *(f"accuracy_{way}" for way in WAYS[1:])), "higher"
+        ),
         classes=classes,
         noise=noise,
         basis=lambda: {"data": data.digest},
+        opinions=lambda run, samples: member.opinions(run, samples)[0],
         knows=knows,
         exhibits=Exhibits(
             pictures={
@@ -137,20 +138,10 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)),
+            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)) | references_in(run),
             constant=frozenset({"groups", "rand"}),
         ),
     )
-
-
-def grouper_of(config: Config) -> Grouper:
-    """How groups are found."""
-    return as_grouper(build("cluster", config.cluster))
-
-
-def signature_of(config: Config) -> Any:
-    """What clients send of their warm-up: what the grouper says, or else the user."""
-    return grouper_of(config).signature or build("signature", config.signature)
 
 
 def start_of(seed: int, which: int) -> int:
@@ -158,62 +149,35 @@ def start_of(seed: int, which: int) -> int:
     return number(seed, 0, f"start {which}") if which else seed
 
 
-def check_grouper(config: Config) -> None:
-    """Refuse a grouper that sees more of single clients than the signature of a warm-up where that is all it may."""
-    grouper, name = grouper_of(config), config.cluster.name
-    plain = grouper.warms and not (grouper.hears or grouper.asks or grouper.signature)
-    for key in ("privacy", "secure"):
-        if not plain and getattr(config, key).name != "none":
-            raise ConfigError(f"cluster={name}: only the signature of a warm-up is covered; use auto, or {key}=none")
-    if config.regroup and (grouper.moves or not grouper.warms):
-        raise ConfigError(f"cluster={name}: there are no signatures to form groups anew by; use regroup=0")
+def compares(config: Config) -> bool:
+    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
+    return config.references != 0 and config.privacy.name == "none" and config.secure.name == "none"
 
 
-def check_signature(config: Config) -> None:
-    """Refuse noise on a signature beside which the classes a client holds leave in clear."""
-    if signature_of(config).epsilon and config.head != "full":
+def chooses(config: Config) -> bool:
+    """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
+    may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
+    return may and config.hold > 0 and config.drift.name == "none"
+
+
+def references_in(run: Run) -> dict[str, Any]:
+    """The entry of summary.json on references, if there are any."""
+    return {"references": told} if (told := told_of(run)) else {}
+
+
+def check_head(config: Config) -> None:
+    """Refuse heads that tell which classes clients hold where nothing may leave that is not noised or summed."""
+    if config.head == "full":
+        return
+    if signature_of(config).epsilon:
         raise ConfigError(
             f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
             "the noise; use head=full"
         )
-
-
-def check_privacy(config: Config) -> None:
-    """Refuse privacy that covers the models alone, while the warm-up tells of clients what it likes."""
-    if config.privacy.name == "none":
-        return
-    signature, privacy = signature_of(config), build_privacy(config)
-    if config.privacy.settings.get("epsilon"):
-        raise ConfigError(
-            "privacy.epsilon: how large groups will be is not known beforehand, nor then the noise that they need; "
-            "set privacy.noise and privacy.budget"
-        )
-    if signature.repeatable and not privacy.repeatable:
-        raise ConfigError("signature.repeatable: the account counts on noise that nobody knows; use false")
-    if not signature.epsilon:
-        raise ConfigError(
-            f"privacy={config.privacy.name}: the warm-up's signatures have no noise; set signature.epsilon"
-        )
-
-
-def check_regroup(config: Config, aggregate: AnyAggregator) -> None:
-    """Refuse to form groups anew where clients keep what belongs to the model of the group they are in."""
-    if config.regroup and any(need.startswith("config:correct=") for need in as_aggregator(aggregate).needs):
-        raise ConfigError(
-            f"aggregate={config.aggregate.name}: what clients keep for it is of the groups before; use regroup=0"
-        )
-
-
-def check_secure(config: Config) -> None:
-    """Refuse what shows the server more of a client than the signature of its one warm-up."""
-    if config.secure.name == "none":
-        return
-    if config.head != "full":
+    if config.secure.name != "none":
         raise ConfigError(
             f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
         )
-    if config.regroup:
-        raise ConfigError(f"secure={config.secure.name}: regroup asks for signatures again and again; use 0")
 
 
 @dataclass(frozen=True)
@@ -232,78 +196,40 @@ class Known:
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
-    fleet, churns, knows = simulate(fleet, config, run), config.available.name != "always", task.knows
-    secure, member = secure_of(config), knows.member
-    fleet = compress_of(config).at_server(secure.at_server(fleet, task.provides | {"metrics:accuracy_known"}))
-    privacy = build_privacy(config)
-    screen = build_screen(config, head=member.head)
-
-    def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
-        select = build("select", config.select, count=config.per_round, classes=task.classes)
-        aggregate = build_aggregate(config, task, clients)
-        check_waits(config, aggregate, "groups do")
-        check_regroup(config, aggregate)
-        secure.check(config, select, aggregate, len(task.population))
-        return privacy.at_server(select, aggregate, clients, config)
-
-    def inherit(before: Sequence[Arrays]) -> Arrays:
-        return privacy.inherit(before, noise_of(member.signature)) if isinstance(privacy, Settings) else {}
-
-    check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
-    first = task.initial()
-    plan = Plan(
+    knows, member = task.knows, task.knows.member
+    kind = Kind(
         model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
-        classes=member.classes,
-        parts=parts,
-        cluster=build("cluster", config.cluster),
-        noise=config.noise,
-        directions=member.signature.directions,
-        size=len(member.signature(first, first, member.head)) if member.signature.trains else 0,
-        reduced=config.head == "reduced",
-        filters=screen,
         head=member.head,
-        regroup=config.regroup,
+        classes=member.classes,
+        reduced=config.head == "reduced",
+        noise=config.noise,
+        founders=config.founders,
         stable=config.stable,
         tolerance=config.tolerance,
-        patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
+        told=("accuracy", "accuracy_known", "loss"),
         truth=knows.truth_at,
-        honest=lambda client: client not in knows.liars,
-        judged=config.privacy.name in ("none", "central"),  # else nothing but noised updates leaves a client
-        clients_every=config.clients_every,
-        inherit=inherit,
-        size_cap=config.size_cap,
-        metrics=task.told,
+        liars=knows.liars,
+        compare=partial(compare, settings=references_of(config)) if compares(config) else None,
     )
-    expect = config.founders or (1 if churns else len(task.population))
-    rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
-    for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
-        if config.screen.name != "none":
-            done.row.update(verdicts(done.clients, knows.liars, run.history[:-1]))
-        yield done
+    yield from group_rounds(fleet, config, task, run, kind)
 
 
-def look_ahead(run: Run, plan: Plan) -> Outlook:
-    """What the next round adds to: the account of each group, or of those that the round is about to form."""
-    state = Grouping.from_memory(run.memory)
-    members = state.groups.members() if state else {}
-    memories = {g: part_of(run.memory, g) for g in members}
-    if state is None or (plan.regroup and run.round and run.round % plan.regroup == 0):
-        return [(plan.inherit(list(memories.values())), plan.parts(1)[1])]  # at worst, a group of one
-    return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
+def references_of(config: Config) -> References:
+    """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
+    serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
+    rounds = config.rounds if config.references < 0 else config.references
+    return References(rounds, config.epochs, config.alone_epochs, config.per_round, serve)
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """A warm-up tells who is alike, and which classes a client has if heads are cut to them; then clients judge.
+    """Of groups with a head of their own a warm-up also tells which classes a client has.
 
     One that comes when its group has settled is handed that group's model to take.
     """
-    grouper = grouper_of(config)
-    sent = ("signature", *(("holdings",) if config.head == "reduced" else ())) if grouper.warms else ()
-    warm = Exchange((*(("warm",) if grouper.warms else ()), "take", *grouper.asks), extras=(*sent, *grouper.extras))
-    warm |= Exchange(metrics=grouper.metrics)
-    if config.privacy.name not in ("none", "central"):
-        return warm
-    return warm | Exchange(("evaluate",), metrics=("accuracy_known",))
+    held = ("holdings",) if config.head == "reduced" and grouper_of(config).warms else ()
+    judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
+    fits = Exchange(("fit",), metrics=("accuracy_held",) if chooses(config) else ()) if compares(config) else Exchange()
+    return Exchange(("take",), extras=held, metrics=judged) | fits
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=asks)

@@ -17,6 +17,7 @@ from mutirao.images.sources import find_pictures, read_own
 from mutirao.metrics import judge_classes
 from mutirao.recipes.exchange import Exchange, check_kept, is_private
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.grouping import has_one_model
 from mutirao.recipes.labelled import deal_labelled
 from mutirao.recipes.task import Recipe, Task, federate
 
@@ -131,7 +132,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
-        if task.evaluate is None and due and config.validation and not private and config.personal.name == "none":
+        if task.evaluate is None and due and config.validation and not private and has_one_model(config):
             done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
         yield done
 
@@ -141,4 +142,5 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)
+HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

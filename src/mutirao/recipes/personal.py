@@ -8,7 +8,7 @@ from mutirao.config import build
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import as_handler
+from mutirao.core.parts import as_handler, names_of
 from mutirao.core.record import Row
 from mutirao.core.rounds import Evaluate, Run
 from mutirao.errors import ConfigError
@@ -52,19 +52,30 @@ def as_global(evaluate: Evaluate) -> Evaluate:
     return judge
 
 
+def own_figures(task: Any, handler: Any, summed: bool = False) -> tuple[str, tuple[str, ...]]:
+    """The metric that judges a task whose clients judge on their own test data, and all that they tell.
+
+    If no more than sums are seen (`summed`), these are of loss and accuracy alone.
+    """
+    usual = {"loss", *({"accuracy"} & names_of(task.provides, "metrics"))}
+    tells = not summed and getattr(handler, "figures", None) is not None
+    own = task.judge in usual or (task.judge in task.metrics and tells)
+    figures = [name for name in task.metrics if direction_of(name, task.directions) and (tells or name in usual)]
+    return task.judge if own else max(usual & {"accuracy"}, default="loss"), tuple(
+        dict.fromkeys([*figures, *sorted(usual)])
+    )
+
+
 def make_personal(given: T, config: Any) -> T:
     """The task with personal models, if the configuration asks for any."""
     kind, task = personal_of(config), cast(Any, given)
     if isinstance(kind, OneModel):
         return given
-    made = as_handler(task.handler)
-    check_tests(kind, made.provides, task.population)
+    check_tests(kind, as_handler(task.handler).provides, task.population)
     handler: Any = kind.at_client(task.handler)
     initial, show = task.initial, task.exhibits
     shared = getattr(handler, "shared", None)  # a handler whose model is made later begins with it by itself
-    usual = {"loss", *({"accuracy"} & {need.removeprefix("metrics:") for need in made.provides})}
-    own = task.judge in usual or (task.judge in task.metrics and getattr(handler, "figures", None) is not None)
-    figures = [name for name in task.metrics if direction_of(name, task.directions)]
+    judge, metrics = own_figures(task, handler)
     if not kind.whole:
         show = replace(
             show,
@@ -76,8 +87,8 @@ def make_personal(given: T, config: Any) -> T:
         handler=handler,
         initial=initial if shared is None else lambda: shared(initial()),
         evaluate=as_global(task.evaluate) if kind.whole and task.evaluate is not None else None,
-        judge=task.judge if own else max(usual & {"accuracy"}, default="loss"),
-        metrics=tuple(dict.fromkeys([*figures, *sorted(usual)])),
+        judge=judge,
+        metrics=metrics,
         exhibits=show,
     )
     return made_of_it

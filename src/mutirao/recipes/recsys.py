@@ -2,25 +2,31 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mutirao.config import Common, Part, build, setting
+from mutirao.core.arrays import Arrays
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.fleets.without import names_in
+from mutirao.groups.signing import Signing
 from mutirao.randomness import rng
 from mutirao.recipes.exchange import Exchange
+from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.consent import facts_of, parts_of, without
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
+from mutirao.recsys.grouped import GroupJudge, sign_all
 from mutirao.recsys.judges import judged
+from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, Pooled
 from mutirao.recsys.ratings import Ratings, Users
 from mutirao.recsys.reading import read_ratings
@@ -112,6 +118,7 @@ def task(config: Config) -> Task:
         population={"pooled": clients} if config.centralised else Users(clients),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
         evaluate=judge,
+        evaluate_groups=group_judge(config, method, judge, first),
         left_out=parts_of(gone, pooled, judges),
         facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
@@ -119,6 +126,17 @@ def task(config: Config) -> Task:
         metrics=judge.metrics,
         classes=len(method.levels) if config.loss == "squared" else 2,
     )
+
+
+def group_judge(config: Config, method: FedRecon, judge: Any, first: Arrays) -> GroupJudge | None:
+    """How groups of users are judged, if there are to be any: each user by the model of its group."""
+    if not has_groups(config):
+        return None
+    if not isinstance(judge, Judge):
+        raise ConfigError(f"cluster: with split={config.split} users are judged by one model; use users or time")
+    signing = Signing(method, method, signature_of(config))
+    sign = partial(sign_all, signing, first, config.seed)
+    return GroupJudge(lambda test, known: Judge(method, test, known, config.seed), judge.ratings, judge.known, sign)
 
 
 def is_sliced(config: Config) -> bool:
@@ -138,4 +156,4 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)

@@ -20,6 +20,7 @@ from mutirao.personal import OneModel
 from mutirao.recipes.agreeing import wait_for_all, without
 from mutirao.recipes.exchange import Exchange, check_kept
 from mutirao.recipes.exhibits import Exhibits, Picture
+from mutirao.recipes.grouping import has_groups
 from mutirao.recipes.personal import as_global, personal_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.tabular.profile import join_profiles
@@ -153,14 +154,16 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     trainer = client.trainers(schema)
     run.arrays = run.arrays or client.initial(schema, config.seed)
     log.info("agreed on %d columns, %d inputs of the model, %s", len(schema.features), schema.inputs, schema.task)
-    task = replace(task, classes=len(schema.classes) or None)
+    fresh = partial(client.initial, schema, config.seed)
+    task = replace(task, classes=len(schema.classes) or None, initial=fresh)
     if known.population is not None and config.test and personal.whole:
         test = join_tests({c: known.population[c] for c in task.population}, schema)
         judge = partial(judge_by, trainer, test)
         task = replace(task, evaluate=judge if isinstance(personal, OneModel) else as_global(judge))
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
-        if task.evaluate is None and due and config.test and not private and isinstance(personal, OneModel):
+        one = isinstance(personal, OneModel) and not has_groups(config)
+        if task.evaluate is None and due and config.test and not private and one:
             done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
         yield done
 
@@ -179,4 +182,5 @@ def asks(config: Config, task: Task) -> Exchange:
     return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "personal"}), asks=asks)
+HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

@@ -13,23 +13,25 @@ from mutirao.core.agreement import tell_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import across_clients
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyAggregator, AnyFilter, AnyHandler, as_handler, check_needs, names_of
+from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
 from mutirao.errors import ConfigError
-from mutirao.fleets.churn import Churn
-from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import PopulationWithout, names_in
+from mutirao.groups.plan import EvaluateGroups
 from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
+from mutirao.recipes.building import build_aggregate, build_screen, simulate
 from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
+from mutirao.recipes.group_flow import group_rounds
+from mutirao.recipes.grouping import Opinions, asks_of_groups, check_groups, has_groups, make_grouped, sign_with
 from mutirao.recipes.personal import Roll, make_personal, personal_of
 from mutirao.recipes.staggering import is_staggered, stagger
 from mutirao.schedules import Constant
 from mutirao.secure import Open, Secure
 from mutirao.secure.kinds import secure_of
-from mutirao.training.drift import Around, Dated, Drifted, can_drift
+from mutirao.training.drift import Around, Drifted, can_drift
 
 log = logging.getLogger("mutirao")
 
@@ -40,6 +42,7 @@ UNHEEDED = {
     "compress": "takes whole updates",
     "drift": "does not model it",
     "personal": "has its own models",
+    "cluster": "has one model for all",
 }
 MOST_JUDGES = 10_000  # clients that all judge the model at the end, if nobody says how often they are to
 PYTHON = "python"  # what a run is called whose model and data were handed over as objects
@@ -74,6 +77,8 @@ class Task:
     compress: Compress = Whole()  # how updates are made shorter before they leave
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
+    evaluate_groups: EvaluateGroups | None = None  # if a group's model is not to be judged by all test data
+    opinions: Opinions | None = None  # what the models of groups say of samples, as probabilities
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
@@ -103,29 +108,6 @@ class Task:
     def told(self) -> set[str] | None:
         """The metrics that clients may tell with an update; None if the handler does not say, and any will do."""
         return names_of(self.provides, "metrics") or None
-
-
-def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
-    """The fleet with the clients' drift, devices and coming and going, if the configuration models any."""
-    if config.drift.name != "none":
-        fleet = Dated(fleet, build("drift", config.drift), run)
-    if config.devices.name != "none":
-        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs)
-    if config.available.name != "always":
-        fleet = Churn(fleet, build("available", config.available), run)
-    return fleet
-
-
-def build_aggregate(config: Any, task: "Task", clients: int | None = None) -> AnyAggregator:
-    """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
-    population = len(task.population) if clients is None else clients
-    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr}
-    return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
-
-
-def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
-    """The filter that the configuration asks for, if any."""
-    return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()
 
 
 def own_judgements(config: Any, task: "Task") -> int:
@@ -167,7 +149,10 @@ def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str,
 
 
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow: rounds of select, train, aggregate, evaluate."""
+    """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any."""
+    if has_groups(config):
+        yield from group_rounds(fleet, config, task, run)
+        return
     everyone, roll = fleet, Roll.of(config, task.population)
     fleet, task = roll.trained(fleet, task)
     fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
@@ -230,7 +215,7 @@ class Recipe:
         """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
         select = build("select", config.select, count=config.per_round, classes=task.classes)
         aggregate = build_aggregate(config, task)
-        own = self.asks(config, task)
+        own = self.asks(config, task) | asks_of_groups(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts
         judged = own_judgements(config, task) > 0 or config.personal.name != "none" or "evaluate" in own.requests
         return usual_exchange(task, parts, judged) | own
@@ -241,6 +226,7 @@ class Recipe:
             if (asked := getattr(config, key).name) != "none" and self.flow is not federate and key not in self.heeds:
                 raise ConfigError(f"{key}={asked}: the flow of this recipe {why}; use none")
         personal_of(config)  # refuses what it does not go with before anything is read
+        check_groups(config)
         task = replace(self.task(config), secure=secure_of(config), compress=compress_of(config))
         if config.partition.name == "noise" and not task.noise:
             raise ConfigError("partition=noise: this recipe does not change its clients' inputs; use another partition")
@@ -248,11 +234,11 @@ class Recipe:
             raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
         if names := [c for c in names_in(config.exclude) if c not in task.left_out or c in task.population]:
             task = replace(task, population=PopulationWithout(task.population, names))
-        task = make_personal(task, config)
+        task = make_grouped(make_personal(task, config), config)
         handler = as_handler(task.handler)
         task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
         own = task.handler if handler.private else build_privacy(config).at_client(task.handler)
-        return replace(task, handler=drift_with(config, own, task))
+        return replace(task, handler=drift_with(config, sign_with(config, own, task.handler), task))
 
 
 def drift_with(config: Any, handler: AnyHandler, task: Task) -> AnyHandler:

@@ -3,10 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.recsys.local import Batch, Rules
+from mutirao.recsys.kernel import NEWTON, STILL, find_kernel
+from mutirao.recsys.local import Batch, Rules, spread
 
-NEWTON = 8  # steps at most: the problem is convex and smooth
-STILL = 1e-3  # a step no longer than this share of the vector is the last
 Floats = npt.NDArray[np.float64]
 
 
@@ -17,14 +16,17 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
     move along sigmoid(-s) times the derivative of s, all pairs of a user at once.
     Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009.
     """
-    first = int(rules.biases)
+    first, rank = int(rules.biases), find_kernel("rank") if rules.fast else None
     batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
+    if rank is not None:
+        spread(rank, (batch.table, batch.at, batch.partner), rules, batch, epochs, proximal)
+        return
     for user in range(len(batch)):
         mine = slice(batch.offsets[user], batch.offsets[user + 1])
         asked = slice(batch.begins[user], batch.begins[user + 1])
-        x, pairs, known = batch.table[batch.at[mine]].astype(np.float64), batch.pairs[user], batch.support[mine]
-        if pairs is None:
-            raise ValueError("has no pairs of items to rank")
+        x, partner, known = batch.table[batch.at[mine]].astype(np.float64), batch.partner[mine], batch.support[mine]
+        drawn = np.flatnonzero(partner >= 0)
+        pairs = np.stack([partner[drawn], drawn])
         i, j = pairs[:, known[pairs[0]]]
         gap = x[i] - x[j]
         bias = gap[:, :first].sum(1)
@@ -40,15 +42,19 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
 
 def rebuild_vector(rules: Rules, gap: Floats, bias: Floats) -> Floats:
     """The vector under which the pairs are likeliest: by Newton's method, or by so many passes of gradient descent."""
-    v = np.zeros(gap.shape[1])
+    v, change, climb = np.zeros(gap.shape[1]), np.zeros(gap.shape[1]), 0.0
     for _ in range(rules.passes or NEWTON):
         under = below(bias + gap @ v)
         slope = gap.T @ under - rules.ridge * v
         if rules.passes:
             v += rules.rebuild_lr / max(1, len(gap)) * slope
+        elif -slope @ change > climb / 2:  # far beyond the top: half of the step back
+            change, climb = change / 2, climb / 2
+            v -= change
         else:
             bend = (gap * (under * (1 - under))[:, None]).T @ gap
             change = np.linalg.solve(bend + max(rules.ridge, 1e-6) * np.eye(len(v)), slope)
+            climb = slope @ change
             v += change
             if np.abs(change).max() <= STILL * np.abs(v).max():
                 break

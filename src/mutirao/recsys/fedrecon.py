@@ -21,6 +21,7 @@ from mutirao.errors import Refused
 from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
 from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
+from mutirao.recsys.others import draw_others
 from mutirao.recsys.ratings import Taste
 from mutirao.schedules import Constant, Schedule, factor_of
 
@@ -128,8 +129,8 @@ class FedRecon:
             count = max(2, self.samples)
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), count, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
-        if self.loss != "squared":
-            return self.with_others(taste, rng(seed, round, "others", client), self.share_of(count))
+        if self.implicit:
+            return self.taken(taste, number(seed, round, "others", client), self.share_of(count))
         if do == "rows":
             return Local(taste.items, taste.values)  # no need to draw a support yet
         return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(count))
@@ -138,25 +139,17 @@ class FedRecon:
         """How many of so many ratings are support: the share, but at least one, and one is left for the query."""
         return min(max(1, round(self.support * ratings)), ratings - 1)
 
-    def with_others(self, taste: Taste, draw: np.random.Generator, support: int) -> Local:
-        """Items taken, `support` of them drawn as support, each with `negatives` others that go where it goes."""
-        taken = len(taste)
-        if taken >= self.items:
-            raise ValueError(f"has taken all {taken} items; there is nothing left to tell them from")
-        wanted = min(self.negatives * taken, self.items - taken)
-        drawn = draw.choice(self.items, wanted + taken, replace=False)
-        others = drawn[~np.isin(drawn, taste.items)][:wanted]
-        rows = np.concatenate([taste.items, others]).astype(np.int32)
-        order = np.argsort(rows)  # in rising order, rows do not tell which were taken
-        place = np.empty(len(rows), np.int64)
-        place[order] = np.arange(len(rows))
-        owner = np.concatenate([np.arange(taken), np.arange(len(others)) % taken])
-        chosen = np.zeros(taken, np.bool_)
-        chosen[draw.permutation(taken)[:support]] = True
-        y = np.repeat(np.array([1, 0], np.float32), [taken, len(others)])
-        weights = np.where(y > 0, 1, self.negative_weight).astype(np.float32)
-        pairs = np.stack([place[owner[taken:]], place[taken:]])
-        return Local(rows[order], y[order], 0, 0, chosen[owner][order], weights[order], pairs)
+    def taken(self, taste: Taste, seed: int, support: int) -> Local:
+        """Items taken, so many of them to be drawn as support, and others to be drawn beside them."""
+        if len(taste) >= self.items:
+            raise ValueError(f"has taken all {len(taste)} items; there is nothing left to tell them from")
+        return Local(taste.items, taste.values, seed, support)
+
+    def drawn(self, works: Sequence[Local]) -> Sequence[Local]:
+        """The works with what is drawn for all users at once: for implicit feedback, others beside the items taken."""
+        if not self.implicit or not works:
+            return works
+        return draw_others(works, self.items, self.negatives, self.negative_weight, self.compiled)
 
     def work(self, batch: Batch, epochs: int, proximal: float = 0.0, factor: float = 1.0) -> None:
         """Fill in vectors and predictions of a batch, and train the items of its queries in place."""
@@ -171,7 +164,7 @@ class FedRecon:
     def _answers(self, requests: Sequence[Request], works: Sequence[Local]) -> list[Reply]:
         if not requests:
             return []
-        do, config = requests[0].do, requests[0].config
+        do, config, works = requests[0].do, requests[0].config, self.drawn(works)
         if do == "rows":
             return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]
         if do not in ("train", "evaluate", "probe"):
@@ -208,14 +201,14 @@ class FedRecon:
             sums = np.add.reduceat(squares.astype(np.float64), batch.begins[:-1])
             means: list[float] = (sums / np.add.reduceat(weights, batch.begins[:-1])).tolist()
             return means
-        losses = []
-        for user, pairs in enumerate(batch.pairs):
-            known = batch.support[batch.offsets[user] : batch.offsets[user + 1]]
-            place = np.cumsum(~known) - 1  # of a rating among the user's query
-            i, j = place[pairs[:, ~known[pairs[0]]]] if pairs is not None else ([], [])
-            scores = batch.predictions[batch.begins[user] : batch.begins[user + 1]].astype(np.float64)
-            losses.append(float(np.logaddexp(0, scores[j] - scores[i]).mean()))
-        return losses
+        place = np.cumsum(~batch.support) - 1  # of a rating among the queries
+        drawn = np.flatnonzero((batch.partner >= 0) & ~batch.support)
+        user = np.searchsorted(batch.offsets, drawn, side="right") - 1
+        scores = batch.predictions.astype(np.float64)
+        gaps = scores[place[drawn]] - scores[place[batch.offsets[user] + batch.partner[drawn]]]
+        sums, counts = (np.bincount(user, what, len(batch)) for what in (np.logaddexp(0, gaps), None))
+        found: list[float] = (sums / np.maximum(counts, 1)).tolist()
+        return found
 
     def _figures(self, batch: Batch, user: int, asked: frozenset[str]) -> dict[str, float]:
         """Figures that selectors ask for: of the errors, of their gradient, and of how undecided predictions are."""
@@ -267,7 +260,7 @@ def gather_rows(
     if ITEM_ROWS not in first and all(r.arrays is first for r in requests):
         return first[ITEMS], None
     table = one_table([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
-    return table, np.arange(len(table))
+    return table, np.arange(len(table), dtype=np.int32)  # as rows of the matrix are: one kernel for both
 
 
 def pick(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

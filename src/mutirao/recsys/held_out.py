@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
-from mutirao.randomness import rng
+from mutirao.randomness import number, rng
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.local import Batch, batch_of
 from mutirao.recsys.ranks import CUTS, coverage, rank_among, sample_negatives, summarise_ranks, top_rows
@@ -127,7 +127,6 @@ class HeldOutJudge:
         for user in range(part.start, part.stop):
             mine = slice(ends[user], ends[user + 1])
             taste = Taste(known.items[mine], known.values[mine])
-            draw = rng(seed, 0, "others judged", known.users[user])
-            works.append(self.method.with_others(taste, draw, len(taste)))
+            works.append(self.method.taken(taste, number(seed, 0, "others judged", known.users[user]), len(taste)))
         empty = np.zeros((0, self.method.dimension), np.float32)
-        return batch_of(works, empty, self.method.centre, self.method.compiled)
+        return batch_of(self.method.drawn(works), empty, self.method.centre, self.method.compiled)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
-from mutirao.randomness import rng
+from mutirao.randomness import number
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.local import Batch, Local, batch_of
 from mutirao.recsys.ratings import Ratings, Taste
@@ -62,13 +62,13 @@ class Judge:
             taste = Taste(self.ratings.items[mine], self.ratings.values[mine])
             known = self.known[mine]
             if self.method.implicit:
-                draw = rng(self.seed, 0, "others judged", self.ratings.users[user])
                 some = Taste(taste.items[known], taste.values[known])
-                works.append(self.method.with_others(some, draw, len(some)))
+                seed = number(self.seed, 0, "others judged", self.ratings.users[user])
+                works.append(self.method.taken(some, seed, len(some)))
             else:
                 works.append(Local(taste.items, taste.values, support=known))
         empty = np.zeros((0, self.method.dimension), np.float32)
-        return batch_of(works, empty, self.method.centre, self.method.compiled)
+        return batch_of(self.method.drawn(works), empty, self.method.centre, self.method.compiled)
 
     def _rated(self, items: npt.NDArray[np.float32], part: slice, batch: Batch) -> npt.NDArray[np.float64]:
         low, high = self.method.levels[0], self.method.levels[-1]

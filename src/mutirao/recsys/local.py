@@ -32,7 +32,8 @@ class Local(NamedTuple):
     draws: int = 0  # how many ratings to draw as support
     support: Mask | None = None
     weights: Floats | None = None  # None: all 1
-    pairs: Ints | None = None  # positions of items taken, and of others drawn for them
+    partner: npt.NDArray[np.int32] | None = None  # of an item drawn, the place of that taken; -1 of those
+    ages: Floats | None = None  # how many of the user's ratings are later
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Batch:
     y: Floats
     weights: Floats
     support: Mask
-    pairs: list[Ints | None]
+    partner: npt.NDArray[np.int32]  # of an item drawn, the place of that taken among its user's; else -1
     query: npt.NDArray[np.intp]  # the ratings that are not support
     begins: Ints
     vectors: Floats  # users x dimension: they stay here
@@ -99,7 +100,7 @@ def batch_of(
         y=(y - np.float32(centre)).astype(np.float32, copy=False),
         weights=np.concatenate([w.weights for w in works if w.weights is not None]) if weighted else np.ones_like(y),
         support=support,
-        pairs=[w.pairs for w in works],
+        partner=np.concatenate([np.full(len(w.rows), -1, np.int32) if w.partner is None else w.partner for w in works]),
         query=query,
         begins=np.searchsorted(query, offsets),
         vectors=np.zeros((len(works), table.shape[1]), np.float32),
@@ -142,10 +143,15 @@ def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float =
         for user in range(len(batch)):
             work_plainly(rules, batch, user, epochs, proximal)
         return
+    spread(work, (batch.table, batch.at, batch.y, batch.weights), rules, batch, epochs, proximal)
+
+
+def spread(work: Any, given: tuple[Any, ...], rules: Rules, batch: Batch, epochs: int, proximal: float) -> None:
+    """Let a kernel do the users' work on as many threads as there are cores."""
     how_vectors = (rules.biases, rules.ridge, rules.ridge_bias, rules.passes, rules.rebuild_lr)
     numbers = (*how_vectors, epochs, rules.lr, rules.decay, proximal)
-    given = (batch.table, batch.at, batch.y, batch.weights, batch.support, batch.offsets, batch.begins)
-    arrays = (*given, batch.vectors, batch.predictions, batch.trained)
+    whose = (batch.support, batch.offsets, batch.begins)
+    arrays = (*given, *whose, batch.vectors, batch.predictions, batch.trained)
     workers = rules.workers or cores()
     if workers == 1 or len(batch) < AT_ONCE:
         work(*arrays, *numbers, 0, len(batch))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.randomness import rng
+from mutirao.randomness import number
 from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings
 from mutirao.recsys.fedrecon import FedRecon
 from mutirao.recsys.local import Local, batch_of
@@ -74,7 +74,7 @@ class Recommender:
         rows = np.array([self._rows[i] for i in ratings], np.int32)
         taste = Taste(rows, np.array(list(ratings.values()), np.float32))
         if method.implicit:
-            work = method.with_others(taste, rng(0, 0, "serve"), len(taste))
+            (work,) = method.drawn([method.taken(taste, number(0, 0, "serve"), len(taste))])
         else:
             work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
         batch = batch_of([work], items, method.centre, fast=False)

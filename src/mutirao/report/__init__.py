@@ -22,7 +22,6 @@ def execute(
     fleet: Fleet | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    keep_bytes: int | None = None,
     pictures: bool = True,
 ) -> dict[str, Any]:
     """Make the rounds of a recipe, record each in `out` with pictures and a page at the end, and return the summary.
@@ -30,9 +29,7 @@ def execute(
     `config` is the recipe's configuration, a table of settings, or None for its defaults; `fleet` is local by default.
     """
     draw, report = (draw_run, write_report) if pictures else (None, None)
-    return make_run(
-        recipe, config, out, fleet=fleet, resume=resume, watch=watch, keep_bytes=keep_bytes, draw=draw, report=report
-    )
+    return make_run(recipe, config, out, fleet=fleet, resume=resume, watch=watch, draw=draw, report=report)
 
 
 def write_report(folder: Path) -> Path:

@@ -1,7 +1,8 @@
 """What happened, in plain sentences."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,16 @@ def duration(seconds: float) -> str:
 
 def sentences(record: Record, state: RunState) -> list[str]:
     """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
-    tellers = (tell_quality, tell_fairness, tell_participation, tell_losses, tell_cost, tell_groups, tell_privacy)
+    tellers = (
+        tell_quality,
+        tell_fairness,
+        tell_participation,
+        tell_losses,
+        tell_cost,
+        tell_groups,
+        tell_privacy,
+        tell_checkpoints,
+    )
     return [*tell_progress(record, state), *(said for tell in tellers for said in tell(record))]
 
 
@@ -49,6 +59,20 @@ def tell_progress(record: Record, state: RunState) -> Iterator[str]:
     if resumed := [e.get("round") for e in record.events if e.get("event") == "resumed"]:
         times = f"{len(resumed)} times, last" if len(resumed) > 1 else "once,"
         yield f"It was interrupted and went on {times} after round {resumed[-1]}."
+
+
+def tell_checkpoints(record: Record) -> Iterator[str]:
+    """How much room the checkpoints take, and which were kept."""
+    if isinstance(told := record.summary.get("checkpoints"), dict):
+        yield f"{describe_checkpoints(told)}."
+
+
+def describe_checkpoints(told: Mapping[str, Any]) -> str:
+    """What a summary says of its checkpoints, in one sentence without its end."""
+    kept, removed = [int(n) for n in told.get("kept", [])], int(told.get("removed", 0))
+    rounds = f"of all {count(len(kept), 'round')}" if not removed else f"of the rounds {', '.join(map(str, kept))}"
+    gone = f"; {count(removed, 'other')} went (keep=all keeps them)" if removed else ""
+    return f"Checkpoints take {size(float(told.get('bytes', 0)))}: {rounds}{gone}"
 
 
 def tell_quality(record: Record) -> Iterator[str]:
@@ -125,6 +149,14 @@ def tell_groups(record: Record) -> Iterator[str]:
     if found := record.groups():
         sizes = sorted(len(v) for v in found.values())
         yield f"{count(len(found), 'group')} of {sizes[0]} to {sizes[-1]} clients."
+    told = record.summary.get("references")
+    means = told.get("accuracy") if isinstance(told, dict) else None
+    if isinstance(told, dict) and isinstance(means, dict):
+        names = {"groups_finetuned": "groups fine-tuned", "finetuned": "FedAvg fine-tuned"}
+        each = [f"{names.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
+        served = str(told.get("served", ""))
+        yield f"Mean accuracy at clients: {', '.join(each)}. They are served by {names.get(served, served)}."
+        yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in told.get("warnings") or ())
 
 
 def tell_privacy(record: Record) -> Iterator[str]:

@@ -33,7 +33,8 @@ from mutirao.schedules import same_past
 
 log = logging.getLogger("mutirao")
 
-MAY_CHANGE = {"rounds", "wait", "min_replies", "track"}  # settings that do not touch the rounds already made
+# Settings that do not touch the rounds already made.
+MAY_CHANGE = {"rounds", "wait", "min_replies", "track", "keep", "keep_bytes"}
 Watch = Callable[[Run, Round, Task], None]
 Draw = Callable[[Run, Task, Path], None]
 Report = Callable[[Path], Any]
@@ -47,7 +48,6 @@ def execute(
     fleet: Fleet | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    keep_bytes: int | None = None,
     draw: Draw | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def execute(
     tracker: Tracker = build("track", config.track)
     check_extras(config)
     with Folder.open(out) as folder, logged(out):
-        folder.keep_bytes = keep_bytes
+        folder.keep, folder.keep_bytes = config.keep, config.keep_bytes
         if folder.holds_run() and not resume:
             raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
         done = folder.summary()

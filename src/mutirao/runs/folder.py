@@ -15,7 +15,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.files import load_arrays, lock, naming, plain, save_arrays, write_whole
@@ -34,7 +34,7 @@ from mutirao.runs.trust import mark
 log = logging.getLogger("mutirao")
 
 SCHEMA = 1
-KEEP_BYTES = 2 * 2**30  # checkpoints beyond this are thinned, oldest first; the last three always stay
+LAST = 3  # checkpoints that are kept in any case, so that a damaged one does not end a run
 TABLES = ("history.json", "history.csv", "clients.csv")
 LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
@@ -52,7 +52,8 @@ class Folder:
         self.journal = Journal(self.checkpoints / "roster.journal")
         self.sites = Sites(self.checkpoints)
         self.elapsed = 0.0
-        self.keep_bytes: int | None = None  # of checkpoints; None: KEEP_BYTES
+        self.keep: int | Literal["few", "all"] = "all"  # checkpoints: so many of the last, or as `_is_kept` says
+        self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
         self._told = 0  # rounds in history.json
@@ -172,7 +173,7 @@ class Folder:
     def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
         """Write the summary and close the trail, which vouches for these further files, too."""
         self._write_history(run)
-        full = {"schema": SCHEMA, **summary, "seconds": round(self._seconds(), 3)}
+        full = {"schema": SCHEMA, **summary, "checkpoints": self.stock(), "seconds": round(self._seconds(), 3)}
         write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
         told = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
         self.audit.append("finished", round=run.round, model=digest(run.arrays), **told)
@@ -200,6 +201,12 @@ class Folder:
     def state(self, number: int) -> Path:
         """Where the rest of what a round needs to go on lies."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
+
+    def stock(self) -> dict[str, Any]:
+        """The rounds whose checkpoints are here, how many others went, and the bytes of all that lies beside them."""
+        kept = sorted(self._sizes)
+        files = (f for f in self.checkpoints.rglob("*") if f.is_file())
+        return {"kept": kept, "removed": max(kept) + 1 - len(kept), "bytes": sum(f.stat().st_size for f in files)}
 
     def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
         """What a state file says of itself, as far as the trail can vouch for it; `rest` is what it holds."""
@@ -286,14 +293,23 @@ class Folder:
                 path.replace(path.with_name(path.name + ".damaged"))
 
     def _too_old(self) -> list[int]:
-        """Rounds whose checkpoints no longer fit; the last two stay, and with the one to come that makes three."""
-        total, old = sum(self._sizes.values()), list[int]()
-        most = KEEP_BYTES if self.keep_bytes is None else self.keep_bytes
-        rounds = sorted(self._sizes) if total > most else []
-        while total > most and len(rounds) - len(old) > 2:
-            total -= self._sizes[rounds[len(old)]]
-            old.append(rounds[len(old)])
-        return old
+        """Rounds whose checkpoints go when another one comes: those not to be kept, then the oldest that do not fit."""
+        rounds = sorted(self._sizes)
+        last = LAST if isinstance(self.keep, str) else self.keep
+        rounds, stay = (rounds[: 1 - last], rounds[1 - last :]) if last > 1 else (rounds, [])
+        kept = [n for n in rounds if self._is_kept(n)]
+        total, most = sum(self._sizes[n] for n in [*kept, *stay]), self.keep_bytes
+        while most is not None and total > most and kept:
+            total -= self._sizes[kept.pop(0)]
+        return [n for n in rounds if n not in kept]
+
+    def _is_kept(self, number: int) -> bool:
+        """Whether the checkpoint of a round that is not one of the last stays.
+
+        Of `few` those of the rounds 0, 1, 2, 4, 8, ... do: to forget a client one begins before it came, and so
+        never has to make again more than twice the rounds. Not where each would keep files of states alive.
+        """
+        return self.keep == "all" or (self.keep == "few" and not self.sites.is_used and not number & (number - 1))
 
     def _mark(self, config: str) -> dict[str, str]:
         return mark(dotted_in(tomllib.loads(config)), self.path, config)

@@ -16,7 +16,7 @@ import numpy as np
 from mutirao.config import dump
 from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import digest
-from mutirao.core.files import write_whole
+from mutirao.core.files import load_arrays, write_whole
 from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import ClientId
 from mutirao.core.roster import Roster
@@ -68,9 +68,9 @@ def forget(
     if prepare_only:
         return record
     summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
-    best, kept = out / "checkpoints" / "best.safetensors", Folder(folder).model(summary["best_round"])
-    if not best.exists() and kept.exists():  # no round made again was better than one that was kept
-        write_whole(best, kept.read_bytes())
+    best = out / "checkpoints" / "best.safetensors"
+    if not best.exists() and (kept := model_of(Folder(folder), summary["best_round"])) is not None:
+        write_whole(best, kept.read_bytes())  # no round made again was better than one that was kept
     record |= {
         "rounds_redone": summary["rounds"] - record["rounds_kept"],
         "after": summary["final"],
@@ -79,6 +79,14 @@ def forget(
     }
     write_whole(out / RECORD, json.dumps(record, indent=2) + "\n")
     return record
+
+
+def model_of(folder: Folder, number: int) -> Path | None:
+    """The file with the model of a round: its checkpoint, or that of the best round if it is this one."""
+    if folder.model(number).exists():
+        return folder.model(number)
+    best = folder.checkpoints / "best.safetensors"
+    return best if best.exists() and load_arrays(best)[1].get("round") == number else None
 
 
 def rounds_of(folder: Path, trust: Trust = distrust) -> int:

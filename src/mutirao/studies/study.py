@@ -26,7 +26,6 @@ from mutirao.studies.sharing import shared_of
 
 log = logging.getLogger("mutirao")
 
-KEEP_BYTES = 64 * 2**20  # of a cell's checkpoints: a study of hundreds of runs must not fill the disk
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
 KEYS |= {"shared", "published", "tune"}
 
@@ -235,7 +234,7 @@ def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
         return f"{out} was made with other settings; choose another --out, or remove it"
     try:
         with one_thread():
-            execute(recipe, config, out, resume=True, keep_bytes=KEEP_BYTES)
+            execute(recipe, config, out, resume=True)
     except BudgetSpent:
         return ""  # a run that its privacy budget ended is finished, too
     except (MutiraoError, OSError) as error:

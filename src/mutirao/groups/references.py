@@ -1,0 +1,179 @@
+"""What groups have to beat: each client alone, and one FedAvg model fine-tuned by each client; and what clients get.
+
+At the end of a run every client fits a few models to its own samples and says how they do; none of them leaves it:
+
+- `groups`: its group's model as it is, and `groups_finetuned`: the same after `epochs` more epochs at the client;
+- `finetuned`: a FedAvg model of all clients, made for this in `rounds` rounds, after as many epochs; where all clients
+  are in one group, its model;
+- `alone`: the common first model, trained by the client for as many epochs as it spent in the run, at most `alone`.
+
+Test samples say how well clients are served. Which way they are served is decided before, by samples that each client
+kept back and nobody has trained on: the way with the best mean, but groups stay unless it is better by two standard
+errors of the clients' differences.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mutirao.aggregation import FedAvg
+from mutirao.core.arrays import Arrays
+from mutirao.core.checks import sift
+from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Scalar
+from mutirao.core.record import Row
+from mutirao.core.rounds import Cohort, Run, gather, step
+from mutirao.errors import Diverged, TooFewClients, TooFewReplies
+from mutirao.groups.judging import fault_of_judgement, request_of
+from mutirao.groups.plan import Plan
+from mutirao.groups.state import HOME, Grouping
+from mutirao.selection import Uniform
+
+log = logging.getLogger("mutirao")
+
+WAYS = ("groups", "groups_finetuned", "finetuned", "alone")
+SERVED = HOME + "served"  # where the run remembers it
+SURE = 2.0  # standard errors by which another way must be better than groups
+WORDS = {
+    "groups": "the models of their groups",
+    "groups_finetuned": "the models of their groups, fine-tuned",
+    "finetuned": "one FedAvg model, fine-tuned",
+    "alone": "training alone",
+}
+Fits = dict[str, dict[ClientId, dict[str, float]]]  # by way and client: what it measured
+
+
+@dataclass(frozen=True)
+class References:
+    """How much is spent on references, and what clients get: `serve` is a way, or `auto`."""
+
+    rounds: int  # of FedAvg
+    epochs: int  # of fine-tuning
+    alone: int  # most epochs of a client alone (0: as many as it spent)
+    per_round: int | float = 0.5  # clients of a round: a share of all, or so many for each group there is
+    serve: str = "groups"
+
+
+def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
+    """Figures for the last round's record; what was spent and what clients get is remembered with the run."""
+    state = Grouping.from_memory(run.memory)
+    if state is None:
+        return {}
+    try:
+        one = train_one(run, fleet, plan, settings, state.groups.count) if state.groups.count > 1 else None
+    except (TooFewReplies, TooFewClients, Diverged) as error:
+        log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
+        return {}
+    asked = requests_of(run, plan, state, settings, one)
+    here = {c for c in fleet.clients() if plan.honest(c)}
+    fits: Fits = {way: ask_to_fit(fleet, {c: r for c, r in asked[way].items() if c in here}) for way in WAYS}
+    both = sorted(set.intersection(*(set(found) for found in fits.values())))
+    if not both:
+        log.warning("no references for the groups: no client has fitted all of %s", ", ".join(WAYS))
+        return {}
+    fits = {way: {c: found[c] for c in both} for way, found in fits.items()}
+    held = {
+        way: [found[c]["accuracy_held"] for c in both if "accuracy_held" in found[c]] for way, found in fits.items()
+    }
+    chosen, why = choose(held) if settings.serve == "auto" else (settings.serve, f"serve={settings.serve}")
+    if chosen != "groups":
+        keep = {c: Request("fit", r.arrays, {**r.config, "keep": True}) for c, r in asked[chosen].items() if c in both}
+        ask_to_fit(fleet, keep)
+    run.sites = fleet.snapshot()
+    means = {way: float(np.mean([m["accuracy"] for m in found.values()])) for way, found in fits.items()}
+    spent = [int(r.config["epochs"]) for c, r in asked["alone"].items() if c in both]
+    told = {
+        "clients": len(both),
+        "accuracy": means,
+        "held": {way: float(np.mean(values)) for way, values in held.items() if values},
+        "fedavg_rounds": settings.rounds if one is not None else run.round,
+        "finetuned_epochs": settings.epochs,
+        "alone_epochs": float(np.mean(spent)),
+        "served": chosen,
+        "why": why,
+        "warnings": warnings_of(means, chosen),
+    }
+    run.memory = run.memory | {SERVED: np.frombuffer(json.dumps(told).encode(), np.uint8).copy()}
+    for line in (*told["warnings"], f"clients are served by {WORDS[chosen]}: {why}"):  # type: ignore[misc]
+        log.log(logging.INFO if line.startswith("clients") else logging.WARNING, "round %d: %s", run.round, line)
+    row: Row = {f"accuracy_{way}": value for way, value in means.items() if way != "groups"}
+    row |= {"accuracy_served": means[chosen]}
+    return row | {f"gain_{way}": means[chosen] - means[way] for way in ("alone", "finetuned")}
+
+
+def told_of(run: Run) -> dict[str, Any]:
+    """What `compare` left with the run; empty before."""
+    return json.loads(run.memory[SERVED].tobytes()) if SERVED in run.memory else {}
+
+
+def train_one(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
+    """FedAvg over all clients from the common first model: a run of its own, of which nothing else is kept."""
+    share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
+    other = Run(plan.model(plan.classes), seed=run.seed)
+    gather(other.roster, fleet, 1, plan.patience)
+    everybody = Cohort(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.metrics)
+    for _ in range(settings.rounds):
+        step(other, fleet, [everybody], patience=plan.patience)
+    return other.arrays
+
+
+def requests_of(
+    run: Run, plan: Plan, state: Grouping, settings: References, one: Arrays | None
+) -> dict[str, dict[ClientId, Request]]:
+    """What each client of a group is asked to fit, by way; `one` is the model of all, if it is not that of a group."""
+    about: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
+    fresh = plan.model(plan.classes)
+    out: dict[str, dict[ClientId, Request]] = {way: {} for way in WAYS}
+    for group, members in state.groups.members().items():
+        own = request_of(run, state, group, "fit")
+        tuned = Request("fit", own.arrays, {**own.config, **about, "epochs": settings.epochs})
+        common = tuned if one is None else Request("fit", one, {**about, "epochs": settings.epochs})
+        for client in members:
+            times = int(run.roster.replied[run.roster.row(client)]) if run.roster.knows(client) else 0
+            spent = max(1, times) * settings.epochs
+            spent = min(settings.alone, spent) if settings.alone else spent
+            out["groups"][client], out["groups_finetuned"][client] = own, tuned
+            out["finetuned"][client] = common
+            out["alone"][client] = Request("fit", fresh, {**about, "epochs": spent})
+    return out
+
+
+def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request]) -> dict[ClientId, dict[str, float]]:
+    """What clients say of the models they have fitted."""
+    replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}
+    return {c: dict(r.metrics) for c, r in replies.items() if "accuracy" in r.metrics}
+
+
+def choose(held: Mapping[str, list[float]]) -> tuple[str, str]:
+    """The way that serves clients best by what they kept back, and why; groups, unless another is surely better.
+
+    >>> choose({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
+    ('alone', 'on samples kept back 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
+    """
+    base = np.asarray(held["groups"], np.float64)
+    if not len(base) or any(len(values) != len(base) for values in held.values()):
+        return "groups", "too few clients kept samples back to choose by"
+    best, why = "groups", "on samples kept back no other way is better by two standard errors"
+    most = float(base.mean())
+    for way, values in held.items():
+        gain = np.asarray(values) - base
+        error = float(np.std(gain, ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else np.inf
+        if way != "groups" and float(gain.mean()) > SURE * error and float(np.mean(values)) > most:
+            best, most = way, float(np.mean(values))
+            above = f"{100 * float(gain.mean()):.1f} points above {WORDS['groups']} (standard error {100 * error:.1f})"
+            why = f"on samples kept back {100 * most:.1f}%, {above}"
+    return best, why
+
+
+def warnings_of(means: Mapping[str, float], chosen: str) -> list[str]:
+    """Where groups serve clients worse than they would be without them, and whether that is what clients get."""
+    instead = "" if chosen == "groups" else f"; they get {WORDS[chosen]} instead"
+    return [
+        f"groups serve clients {100 * (means[way] - means['groups']):.1f} points worse than {WORDS[way]} does "
+        f"({100 * means['groups']:.1f} against {100 * means[way]:.1f}%){instead}"
+        for way in ("alone", "finetuned")
+        if means[way] > means["groups"]
+    ]
