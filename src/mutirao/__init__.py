@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mutirao.fleets.local import LocalFleet
     from mutirao.recipes.exhibits import Exhibits, Picture
     from mutirao.recipes.task import Recipe, Task, federate
+    from mutirao.recsys.serve import Recommender
     from mutirao.report import execute
     from mutirao.report.notebook import show
     from mutirao.runs.folder import load_run, save_run
@@ -39,6 +40,7 @@ _HOME = {
     "door.run": ["load", "run"],
     "fleets.local": ["LocalFleet"],
     "recipes.task": ["Recipe", "Task", "federate"],
+    "recsys.serve": ["Recommender"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.record": ["Round"],
     "core.rounds": ["Cohort", "Run", "step", "train"],
@@ -70,6 +72,7 @@ __all__ = [
     "Part",
     "Picture",
     "Recipe",
+    "Recommender",
     "Reply",
     "Request",
     "Result",

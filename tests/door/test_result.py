@@ -108,3 +108,17 @@ def test_every_public_name_is_there_and_is_explained() -> None:
     with pytest.raises(AttributeError, match="module 'mutirao' has no attribute 'rnu'"):
         mu.rnu  # noqa: B018
     assert (Path(mu.__file__).parent / "py.typed").exists()
+
+
+def test_a_run_of_recsys_recommends_to_anybody(tmp_path: Path, result: mu.Result) -> None:
+    made = mu.run("recsys", rounds=4, dimension=6, evaluate_every=2, out=tmp_path / "run")
+    recommender = mu.load(tmp_path / "run").recommender("last")
+    assert isinstance(recommender, mu.Recommender)
+    given = {"12": 5.0, "57": 1.0}
+    found = recommender.recommend(given, k=3)
+    np.testing.assert_array_equal(made.arrays("last")["items"], recommender.embeddings.vectors)
+    assert [r.score for r in found] == [*recommender.predict(given, [r.id for r in found]).values()]
+    with pytest.raises(mu.MutiraoError, match="a rating of 50 is not on the scale from 1 to 5"):
+        recommender.recommend({"12": 50.0})
+    with pytest.raises(mu.MutiraoError, match="not of 'recsys'"):
+        result.recommender()

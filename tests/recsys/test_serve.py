@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.deploy.models import embeddings_of_run
 from mutirao.errors import ConfigError
 from mutirao.recipes.task import find
 from mutirao.recsys.catalogues import Catalogue
@@ -19,6 +18,7 @@ from mutirao.recsys.judging import Judge
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.serve import Recommender
 from mutirao.report import execute
+from mutirao.runs.models import embeddings_of_run
 
 N, D = 300, 7
 

@@ -203,7 +203,7 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 
     Example: mutirao catalogue export runs/recsys --out items.safetensors
     """
-    from mutirao.deploy.models import embeddings_of_run
+    from mutirao.runs.models import embeddings_of_run
 
     keep(embeddings_of_run(run.expanduser(), model), out, as_json)
 
@@ -231,3 +231,44 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
             raise ConfigError(f"{text!r} is not of the form ID=RATING, such as 1193=5") from None
     found = Recommender.of(items.expanduser()).recommend(given, count)
     tell([r._asdict() for r in found], as_json, *(f"{r.score:8.3f}  {r.id:<10} {r.title}" for r in found))
+
+
+@catalogue.command("cold")
+@click.argument("items", type=FILE, metavar="ITEMS.safetensors")
+@click.argument("catalogue_of", type=FILE, metavar="CATALOGUE")
+@click.option("--out", type=FILE, required=True, help="The file to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> None:
+    """Add the items of a catalogue that nobody rated, with vectors predicted from genres, decades and titles.
+
+    Example: mutirao catalogue cold items.safetensors ml-1m --out all-items.safetensors
+    """
+    from mutirao.recsys.cold import add_cold
+    from mutirao.recsys.embeddings import load_embeddings
+    from mutirao.recsys.reading import read_catalogue
+
+    keep(add_cold(load_embeddings(items.expanduser()), read_catalogue(catalogue_of.expanduser())), out, as_json)
+
+
+@catalogue.command("judge-cold")
+@click.argument("data", type=FILE)
+@click.option("--columns", default="", help=COLUMNS)
+@click.option("--hide", default=0.1, show_default=True, help="The share of the items whose ratings are hidden.")
+@click.option("--dimension", default=50, show_default=True, help="Length of the vectors, biases included.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Draws of users and items.")
+@JSON
+def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
+    """Hide all ratings of some items, predict their vectors, and judge those at users that nobody has seen.
+
+    Example: mutirao catalogue judge-cold ml-1m --hide 0.1 --seeds 5
+    """
+    from statistics import mean
+
+    from mutirao.recsys.cold import judge_cold
+    from mutirao.recsys.pretrain import Factorisation
+    from mutirao.recsys.reading import read_ratings
+
+    ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
+    found = [judge_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
+    lines = (f"{name:<26} {mean(f[name] for f in found):.4f}" for name in found[0])
+    tell(found, as_json, "vectors of hidden items from  RMSE", *lines)

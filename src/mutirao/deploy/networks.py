@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mutirao.config import one_line
 from mutirao.datasets.tiled import Scale
-from mutirao.deploy.models import arrays_of_run, config_of_run
 from mutirao.errors import ConfigError, Damaged
+from mutirao.runs.models import arrays_of_run, config_of_run
 from mutirao.slides.models import Model, assemble, load_model
 from mutirao.slides.sources import scale_in
 

@@ -15,9 +15,11 @@ from mutirao.core.files import load_arrays
 from mutirao.drawing.plots import make_curves
 from mutirao.errors import ConfigError
 from mutirao.personal import KEPT
+from mutirao.recsys.serve import Recommender
 from mutirao.report import write_report
 from mutirao.report.notebook import box, points_of
 from mutirao.runs.folder import Folder
+from mutirao.runs.models import embeddings_of_run
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
 
@@ -137,6 +139,10 @@ class Result:
                 f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}; keep=all keeps all"
             )
         return folder.load(int(round))[0].arrays
+
+    def recommender(self, round: Literal["best", "last"] = "best") -> Recommender:
+        """Of a run of recsys: what recommends to anybody from a few ratings, which go nowhere."""
+        return Recommender(embeddings_of_run(self.folder, round))
 
     def __repr__(self) -> str:
         """One line."""

@@ -1,7 +1,7 @@
 """What is being recommended: a catalogue of items, as publishers ship it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,10 @@ from mutirao.errors import ConfigError
 YEAR = re.compile(r"\((\d{4})(?:\s*[-–/]\s*\d{0,4})?\)\s*$")
 ID_COLUMNS = ("id", "item", "item_id", "itemid", "movieid", "movie_id")
 FILES = ("movies.dat", "u.item", "movies.csv", "movie_titles.txt")
+NO_GENRES = ("", "(no genres listed)", "unknown")
+FLAGS = 5  # u.item: what stands before the genres, a flag each
+
+Row = tuple[int, str, str, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,13 @@ class Catalogue:
     titles: tuple[str, ...]
     years: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int64]  # ratings of each item (0 if unknown)
+    genres: tuple[tuple[str, ...], ...] = ()  # of each item; none at all if they are unknown
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.titles) == len(self.years) == len(self.counts):
             raise ValueError("a catalogue needs an id, a title, a year and a count for every item")
+        if len(self.genres) not in (0, len(self.ids)):
+            raise ValueError(f"{len(self.genres)} items have genres, of {len(self.ids)}")
         if len(set(self.ids)) < len(self.ids):
             twice = next(i for k, i in enumerate(self.ids) if i in self.ids[:k])
             raise ConfigError(f"the catalogue has item {twice!r} twice")
@@ -42,9 +49,9 @@ class Catalogue:
     def take(self, rows: npt.NDArray[np.intp]) -> "Catalogue":
         """The catalogue of these items alone."""
         pick = rows.tolist()
-        return Catalogue(
-            tuple(self.ids[r] for r in pick), tuple(self.titles[r] for r in pick), self.years[rows], self.counts[rows]
-        )
+        ids, titles = tuple(self.ids[r] for r in pick), tuple(self.titles[r] for r in pick)
+        genres = tuple(self.genres[r] for r in pick) if self.genres else ()
+        return Catalogue(ids, titles, self.years[rows], self.counts[rows], genres)
 
 
 def read_titles(file: Path) -> Catalogue:
@@ -53,12 +60,13 @@ def read_titles(file: Path) -> Catalogue:
     if not rows:
         raise ConfigError(f"{file} is an empty catalogue; right would be at least one item")
     seen: dict[str, int] = {}
-    for line, name, _, _ in rows:
+    for line, name, *_ in rows:
         if name in seen:
             raise ConfigError(f"{file}, line {line}: item {name!r} stands in line {seen[name]} already")
         seen[name] = line
-    _, ids, titles, years = zip(*rows, strict=True)
-    return Catalogue(ids, titles, np.array(years, np.int32), np.zeros(len(ids), np.int64))
+    _, ids, titles, years, genres = zip(*rows, strict=True)
+    known = genres if any(genres) else ()
+    return Catalogue(ids, titles, np.array(years, np.int32), np.zeros(len(ids), np.int64), known)
 
 
 def catalogue_file(path: Path) -> Path | None:
@@ -68,8 +76,8 @@ def catalogue_file(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _rows(file: Path) -> Iterator[tuple[int, str, str, int]]:
-    """Line, id, title and year of each item."""
+def _rows(file: Path) -> Iterator[Row]:
+    """Line, id, title, year and genres of each item."""
     text = read_text(file, latin1=file.suffix != ".csv")  # MovieLens and Netflix ship their titles in Latin-1
     if file.name == "movie_titles.txt":
         yield from _netflix(file, text)
@@ -85,26 +93,42 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r")
 
 
-def _movielens(file: Path, text: str, separator: str) -> Iterator[tuple[int, str, str, int]]:
+def _movielens(file: Path, text: str, separator: str) -> Iterator[Row]:
+    names = _flag_names(file) if separator == "|" else []
     for number, line in _lines(text):
         name, *rest = line.split(separator)
         if not rest or not name.strip():
             raise ConfigError(f"{file}, line {number}: right would be ID{separator}TITLE{separator}...")
         title = rest[0].strip()
         released = re.search(r"(\d{4})$", rest[1].strip()) if separator == "|" and len(rest) > 1 else None
-        yield number, name.strip(), title, _year(title) or (int(released[1]) if released else 0)
+        year = _year(title) or (int(released[1]) if released else 0)
+        flags = [k for k, flag in enumerate(rest[FLAGS - 1 :]) if flag.strip() == "1"] if separator == "|" else []
+        marked = [names[k] if k < len(names) else f"genre {k}" for k in flags]
+        told = rest[1].split("|") if separator == "::" and len(rest) > 1 else marked
+        yield number, name.strip(), title, year, _genres(told)
 
 
-def _netflix(file: Path, text: str) -> Iterator[tuple[int, str, str, int]]:
+def _flag_names(file: Path) -> list[str]:
+    """What the flags of u.item stand for: MovieLens-100K says it in u.genre, NAME|NUMBER a line."""
+    beside = file.with_name("u.genre")
+    text = read_text(beside, latin1=True) if beside.is_file() else ""
+    return [line.partition("|")[0].strip() for _, line in _lines(text)]
+
+
+def _genres(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names if name.strip() not in NO_GENRES)
+
+
+def _netflix(file: Path, text: str) -> Iterator[Row]:
     for number, line in _lines(text):
         name, _, rest = line.partition(",")
         year, comma, title = rest.partition(",")  # a title may hold commas of its own
         if not comma or not name.strip() or not (year.strip().isdecimal() or year.strip() in ("NULL", "")):
             raise ConfigError(f"{file}, line {number}: right would be ID,YEAR,TITLE, with NULL for an unknown year")
-        yield number, name.strip(), title.strip(), int(year) if year.strip().isdecimal() else 0
+        yield number, name.strip(), title.strip(), int(year) if year.strip().isdecimal() else 0, ()
 
 
-def _csv(file: Path, text: str) -> Iterator[tuple[int, str, str, int]]:
+def _csv(file: Path, text: str) -> Iterator[Row]:
     rows = read_rows(text, file)
     header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     at: Mapping[str, int] = {name: k for k, name in enumerate(header)}
@@ -122,7 +146,7 @@ def _csv(file: Path, text: str) -> Iterator[tuple[int, str, str, int]]:
         if year and year != "NULL" and not re.fullmatch(r"\d{1,4}(\.0)?", year):
             raise ConfigError(f"{file}, line {line}: {year!r} is not a year")
         number = int(float(year)) if year and year != "NULL" else _year(title)
-        yield line, cells[key].strip(), title, number
+        yield line, cells[key].strip(), title, number, _genres(cells[at["genres"]].split("|") if "genres" in at else ())
 
 
 def _year(title: str) -> int:

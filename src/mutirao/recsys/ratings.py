@@ -128,7 +128,8 @@ def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalog
         log.warning("%d rated items are not in the catalogue, the first of them %r", len(strangers), strangers[0])
     titles = tuple(known.titles[at[i]] if known is not None and i in at else "" for i in ids)
     years = np.array([known.years[at[i]] if known is not None and i in at else 0 for i in ids], np.int32)
-    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64))
+    genres = tuple(known.genres[at[i]] if i in at else () for i in ids) if known is not None and known.genres else ()
+    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64), genres)
 
 
 def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:

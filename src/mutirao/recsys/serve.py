@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.randomness import number
+from mutirao.recsys.cold import add_cold
 from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings
 from mutirao.recsys.fedrecon import FedRecon
 from mutirao.recsys.local import Local, batch_of
 from mutirao.recsys.ratings import Taste
+from mutirao.recsys.reading import read_catalogue
 
 
 class Recommendation(NamedTuple):
@@ -45,6 +47,10 @@ class Recommender:
     def of(cls, file: Path | str) -> "Recommender":
         """From a file of item vectors."""
         return cls(load_embeddings(Path(file)))
+
+    def with_cold(self, catalogue: Path | str) -> "Recommender":
+        """The same with the items of a catalogue that nobody rated: vectors predicted from genres, decades, titles."""
+        return Recommender(add_cold(self.embeddings, read_catalogue(Path(catalogue).expanduser())))
 
     @cached_property
     def method(self) -> FedRecon:

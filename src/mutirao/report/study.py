@@ -27,6 +27,7 @@ def study_page(folder: Path) -> Page:
     page = Page(f"{folder.name}: a Mutirão study")
     done = sum(state == "finished" for state in cells.values())
     page.heading(folder.name, "finished" if done == len(cells) else "stopped", f"a study of {recipe}" if recipe else "")
+    add_reproduction(page, json_of(folder / "reproduction.json"))
     page.words(tell_study(table, lines, cells))
     metrics = list(dict.fromkeys(str(x["metric"]) for x in lines))
     page.figures(study_headline(table, lines, metrics, cells))
@@ -56,6 +57,22 @@ def study_page(folder: Path) -> Page:
     page.section("What differs between the methods")
     page.table("Settings of each method", ("method", "settings"), settings_of(folder, cells))
     return page
+
+
+def add_reproduction(page: Page, told: dict[str, Any]) -> None:
+    """What a reproduction is of, on which data, what was left out, and its verdicts; nothing of another study."""
+    claims = told.get("claims")
+    if not isinstance(claims, list):
+        return
+    page.note(f"{told.get('title', '')}. {told.get('paper', '')}.")
+    page.note(f"{told.get('data', '')}.")
+    cuts = told.get("cuts")
+    page.words(f"Cut, {line}" for line in (cuts if isinstance(cuts, list) else []))
+    head = ("claim", "published", "ours", "verdict", "rule")
+    keys = ("says", "published", "ours", "verdict", "rule")
+    rows = [tuple(str(c.get(k, "")) for k in keys) for c in claims if isinstance(c, dict)]
+    page.section("Do the claims hold?")
+    page.table("Claims and verdicts", head, rows)
 
 
 def cell_states(folder: Path, plan: dict[str, Any]) -> dict[str, str]:

@@ -4,12 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mutirao.config import read
 from mutirao.core.arrays import Arrays
 from mutirao.core.files import load_arrays
 from mutirao.errors import ConfigError
 from mutirao.recipes import recsys
 from mutirao.recsys.embeddings import Embeddings
 from mutirao.recsys.fedrecon import ITEMS
+from mutirao.recsys.methods.kinds import method_of
 from mutirao.runs.execute import reopen
 from mutirao.runs.folder import Folder
 
@@ -18,10 +20,10 @@ def config_of_run(folder: Path, recipe: str) -> Any:
     """The configuration of the run in a folder; ConfigError unless it is one of this recipe."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")
-    name, config = reopen(None, folder, [])
+    name = str(read(folder / "config.toml").get("recipe", ""))
     if name != recipe:
         raise ConfigError(f"{folder} holds a run of {name!r}, not of {recipe!r}")
-    return config
+    return reopen(name, folder, [])[1]
 
 
 def arrays_of_run(folder: Path, which: str) -> tuple[Arrays, int]:
@@ -39,7 +41,11 @@ def embeddings_of_run(folder: Path, which: str = "best") -> Embeddings:
     config = config_of_run(folder, "recsys")
     arrays, number = arrays_of_run(folder, which)
     ratings = recsys.load(config)
-    method = asdict(recsys.method_of(config, ratings))
+    if config.method.name != "fedrecon":
+        raise ConfigError(
+            f"{folder}: of method={config.method.name} a part stayed with each user; only fedrecon is served"
+        )
+    method = asdict(method_of(config, ratings))
     card = {"how": "recsys", "round": number, "seed": config.seed, "data": Path(config.data).name}
     kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled")}
     return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)

@@ -1,0 +1,198 @@
+"""`mutirao reproduce`: one command a published system, as large as the time one has."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mutirao.cli.options import FOLDER
+from mutirao.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mutirao.studies.reproducing import Form, System
+
+
+@click.command()
+@click.argument("system", required=False)
+@click.option("--quick", "size", flag_value="quick", help="Under 10 minutes on two cores [default].")
+@click.option("--full", "size", flag_value="full", help="As large as on its page.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="As large as fits into so many minutes.")
+@click.option("--data", type=FOLDER, help="Folder of the data [default: looked for, also in $MUTIRAO_DATA].")
+@click.option("--stand-in", is_flag=True, help="Use embedded or generated data in place of the real ones.")
+@click.option("--out", type=FOLDER, help="Folder [default: runs/reproduce-SYSTEM-SIZE].")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the outcome, as JSON.")
+def reproduce(
+    system: str | None,
+    size: str | None,
+    minutes: float | None,
+    data: Path | None,
+    stand_in: bool,
+    out: Path | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Reproduce a published system: its figures beside ours, and whether its claims hold; without one, list them.
+
+    What is finished is kept: the same command goes on.
+
+    \b
+    Examples:
+      mutirao reproduce
+      mutirao reproduce groups --quick
+      mutirao reproduce fedrisk --minutes 5 --data ~/data/MQ2008
+      mutirao reproduce recsys --stand-in
+    """
+    from mutirao.studies.reproducing import NAMES, QUICK_LIMIT, find_data, fit, read_system
+
+    if system is None:
+        show_systems([read_system(name) for name in NAMES], data, as_json)
+        return
+    if minutes is not None and size is not None:
+        raise ConfigError(f"--minutes and --{size} both say how large it is; give one of them")
+    if stand_in and data is not None:
+        raise ConfigError("--stand-in needs no --data; give one of them")
+    chosen = read_system(system)
+    folder = None if stand_in else find_data(chosen, data)
+    if folder is None and not stand_in:
+        raise ConfigError(missing(chosen))
+    form = fit(chosen, minutes) if minutes is not None else chosen.full if size == "full" else chosen.quick
+    name = f"{minutes:g}min" if minutes is not None else size or "quick"
+    place = out or Path("runs") / f"reproduce-{system}-{name}{'-stand-in' * stand_in}"
+    if stand_in:
+        form = replace(form, settings={**form.settings, **chosen.data.settings})
+    limit = minutes if minutes is not None else None if size == "full" else QUICK_LIMIT
+    carry_out(chosen, form, name, folder, place, limit, workers, as_json)
+
+
+def missing(system: "System") -> str:
+    """What is not here, where it was looked for, and what could stand in for it."""
+    from mutirao.studies.reproducing import usual_places
+
+    places, names = ", ".join(map(str, usual_places())), " or ".join(system.data.names)
+    return (
+        f"{system.name} needs {system.data.needs}. A folder {names} was not found in {places}. "
+        f"Give --data PATH, or see how it goes on a stand-in ({system.data.about}): --stand-in"
+    )
+
+
+def carry_out(
+    system: "System",
+    form: "Form",
+    size: str,
+    data: Path | None,
+    out: Path,
+    limit: float | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Make the study, judge the claims, write everything and show it; exit code 1 if a run was not finished."""
+    from mutirao.core.files import write_whole
+    from mutirao.drawing.study import draw_study
+    from mutirao.report import write_report
+    from mutirao.studies import study as studies
+    from mutirao.studies.comparison import compare, write_tables
+    from mutirao.studies.confirming import write_table
+    from mutirao.studies.outcome import outcome_of
+    from mutirao.studies.reproducing import OutOfTime, at_most, study_of, tell_cuts
+    from mutirao.studies.showing import CellBar
+
+    source = str(data.resolve()) if data else system.data.stand_in
+    label = f"data: {source}" if data else f"STAND-IN DATA, not the paper's: {system.data.about}"
+    cuts = tell_cuts(system, form)
+    if not as_json:
+        about = f"{form.runs} runs, about {form.minutes:.2g} min on two cores"
+        tell(f"{system.title}\n{system.paper}\n{label}\n{size}: {about}", *(f"  cut, {line}" for line in cuts))
+    out.mkdir(parents=True, exist_ok=True)
+    head = f"# {system.title}: written by `mutirao reproduce {system.name}`; `mutirao study` runs it, too.\n"
+    write_whole(out / "study.toml", head + write_table(study_of(system, form, source, data is None)))
+    grid = studies.read_study(out / "study.toml")
+    problems: list[str] = []
+    with CellBar(len(grid.cells), quiet=as_json) as watch:
+        try:
+            with at_most(limit):
+                problems = studies.carry_out(grid, out, workers, watch)
+        except OutOfTime:
+            done = sum(1 for _ in studies.results(grid, out))
+            made = f"runs: {done} of {len(grid.cells)} were made in {limit:g} min"
+            cuts.append(f"{made}; the same command makes the rest")
+            if not done:
+                raise ConfigError(f"{made}; the same command goes on with them, --minutes gives more time") from None
+        except KeyboardInterrupt:
+            click.echo("error: stopped; what was done is kept: run the same command again to go on", err=True)
+            sys.exit(130)
+    for problem in problems:
+        click.echo(f"not finished: {problem}", err=True)
+    lines = compare(grid, out)
+    write_tables(grid, lines, out)
+    draw_study(grid, out)
+    told = outcome_of(system, grid, size, label, cuts, out, stand_in=data is None)
+    write_whole(out / "reproduction.json", json.dumps(told, indent=2) + "\n")
+    write_report(out)
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        show_outcome(told, lines, out)
+    sys.exit(1 if problems else 0)
+
+
+def tell(*lines: str) -> None:
+    """Lines for whoever waits, apart from the result."""
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> None:
+    """The systems with paper, data, where these are, and how long each form takes."""
+    from mutirao.studies.reproducing import find_data
+
+    rows: list[dict[str, Any]] = []
+    for system in systems:
+        try:
+            found = find_data(system, data)
+        except ConfigError:
+            found = None  # of another system's data
+        rows.append(
+            {
+                "system": system.name,
+                "about": system.title,
+                "paper": system.paper,
+                "needs": system.data.needs,
+                "found": str(found) if found else None,
+                "stand_in": system.data.about,
+                "quick_minutes": system.quick.minutes,
+                "full_minutes": system.full.minutes,
+                "page": system.page,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        where = row["found"] or f"not found; --stand-in: {row['stand_in']}"
+        click.secho(f"{row['system']}: {row['about']}", bold=True)
+        click.echo(f"  paper  {row['paper']}\n  data   {row['needs']}\n  found  {where}")
+        click.echo(f"  time   quick {row['quick_minutes']:g} min, full {row['full_minutes']:g} min, on two cores")
+    click.echo("\nmutirao reproduce SYSTEM [--quick | --full | --minutes N] reproduces one.")
+
+
+def show_outcome(told: dict[str, Any], lines: Any, out: Path) -> None:
+    """Published beside ours, the verdicts, and where the rest is."""
+    from rich.console import Console
+
+    from mutirao.studies.outcome import BESIDE, beside_rows
+    from mutirao.studies.showing import make_table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    table = make_table(f"published beside ours ({told['data']})", BESIDE)
+    for row in beside_rows(lines):
+        table.add_row(*row)
+    console.print(table)
+    for line in told["cuts"]:
+        console.print(f"cut, {line}", soft_wrap=True)
+    for claim in told["claims"]:
+        console.print(f"[bold]{claim['verdict']:<13}[/bold] {claim['line']}", soft_wrap=True)
+    console.print(f"everything is in {out}; look at {out / 'report.html'}, and at {told['page']}", soft_wrap=True)

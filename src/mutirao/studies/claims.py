@@ -1,0 +1,178 @@
+"""What papers claim, held against the runs of a study by stated rules: holds, does not hold, or is not shown."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mutirao.config import nearest
+from mutirao.errors import ConfigError
+from mutirao.metrics import rounds_to
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.stats import paired
+from mutirao.studies.study import Study, results
+
+Verdict = Literal["holds", "does not hold", "not shown"]
+Figures = dict[tuple[Any, ...], float]  # of each run of a method, by its place in the grid
+
+RULES = {
+    "more": "the 95% interval of the paired difference lies above zero (below: it does not hold; both: not shown)",
+    "less": "the 95% interval of the paired difference lies below zero (above: it does not hold; both: not shown)",
+    "each": "every run's figure is the value, give or take the tolerance",
+    "mean": "the mean over the runs is the value, give or take the tolerance",
+}
+TEXTS = ("says", "published", "rule", "of", "metric", "method", "only")
+KEYS = {*TEXTS, "than", "value", "tolerance"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run: `of` says which of its metric, whose `threshold` and `last` rounds are the study's."""
+
+    of: str
+    metric: str
+    threshold: float
+    last: int
+    lower: bool
+
+    def __call__(self, record: Record) -> float:
+        """The number; NaN if the run does not have it."""
+        return float(FIGURES[self.of](self, record))
+
+
+def final(figure: Figure, record: Record) -> float:
+    """The metric after the last round."""
+    return float(record.summary["final"].get(figure.metric, math.nan))
+
+
+def wobble(figure: Figure, record: Record) -> float:
+    """The standard deviation of the metric over the last rounds."""
+    values = [row[figure.metric] for row in record.rows if figure.metric in row]
+    return float(np.std(values[-figure.last :])) if values else math.nan
+
+
+def rounds(figure: Figure, record: Record) -> float:
+    """The rounds until the metric is at the threshold; one more than there were if it never is."""
+    curve = [(int(row["round"]), row[figure.metric]) for row in record.rows if figure.metric in row]
+    sign = -1.0 if figure.lower else 1.0
+    place = rounds_to([sign * value for _, value in curve], sign * figure.threshold)
+    return float(curve[place - 1][0] if place else record.rounds + 1)
+
+
+def gini(figure: Figure, record: Record) -> float:
+    """How unevenly clients were selected: 0 is evenly."""
+    return participation_in(record).gini
+
+
+FIGURES: dict[str, Callable[[Figure, Record], float]] = {
+    "final": final,
+    "wobble": wobble,
+    "rounds": rounds,
+    "gini": gini,
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how it is held against runs: `method` by a figure, against others or a value."""
+
+    says: str
+    method: str
+    rule: str
+    of: str = "final"
+    metric: str = ""
+    than: tuple[str, ...] = ()  # the mean of these
+    value: float = math.nan
+    tolerance: float = 0.0
+    published: str = ""
+    only: str = ""  # the form it is asked in; empty: in all
+
+    @property
+    def methods(self) -> set[str]:
+        """All methods that it needs."""
+        return {self.method, *self.than}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict, and the figures it goes by."""
+
+    claim: Claim
+    verdict: Verdict
+    ours: str
+
+
+def read_claims(where: str, tables: Any) -> tuple[Claim, ...]:
+    """The `[[claims]]` of a file, each with a rule that is known and what that rule needs."""
+    return tuple(claim_of(f"{where}: claim {i}", table) for i, table in enumerate(tables, 1))
+
+
+def claim_of(where: str, table: Mapping[str, Any]) -> Claim:
+    """One claim, checked."""
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, KEYS)}")
+    for key, known in (("rule", RULES), ("of", FIGURES)):
+        if table.get(key, "final") not in known:
+            raise ConfigError(f"{where}: {key} {table.get(key)!r} is not known{nearest(str(table.get(key)), known)}")
+    than = table.get("than", ())
+    claim = Claim(**{**table, "than": (than,) if isinstance(than, str) else tuple(than)})
+    if claim.rule in ("more", "less") and not claim.than:
+        raise ConfigError(f"{where}: rule {claim.rule!r} compares with others: than = METHOD")
+    if claim.rule in ("each", "mean") and math.isnan(claim.value):
+        raise ConfigError(f"{where}: rule {claim.rule!r} compares with a value")
+    return claim
+
+
+def judge(study: Study, claims: Sequence[Claim], out: Path) -> list[Judged]:
+    """Every claim, held against the runs that are finished."""
+    runs: dict[str, dict[tuple[Any, ...], Record]] = {}
+    for cell, record in results(study, out):
+        runs.setdefault(cell.method, {})[cell.place] = record
+    return [judge_claim(study, claim, runs) for claim in claims]
+
+
+def judge_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> Judged:
+    """One claim."""
+    if lacking := sorted(claim.methods - {*runs}):
+        return Judged(claim, "not shown", f"no finished run of {', '.join(lacking)}")
+    ways = [way for cells in runs.values() for record in cells.values() if (way := record.direction(claim.metric))]
+    figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, "lower" in ways)
+    figures = {m: known(figure, runs[m]) for m in claim.methods}
+    if claim.rule in ("each", "mean"):
+        return Judged(claim, *hold_value(claim, list(figures[claim.method].values())))
+    return Judged(claim, *hold_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared))
+
+
+def known(figure: Figure, cells: Mapping[tuple[Any, ...], Record]) -> Figures:
+    """The figure of every run that has it."""
+    found = {place: figure(record) for place, record in cells.items()}
+    return {place: value for place, value in found.items() if not math.isnan(value)}
+
+
+def hold_value(claim: Claim, values: Collection[float]) -> tuple[Verdict, str]:
+    """Rules `each` and `mean`."""
+    if not values:
+        return "not shown", "no run has the figure"
+    told = f"{np.mean(list(values)):.4g} (mean of {len(values)}), from {min(values):.4g} to {max(values):.4g}"
+    off = [abs(v - claim.value) for v in (values if claim.rule == "each" else [float(np.mean(list(values)))])]
+    return ("holds" if max(off) <= claim.tolerance + 1e-12 else "does not hold"), told
+
+
+def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: float) -> tuple[Verdict, str]:
+    """Rules `more` and `less`: pairs of the same place, theirs the mean of several methods."""
+    common = [place for place in ours if all(place in other for other in theirs)]
+    a = np.array([ours[place] for place in common])
+    b = np.array([np.mean([other[place] for other in theirs]) for place in common])
+    means = f"{np.mean(a):.4g} against {np.mean(b):.4g}" if common else "no pair has the figure"
+    if len(common) < 2:
+        return "not shown", f"{means}; {len(common)} pair, and two are needed"
+    found = paired(a, b, shared).difference
+    told = f"{means}; difference {found.mean:+.4g} ± {found.half:.2g}, {len(common)} pairs"
+    if abs(found.mean) <= found.half or not found.mean:
+        return "not shown", told
+    return ("holds" if (found.mean > 0) == (claim.rule == "more") else "does not hold"), told
