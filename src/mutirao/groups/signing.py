@@ -119,11 +119,10 @@ class Signing:
         if part.epsilon:
             draw = generator(part.repeatable, int(request.config["seed"]), int(request.config["round"]), site.id)
             vector = hide(vector, part.epsilon, part.clip, draw)
-        extras = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
-            return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
-        return Reply({}, extras, {}, made.n)
+        # Beside a noised signature nothing is told in clear, not even how many samples there are.
+        return Reply({}, {"signature": vector.astype(np.float32)}, {}, 1 if part.epsilon else made.n)
 
 
 def attempt(answer: Callable[[], Reply]) -> Reply | Failure:

@@ -36,7 +36,7 @@ class Kind:
 
     model: Callable[..., Arrays] | None = None  # a fresh one with so many outputs; None: the task's first
     head: str | None = None  # the name of its last layer; None: by its arrays
-    classes: int = 1
+    classes: int = 0  # 0: as many as the task has
     reduced: bool = False
     noise: NoiseRule = "nearest"
     founders: int = 0  # clients to wait for (0: all)
@@ -76,7 +76,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
     plan = Plan(
         model=kind.model or (lambda outputs, which=0: another(first, config.seed, which)),
-        classes=kind.classes,
+        classes=kind.classes or task.classes or 1,
         parts=parts,
         cluster=build("cluster", config.cluster),
         noise=kind.noise,

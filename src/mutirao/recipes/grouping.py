@@ -8,6 +8,7 @@ counts for as much as it has clients.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.groups.grouper import Grouper, as_grouper
-from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
+from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups, write_evidence
 from mutirao.groups.signing import SIGNS, WARM, Signing
 from mutirao.groups.state import Grouping
 from mutirao.groups.tuning import as_table
@@ -29,7 +30,6 @@ from mutirao.recipes.exhibits import Picture
 from mutirao.recipes.personal import OF_ONE_MODEL, own_figures
 
 T = TypeVar("T")  # a Task, which is made of this
-Findings = Callable[[Run], Mapping[str, Any]]
 Opinions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
 OF_GROUPS = ("signature", "warm_epochs", "regroup", "per_group")  # settings that say nothing where there are no groups
 
@@ -131,32 +131,34 @@ def make_grouped(given: T, config: Any) -> T:
     task = cast(Any, given)
     if not has_groups(config) or SIGNS in task.provides:
         return given
-    show = task.exhibits
+    if by_clients := clients_judge(config, task):
+        judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
+        task = replace(task, evaluate=None, judge=judge, metrics=metrics)
+    elif task.evaluate is None and config.privacy.name in ("none", "central"):
+        raise ConfigError("cluster: nobody could judge the models of groups: neither clients nor server have test data")
+    check, first, judge = task.check or as_handler(task.handler).check, task.initial, task.judge
+    files = {**FILES, "groups.json": partial(write_evidence, judge=judge)}
     pictures = {"groups.png": Picture("groups", plane_of), "eps_scan.png": Picture("eps_scan", scan_of)}
-    findings: Findings = show.findings or (lambda run: {})
-    higher = task.higher_is_better
-    show = replace(
-        show,
-        pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
-        files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | FILES,
-        findings=lambda run: {**findings(run), **summarise_groups(run), **settings_of_groups(run, config, higher)},
-        constant=show.constant | {"groups", "rand"},
-    )
-    usual, first = task.check or as_handler(task.handler).check, task.initial
-    task = replace(
+    show, before, higher = task.exhibits, task.exhibits.findings, task.higher_is_better
+
+    def find(run: Run) -> dict[str, Any]:
+        who = {"groups_judged_by": "clients" if by_clients else "server"}
+        told = {**summarise_groups(run, judge=judge), **settings_of_groups(run, config, higher)}
+        return {**(before(run) if before else {}), **told, **(who if told else {})}
+
+    made: T = replace(
         task,
-        exhibits=show,
+        exhibits=replace(
+            show,
+            pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
+            files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | files,
+            findings=find,
+            constant=show.constant | {"groups", "rand"},
+        ),
         opinions=task.opinions or opinions_by(task),
-        check=lambda arrays, population: usual(first(), population),  # the models of groups are like the first
+        check=lambda arrays, population: check(first(), population),  # the models of groups are like the first
     )
-    if not clients_judge(config, task):
-        if task.evaluate is None and config.privacy.name in ("none", "central"):
-            raise ConfigError(
-                "cluster: nobody could judge the models of groups: neither clients nor server have test data"
-            )
-        return cast(T, task)
-    judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
-    return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics))
+    return made
 
 
 def settings_of_groups(run: Run, config: Any, higher: bool) -> dict[str, str]:
