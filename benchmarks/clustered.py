@@ -222,7 +222,7 @@ def entry(rows: list[Outcome]) -> str:
     if not rows:
         return ""
     mean, worst, rand = (np.mean([getattr(o, k) for o in rows]) for k in ("mean", "worst", "rand"))
-    return f"{100 * mean:.1f}, {100 * worst:.1f}" + ("" if np.isnan(rand) else f" ({max(0.0, rand):.2f})")
+    return f"{100 * mean:.1f}, {100 * worst:.1f}" + ("" if np.isnan(rand) else f" ({round(rand, 2) + 0.0:.2f})")
 
 
 def main() -> None:
