@@ -19,6 +19,7 @@ from mutirao.fleets.flower.messages import unpack
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
 from mutirao.report import execute
+from mutirao.runs.models import embeddings_of_run
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
@@ -77,6 +78,12 @@ def test_a_run_cut_in_the_middle_goes_on_bit_for_bit(method: str, tmp_path: Path
     resumed = execute("recsys", config_of(method, "rounds=4"), tmp_path / "cut", resume=True, pictures=False)
     assert resumed["digest"] == straight["digest"]
     assert resumed["final"] == straight["final"]
+
+
+def test_item_vectors_alone_are_not_handed_out_as_a_recommender(tmp_path: Path) -> None:
+    execute("recsys", config_of("pfedrec", "rounds=1"), tmp_path / "run", pictures=False)
+    with pytest.raises(ConfigError, match="of method=pfedrec a part stayed with each user"):
+        embeddings_of_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", list(KEPT))
