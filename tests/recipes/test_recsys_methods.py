@@ -25,7 +25,7 @@ __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
 RECIPE = find("recsys")
 KEPT = {  # rates for the generated ratings
-    "fmf": ("method.lr=1.0", "method.item_lr=0.5"),
+    "fmf": (),
     "fcf": ("aggregate=fedadam", "aggregate.lr=0.02"),
     "pfedrec": ("method.eta=0.5",),
     "fedrap": ("method.item_lr=20.0", "method.lr=0.1", "method.decay=0.0", "method.apart=0.0", "epochs=5"),
@@ -156,7 +156,7 @@ def test_to_spare_what_is_taken_later_raises_the_figure_without_any_learning_of_
         ("fcf", ("ridge=1.0",), "method=fcf has method.ridge"),
         ("fmf", ("loss=bpr",), "loss: it is FedRecon's; method=fmf has method.loss"),
         ("fmf", ("centralised=true",), "has a part of each user's own"),
-        ("fmf", ("privacy=local", "download=all"), "with privacy=local they tell nothing"),
+        ("fmf", ("privacy=local", "download=all", "aggregate=fedavg"), "with privacy=local they tell nothing"),
         ("pfedrec", ("aggregate=fedprox",), "needs 'config:mu'"),
         ("pfedrec", ("select=aoiu",), "needs 'metrics:entropy'"),
         ("pfedrec", ("method.eta=0.0",), "eta is 0.0"),

@@ -185,7 +185,8 @@ def users(method: Method) -> KeptUsers:
 
 
 def examinee() -> Examinee:
-    return Examinee(TAKEN, np.ones(4, np.float32), np.array([7]), np.ones(1, np.float32), TAKEN, np.array([0, 2, 3]))
+    held = {"held": np.array([7]), "ratings": np.ones(1, np.float32), "hidden": TAKEN, "drawn": np.array([0, 2, 3])}
+    return Examinee(TAKEN, np.ones(4, np.float32), **held)
 
 
 def asked(handler: KeptUsers, do: str = "train", round: int = 1, **told: Any) -> Request:
@@ -235,14 +236,8 @@ def test_to_be_judged_leaves_no_trace_and_tells_how_high_its_item_came(method: M
 
 def test_an_item_ranks_among_what_is_not_hidden_and_among_those_drawn() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    taste = Examinee(
-        np.array([0, 1], np.int32),
-        np.ones(2, np.float32),
-        np.array([3]),
-        np.ones(1, np.float32),
-        np.array([0, 1]),
-        np.array([4, 5]),
-    )
+    rest = {"held": np.array([3]), "hidden": np.array([0, 1]), "drawn": np.array([4, 5])}
+    taste = Examinee(np.array([0, 1], np.int32), np.ones(2, np.float32), **rest)
     found = ranked(scores, taste)
     assert found["mrr@5"] == pytest.approx(1 / 2)  # item 2 alone is above it
     assert found["sampled_mrr@5"] == 1
@@ -251,7 +246,7 @@ def test_an_item_ranks_among_what_is_not_hidden_and_among_those_drawn() -> None:
 def test_explicit_ratings_are_judged_on_their_scale() -> None:
     handler = KeptUsers(FMF(loss="squared", lr=0.5, item_lr=0.1), M, D, levels=(1.0, 5.0))
     values = np.array([5, 5, 1, 1], np.float32)
-    site = Site("ana", Examinee(TAKEN, values, np.array([4, 9]), np.array([5, 1], np.float32)))
+    site = Site("ana", Examinee(TAKEN, values, held=np.array([4, 9]), ratings=np.array([5, 1], np.float32)))
     reply = handler(asked(handler, "evaluate"), site)
     assert set(reply.metrics) == {"rmse", "mae"}
     assert reply.n == 2
