@@ -143,7 +143,7 @@ class KeptUsers:
     def work(self, taste: Taste, request: Request, client: ClientId, purpose: str = "others") -> Work:
         """What a user works on in a round: its items and others drawn for them, its ratings, or all items."""
         seed, round = int(request.config["seed"]), int(request.config["round"])
-        avoid = [taste.items]  # also of what is left out of a round
+        avoid: list[Rows] = [taste.items]  # also of what is left out of a round
         if self.method.spare and isinstance(taste, Examinee):
             avoid += [taste.held, taste.hidden]
         if 0 < self.samples < len(taste):
