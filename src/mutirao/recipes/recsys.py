@@ -22,16 +22,17 @@ from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys.consent import facts_of, parts_of, without
-from mutirao.recsys.fedrecon import ITEMS, FedRecon
+from mutirao.recsys.fedrecon import ITEMS
 from mutirao.recsys.generate import plant
 from mutirao.recsys.grouped import GroupJudge, sign_all
 from mutirao.recsys.judges import judged
 from mutirao.recsys.judging import Judge
+from mutirao.recsys.methods.client import Examination, judged_rounds, population_of
+from mutirao.recsys.methods.kinds import is_implicit, method_of
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings, Users
+from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import FOLDS, SPLITS
-from mutirao.schedules import schedule_of
 
 GENERATED = (600, 400)  # users and items
 
@@ -48,6 +49,7 @@ class Config(Common):
     lr: float = setting(0.2, "learning rate of the items", low=1e-12)
     data: str = setting("generated", "'generated', a folder of MovieLens or Netflix, or a file of ratings")
     columns: str = setting("", "columns of your own file: item,user,rating (no header) or user=NAME,item=NAME")
+    method: Part = setting(Part("fedrecon", home="mutirao.recsys.methods.kinds"), "what users train, and keep")
     aggregate: Part = setting(Part("by_item", home="mutirao.recsys.aggregation"), "how item rows are joined")
     start: Part = setting(Part("random", home="mutirao.recsys.start"), "how item vectors begin")
     dimension: int = setting(50, "length of the vectors, biases included", low=2)
@@ -76,24 +78,9 @@ def load(config: Config) -> Ratings:
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
         ratings = read_ratings(Path(config.data).expanduser(), config.columns)
-    if config.loss != "squared":
+    if is_implicit(config):
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(SPLITS[config.split])
-
-
-def method_of(config: Config, ratings: Ratings) -> FedRecon:
-    """What a client does, with the scale of the ratings, which everybody knows."""
-    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
-        if getattr(config, name) != plain:
-            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
-    if config.clients_every > 0:
-        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
-    if config.partition.name != "dirichlet":
-        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
-    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
-    levels = tuple(float(v) for v in np.unique(ratings.values))
-    shared["schedule"] = schedule_of(config)
-    return FedRecon(**shared, items=len(ratings.catalogue), levels=levels, compiled=config.engine != "plain")
 
 
 def task(config: Config) -> Task:
@@ -115,20 +102,20 @@ def task(config: Config) -> Task:
         pooled, clients = pooled.union(clients.users), without(clients, gone)
     return Task(
         handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
-        population={"pooled": clients} if config.centralised else Users(clients),
+        population={"pooled": clients} if config.centralised else population_of(clients, judge),
         initial=lambda: {ITEMS: first[ITEMS].copy()},
-        evaluate=judge,
+        evaluate=None if isinstance(judge, Examination) else judge,
         evaluate_groups=group_judge(config, method, judge, first),
         left_out=parts_of(gone, pooled, judges),
         facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
-        judge="rmse" if config.loss == "squared" else "ndcg@10",
+        judge="ndcg@10" if method.implicit else "rmse",
         metrics=judge.metrics,
-        classes=len(method.levels) if config.loss == "squared" else 2,
+        classes=2 if method.implicit else len(method.levels),
     )
 
 
-def group_judge(config: Config, method: FedRecon, judge: Any, first: Arrays) -> GroupJudge | None:
+def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> GroupJudge | None:
     """How groups of users are judged, if there are to be any: each user by the model of its group."""
     if not has_groups(config):
         return None
@@ -148,12 +135,14 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
     if (sliced := is_sliced(config)) and config.privacy.name == "local":
         raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
-    yield from federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+    rounds = federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+    yield from rounds if config.method.name == "fedrecon" else judged_rounds(rounds, fleet, run, config, task.metrics)
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Users ask for the rows of their items alone, by which it is known which those are."""
-    return Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange()
+    """Users ask for the rows of their items alone, by which it is known which those are; some judge themselves."""
+    judged = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
+    return judged | (Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange())
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)

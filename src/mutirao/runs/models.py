@@ -11,6 +11,7 @@ from mutirao.errors import ConfigError
 from mutirao.recipes import recsys
 from mutirao.recsys.embeddings import Embeddings
 from mutirao.recsys.fedrecon import ITEMS
+from mutirao.recsys.methods.kinds import method_of
 from mutirao.runs.execute import reopen
 from mutirao.runs.folder import Folder
 
@@ -40,7 +41,11 @@ def embeddings_of_run(folder: Path, which: str = "best") -> Embeddings:
     config = config_of_run(folder, "recsys")
     arrays, number = arrays_of_run(folder, which)
     ratings = recsys.load(config)
-    method = asdict(recsys.method_of(config, ratings))
+    if config.method.name != "fedrecon":
+        raise ConfigError(
+            f"{folder}: of method={config.method.name} a part stayed with each user; only fedrecon is served"
+        )
+    method = asdict(method_of(config, ratings))
     card = {"how": "recsys", "round": number, "seed": config.seed, "data": Path(config.data).name}
     kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled")}
     return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)

@@ -1,0 +1,77 @@
+"""Methods by name, and what each takes of the recipe's settings."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from mutirao.config import build
+from mutirao.errors import ConfigError
+from mutirao.recsys.fedrecon import FedRecon
+from mutirao.recsys.methods.client import KeptUsers
+from mutirao.recsys.methods.fcf import FCF
+from mutirao.recsys.methods.fedrap import FedRAP
+from mutirao.recsys.methods.fmf import FMF
+from mutirao.recsys.methods.pfedrec import PFedRec
+from mutirao.recsys.methods.work import Method
+from mutirao.recsys.ratings import Ratings
+from mutirao.schedules import schedule_of
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """FedRecon, whose users keep nothing; it is set by the recipe's own settings."""
+
+
+NAMES = {"fedrecon": Rebuilt, "fmf": FMF, "fcf": FCF, "pfedrec": PFedRec, "fedrap": FedRAP}
+# What FedRecon alone reads; others have rates and a form of their own.
+OF_FEDRECON = (
+    *("lr", "loss", "biases", "negative_weight", "weight_decay"),
+    *("support", "support_by", "rebuild", "ridge", "ridge_bias", "passes", "rebuild_lr"),
+)
+
+TAKEN_UP = ("dimension", "negatives", "epochs", "samples")  # what all read
+
+
+def kept_method(config: Any) -> Method | None:
+    """The method whose users keep a part of the model, if the configuration asks for one and for what it goes with."""
+    method: Any = build("method", config.method)
+    if isinstance(method, Rebuilt):
+        return None
+    called = f"method={config.method.name}"
+    plain = {f.name: f.default for f in fields(config)}
+    for name in OF_FEDRECON:
+        if getattr(config, name) != plain[name]:
+            own = f"{called} has method.{name}" if hasattr(method, name) else f"{called} has no such thing"
+            raise ConfigError(f"{name}: it is FedRecon's; {own}")
+    if config.centralised:
+        raise ConfigError(f"centralised: {called} has a part of each user's own; the pooled reference is fedrecon's")
+    if config.privacy.name not in ("none", "central"):
+        raise ConfigError(f"{called}: users judge themselves, and with privacy={config.privacy.name} they tell nothing")
+    wanted = "leave_one_out" if method.implicit else "time"
+    if config.split != wanted:
+        raise ConfigError(f"{called} is judged by users who trained; set split={wanted}")
+    return method  # type: ignore[no-any-return]
+
+
+def is_implicit(config: Any) -> bool:
+    """Whether what counts is that an item was taken, not how it was rated."""
+    method = kept_method(config)
+    return bool(config.loss != "squared" if method is None else method.implicit)
+
+
+def method_of(config: Any, ratings: Ratings) -> FedRecon | KeptUsers:
+    """What a client does, with the scale of the ratings, which everybody knows."""
+    for name, plain in (("optimizer", "sgd"), ("momentum", 0.0), ("clip", 0.0), ("batch_size", 32)):
+        if getattr(config, name) != plain:
+            raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
+    if config.clients_every > 0:
+        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
+    if config.partition.name != "dirichlet":
+        raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
+    levels, method = tuple(float(v) for v in np.unique(ratings.values)), kept_method(config)
+    about: dict[str, Any] = {"items": len(ratings.catalogue), "levels": levels, "schedule": schedule_of(config)}
+    if method is not None:
+        return KeptUsers(method, **{k: getattr(config, k) for k in TAKEN_UP}, **about)
+    shared = {k: getattr(config, k) for k in FedRecon.__dataclass_fields__ if hasattr(config, k)}
+    return FedRecon(**shared | about, compiled=config.engine != "plain")
