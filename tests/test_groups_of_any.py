@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
+import mutirao
 from mutirao.config import resolve
 from mutirao.core.arrays import is_finite, part_of
 from mutirao.core.rounds import Run
@@ -147,3 +149,18 @@ def test_a_group_goes_on_with_the_candidate_its_clients_judge_best() -> None:
     assert rows[3]["accuracy"] > rows[0]["accuracy"] + 0.1  # and not chosen
     assert task.exhibits.findings is not None
     assert task.exhibits.findings(run)["per_group"] == "g0: lr=0.3; g1: lr=0.3"
+
+
+def test_a_model_and_data_from_python_in_groups(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = {f"h{i}": draw.normal(size=(60, 4)).astype(np.float32) for i in range(8)}
+    data = {c: (v, (v[:, int(c[1:]) % 2] > 0).astype(np.int64)) for c, v in x.items()}  # two concepts, by hospital
+    told: dict[str, Any] = {"rounds": 3, "per_round": 1.0, "epochs": 10, "lr": 0.5, "out": tmp_path / "run"}
+    result = mutirao.run(lambda: nn.Linear(4, 2), data, cluster="auto", warm_epochs=5, **told)
+    assert result.summary["groups"] == {"g0": ["h0", "h2", "h4", "h6"], "g1": ["h1", "h3", "h5", "h7"]}
+    assert result.summary["groups_judged_by"] == "clients"
+    assert result.final["accuracy"] > 0.85
+    even = result.model(group="g0").weight.detach().numpy()
+    assert np.abs(even[1] - even[0]).argmax() == 0  # it looks at the first number, as these hospitals do
+    with pytest.raises(ConfigError, match="a model for each group; give group='g0'; there are g0, g1"):
+        result.model()

@@ -91,7 +91,9 @@ def test_shards_deals_every_sample_once(labels, clients, per_client, seed):
 def test_by_class_gives_whole_disjoint_sets(labels, clients, classes, seed):
     parts = or_refused(lambda: by_class(labels, clients, rng(seed), classes))
     counts = np.unique(labels, return_counts=True)[1]
-    if len(counts) % classes or clients % (len(counts) // classes):
+    if len(counts) % classes:
+        return  # they overlap
+    if clients % (len(counts) // classes):
         assert parts is None
         return
     owners = clients // (len(counts) // classes)
@@ -176,7 +178,8 @@ def test_no_clients_no_samples_and_tables_are_refused(name, labels, clients):
 def test_refusals_say_what_would_be_right():
     cases = {
         "take at most 500 clients or 1 samples a client": lambda: dirichlet(TEN, 600, 1.0, rng(), min_size=2),
-        "right would be 1, 2, 5, 10": lambda: by_class(TEN, 10, rng(), classes=4),
+        "right would be 4 to 10": lambda: by_class(TEN, 12, rng(), classes=3, sets=3),
+        "a multiple of 3 clients, such as 9": lambda: by_class(TEN, 10, rng(), classes=4),
         "a multiple of 5 clients, such as 10": lambda: by_class(TEN, 12, rng(), classes=2),
         "at least 5 clients or classes=3": lambda: k_classes(TEN, 4, rng(), classes=2),
         "take at most 10 clients": lambda: by_key(TEN, 11),
@@ -345,6 +348,31 @@ def test_each_user_is_a_client_and_of_many_users_some_are_drawn() -> None:
     assert {len(parts) for parts in drawn} == {2}
     assert all(len(set(users[part])) == 1 for parts in drawn for part in parts)
     assert {users[part[0]] for parts in drawn for part in parts} == set(users)
+
+
+@given(labels_lists, st.integers(1, 30), st.integers(1, 7), st.integers(0, 8), seeds)
+def test_sets_of_classes_that_overlap_are_shared_by_equally_many(labels, clients, classes, sets, seed):
+    parts, total = or_refused(lambda: by_class(labels, clients, rng(seed), classes, sets=sets)), len(set(labels))
+    many = sets or -(-total // classes)
+    if not 1 <= classes <= total or not -(-total // classes) <= many <= total or clients % many:
+        assert parts is None
+    if parts is None:
+        return
+    assert_each_once(parts, len(labels))
+    held = [frozenset(np.asarray(labels)[p]) for p in parts]
+    assert all(len(s) == classes for s in held)
+    assert frozenset().union(*held) == set(labels)
+    kinds = len(set(held))
+    assert kinds == (many if classes < total else 1)
+    assert all(held.count(s) == clients // kinds for s in held)
+
+
+def test_three_classes_of_ten_a_client_make_a_ring() -> None:
+    y = np.repeat(np.arange(10), 60)
+    parts = by_class(y, 10, rng(), classes=3, sets=5, order="sorted")
+    ring = [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [0, 8, 9]]
+    assert [np.unique(y[p]).tolist() for p in parts] == [s for s in ring for _ in range(2)]
+    assert np.bincount(y[parts[0]], minlength=10)[:3].tolist() == [15, 30, 15]  # classes 0 and 2 are of four clients
 
 
 def test_classes_in_order_go_to_clients_in_order() -> None:

@@ -108,6 +108,11 @@ class Common:
     signature: Part = setting(Part("projection"), "groups: what a client sends of its warm-up")
     warm_epochs: int = setting(10, "groups: passes over its data a client makes in the warm-up", low=1)
     regroup: int = setting(0, "groups: rounds after which they are formed anew, for data that change (0: never)", low=0)
+    references: int = setting(
+        0,
+        "groups: rounds of FedAvg to compare with at the end, and each client alone (-1: as the run, 0: neither)",
+        low=-1,
+    )
     per_group: Part = setting(Part("none"), "groups: what each trains by: all alike, as given, or chosen by itself")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting(

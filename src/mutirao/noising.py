@@ -1,5 +1,6 @@
 """What the server does in central privacy: it draws clients in secret, and joins them by a noised mean alone."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -51,6 +52,7 @@ class Noised:
     rate: float
     expected: float
     follow: Follow | None = None
+    added: float = 0.0  # noise that each client has added before it was summed: so much less is left to add
     draw: Callable[[int], Draw] = field(default=lambda release: Secret(), repr=False)  # for each release
 
     @property
@@ -66,7 +68,7 @@ class Noised:
         scales: dict[ClientId, dict[str, float]] = {}
         for client in sorted(replies):
             arrays = replies[client].arrays
-            update, scale = clip_update(current, arrays, clip)
+            update, scale = clip_update(current, arrays, math.inf if self.added else clip)  # clipped before the noise
             for name, value in update.items():
                 sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
             scales[client] = {"clip_scale": scale}
@@ -76,7 +78,8 @@ class Noised:
             halves += float(draw.normal(0.0, self.follow.count_noise, 1)[0])
             memory[CLIP] = np.array([clip, self.follow.next(clip, halves, self.expected)])
             noise = self.follow.left(noise)
+        noise = math.sqrt(max(0.0, noise**2 - len(replies) * self.added**2))
         moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
-        merged = self.then(current, {"everybody": Reply(moved, n=1)}, memory)
+        merged = self.then(current, {"everybody": Reply(moved, n=max(1, round(self.expected)))}, memory)
         memory[RELEASES] = table
         return Merged(merged.arrays, dict.fromkeys(sorted(replies), 1 / self.expected), scales)

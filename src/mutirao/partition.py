@@ -124,13 +124,18 @@ def by_class(
     rng: np.random.Generator,
     classes: int = 2,
     order: Literal["drawn", "sorted"] = "drawn",
+    sets: int = 0,
 ) -> list[Indices]:
-    """Deal the classes into disjoint sets of `classes`, each set shared evenly by equally many clients.
+    """Deal the classes into `sets` sets of `classes` (0: as few as hold all), each shared by equally many clients.
 
     Ten classes in pairs and ten clients: five pairs, two clients each. Clients with one set have the same
     distribution and clients with different sets have nothing in common: the clearest groups there can be
     (the pathological case of McMahan et al., AISTATS 2017, made exact). Which classes make a set, and which clients
     share it, is `drawn`; or they are `sorted`: classes 0 and 1 to the first two clients, and so on.
+
+    Sets that hold more than all classes together overlap, as evenly as can be: of C classes in a ring, set s holds
+    `classes` in a row from floor(s C / sets) on. The samples of a class are then shared by the clients of all sets that
+    it is in, and clients with one set still have the same distribution: they are the true groups.
 
     >>> y = np.repeat(np.arange(10), 60)
     >>> summary = describe(y, by_class(y, 10, np.random.default_rng(0)))
@@ -139,13 +144,16 @@ def by_class(
     """
     y = check_labels(labels, clients)
     rows, per_class = order_by_class(y, rng)
-    sets, odd = divmod(len(per_class), max(1, classes))
-    if classes < 1 or odd:
-        right = ", ".join(str(d) for d in range(1, len(per_class) + 1) if len(per_class) % d == 0)
+    total = len(per_class)
+    if not 1 <= classes <= total:
+        raise ConfigError(f"partition.classes: {classes!r} is not between 1 and {total}, the number of classes")
+    least = -(-total // classes)
+    if sets and not least <= sets <= total:
         raise ConfigError(
-            f"partition.classes: {len(per_class)} classes cannot be dealt into sets of {classes}; "
-            f"right would be {right}"
+            f"partition.sets: {sets} sets of {classes} cannot hold {total} classes and all differ; "
+            f"right would be {least} to {total}"
         )
+    sets = sets or least
     if clients % sets:
         near = max(1, clients // sets) * sets
         raise ConfigError(
@@ -153,9 +161,9 @@ def by_class(
             f"take a multiple of {sets} clients, such as {near}"
         )
     deal = np.arange if order == "sorted" else rng.permutation
-    rank = deal(len(per_class))  # the class of rank r is in set r // classes
-    members = deal(clients).reshape(sets, -1)
-    owners = [members[rank[c] // classes] for c in range(len(per_class))]
+    rank, members = deal(total), deal(clients).reshape(sets, -1)
+    first = np.arange(sets) * total // sets  # the rank that a set begins with
+    owners = [members[(rank[c] - first) % total < classes].ravel() for c in range(total)]
     return _deal_classes("by_class", y, rows, per_class, owners, clients)
 
 

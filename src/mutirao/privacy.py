@@ -92,7 +92,8 @@ class Central(Settings):
         select, rate, expected = self.sample(select, clients)
         noise = self.noise_for(rate, 1)
         follow, draw = self.follow(noise, expected), functools.partial(self.draw, config.seed)
-        return select, Noised(aggregate, noise, self.clip, rate, expected, follow, draw)
+        added = float(config.secure.settings.get("noise", 0.0))
+        return select, Noised(aggregate, noise, self.clip, rate, expected, follow, added, draw)
 
     def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
         """Who draws the clients, with which probability each is drawn, and how many are expected a round."""

@@ -16,6 +16,7 @@ from mutirao.config import resolve
 from mutirao.core.fleet import Wrapper
 from mutirao.deploy.flower import client_app, simulate, simulation
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.recipes.task import find
 from mutirao.report import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -52,6 +53,21 @@ def test_a_simulation_gives_what_the_local_fleet_gives(monkeypatch: pytest.Monke
     here = execute("conftest:iris", resolve(iris.config, {"rounds": 3}), tmp_path / "here")
     assert there["digest"] == here["digest"]
     assert not [t for t in threading.enumerate() if t.name == "flower-engine"]
+
+
+@pytest.mark.parametrize(("recipe", "signature"), [("tabular", "projection"), ("quickstart", "bias")])
+def test_groups_of_any_task_are_found_over_flowers_messages(
+    recipe: str, signature: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"clients": 6, "per_round": 1.0, "epochs": 1, "rounds": 2, "warm_epochs": 2, "signature": signature}
+    config = resolve(find(recipe).config, {**settings, "cluster": "kmeans", "cluster.groups": 2})
+    grid = LoopGrid(client_app(lambda _: find(recipe).prepare(config)))
+    monkeypatch.setattr(simulation, "run_engine", engine_of(grid))
+    there = simulate(recipe, config, tmp_path / "there")
+    here = execute(recipe, config, tmp_path / "here", pictures=False)
+    assert len(here["groups"]) == 2
+    assert there["groups"] == here["groups"]
+    assert there["digest"] == here["digest"]
 
 
 def test_an_engine_that_dies_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

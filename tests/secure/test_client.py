@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from parties import MODEL, Lossy, ask, lossy, names
 
-from mutirao.core.fleet import FLEETING, Failure, Reply, Request
+from mutirao.core.fleet import FLEETING, Failure, Reply, Request, Site
 from mutirao.fleets.local import LocalFleet
 from mutirao.secure import SecAggPlus
+from mutirao.secure.client import Masked
 from mutirao.secure.keys import draw_secret, public_of
 from mutirao.secure.settings import KEYS, MASKED, SHARES, UNMASK
 
@@ -43,12 +44,21 @@ def listed(request: Request, name: str) -> list[str]:
     return list(json.loads(str(request.config[f"secagg.{name}"])))
 
 
-@pytest.mark.parametrize("do", ["train", "evaluate", "probe", "rows"])
+@pytest.mark.parametrize("do", ["train", "evaluate", "probe"])
 def test_nothing_is_answered_in_the_clear(do: str) -> None:
     inside, _ = lossy(3, SecAggPlus())
     answers = ask(inside, [ANA], do)
     assert answers.failures[ANA].kind == "refused"
     assert "one client alone" in answers.failures[ANA].reason
+
+
+def test_of_rows_only_blocks_leave() -> None:
+    def work(request: Request, site: object) -> Reply:
+        return Reply(MODEL, {"items": np.ones(2), "blocks": np.ones(3)}, {"loss": 1.0}, 77)
+
+    reply = Masked(work, SecAggPlus())(Request("rows", {}), Site("ana"))
+    assert reply.extras.keys() == {"blocks"}
+    assert (reply.arrays, reply.metrics, reply.n) == ({}, {}, 1)
 
 
 def test_of_a_warm_up_only_the_signature_leaves() -> None:

@@ -1,5 +1,6 @@
 """The command `mutirao combine`: what the models of several groups say together."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_j
 
     look_here(names_in_file(folder / "config.toml"))
     found = combine_run(folder, client, by, few, trust)
-    files = found.write(out or folder / "combined" / client)
+    place = re.sub(r"[^\w@+-]+", "-", client)  # a client may be called by any text
+    files = found.write(out or folder / "combined" / place)
     best = max((g for g in found.union if g != "combined"), key=lambda g: found.union[g])
     mine = f", {found.group}, its own group, alone {found.own[found.group]:.3f}" if found.group else ""
     tell(

@@ -20,6 +20,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, tell
 @click.option(
     "--noise", type=click.FloatRange(1e-9), default=1.0, show_default=True, help="leak: the noise to compare."
 )
+@click.option("--data", default="generated", show_default=True, help="ratings: whose, as the recsys recipe takes them.")
 @JSON
 def drill(
     trials: tuple[str, ...],
@@ -31,6 +32,7 @@ def drill(
     policy: Path | None,
     recipe: str,
     noise: float,
+    data: str,
     as_json: bool,
 ) -> None:
     """Break a small federation on this machine on purpose, and see whether it ends as if nobody had.
@@ -41,6 +43,7 @@ def drill(
       mutirao drill kills --kills 8
       mutirao drill cut disk clock garbage
       mutirao drill leak --policy policy.toml --folder drilled
+      mutirao drill ratings --data ml-100k --folder drilled
       mutirao drill                       all of them: half an hour
     """
     from dataclasses import asdict
@@ -55,7 +58,7 @@ def drill(
     from mutirao.deploy.drill.leak import Leaking
 
     made, leaking = [], Leaking(recipe, policy, noise, seed=seed)
-    for trial in run_trials(trials or tuple(TRIALS), folder, kills, in_process, seed, leaking):
+    for trial in run_trials(trials or tuple(TRIALS), folder, kills, in_process, seed, leaking, data):
         made.append(trial)
         if not as_json:
             click.echo(f"{trial.verdict:<8} {trial.name:<12} {trial.seconds:6.0f} s  {trial.happened}")

@@ -1,7 +1,8 @@
 """Only rows that matter travel: `items` with `items@rows` beside it stands for these rows of the model's `items`.
 
 A reply that changed a few rows of a long table (embeddings) sends those rows and their numbers. An aggregator that
-needs `replies:rows` gets replies as they came; for every other one, `whole` puts the rows into the current model.
+needs `replies:rows` gets replies as they came; for every other one, `whole` puts the rows into the current model. With
+`items@of` beside them, how many rows there are in all, a client can make a whole table of those it was sent: `spread`.
 """
 
 import ctypes
@@ -14,6 +15,9 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply
 
 ROWS = "@rows"
+OF = "@of"
+BLOCKS = "blocks"  # the extra in which a client names rows of which most are not its own; else the table's name
+MOST_BYTES = 2**30  # of a table that a client makes because it is told how long it is
 
 
 def fault_of_rows(name: str, rows: object, mine: Array) -> Failure | None:
@@ -50,6 +54,23 @@ def whole(current: Arrays, arrays: Arrays) -> Arrays:
         if (rows := arrays.get(name + ROWS)) is not None:
             full[name] = mine.copy()
             full[name][rows] = arrays[name]
+    return full
+
+
+def spread(arrays: Arrays) -> Arrays:
+    """The arrays sent, tables of which rows came made whole, 0 elsewhere; ValueError if that cannot be."""
+    tables = [name.removesuffix(OF) for name in arrays if name.endswith(OF)]
+    full = {k: v for k, v in arrays.items() if not k.endswith((ROWS, OF))} if tables else arrays
+    for name in tables:
+        sent, rows, of = arrays[name], arrays.get(name + ROWS), arrays[name + OF]
+        if of.shape != (1,) or of.dtype.kind != "i" or not 0 < int(of[0]) * sent[:1].nbytes <= MOST_BYTES:
+            raise ValueError(f"{name + OF!r} is not a number of rows that can be")
+        empty = np.zeros((int(of[0]), *sent.shape[1:]), sent.dtype)
+        wrong = fault_of_rows(name, rows, empty) or (rows is not None and faults_of_order(name, {"": rows}, empty))
+        if wrong or rows is None or len(rows) != len(sent):
+            raise ValueError(f"{name + ROWS!r} are not the rows that were sent")
+        empty[rows] = sent
+        full[name] = empty
     return full
 
 

@@ -27,6 +27,7 @@ REQUESTS = {
 }
 COMES = {
     "schema": "columns, scales and categories that all agree on",
+    "rows": "which items a round is about, the same for all",
     "control": "SCAFFOLD's control variate: how all clients together drift, in one vector",
 }
 TELLS = {
@@ -36,6 +37,7 @@ TELLS = {
 EXTRAS = {
     "profile": "the answer to the request of that name",
     "items": "the numbers of the items that are rated here",
+    "blocks": "the numbers of all items of the blocks that the items rated here are in",
     "signature": "the answer to a warm-up",
     "holdings": "which classes are here, yes or no each, in clear; only where the signature has no noise",
     "squared_errors": "the error of EACH SINGLE sample on the model that was sent, which FedRisk needs",

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mutirao.core.arrays import Arrays
+from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.files import load_arrays
 from mutirao.drawing.plots import make_curves
 from mutirao.errors import ConfigError
@@ -115,15 +115,22 @@ class Result:
         figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_of(row))))
         return shown(figure)
 
-    def model(self, round: int | Literal["best", "last"] = "best") -> "nn.Module":
-        """The module with the weights of the best round, of another one, or of the `last`, ready to predict."""
+    def model(self, round: int | Literal["best", "last"] = "best", group: str = "") -> "nn.Module":
+        """The module with the weights of the best round, of another one, or of the `last`, ready to predict.
+
+        Of a run with groups it is the model of one `group`.
+        """
         kept = self.record.config.get("personal")
         if isinstance(kept, Mapping) and kept.get("name") in KEPT:
             raise ConfigError(f"model: of personal={kept['name']} a part stayed with each client; see Result.arrays()")
         if self.make is None:
             right = "give it: mutirao.load(folder, model=...)"
             raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
-        return fill(self.make(), self.arrays(round))
+        groups, arrays = list(self.record.groups()), self.arrays(round)
+        if group not in (groups or [""]):
+            right = f"give group={groups[0]!r}; there are {', '.join(groups)}" if groups else "leave group out"
+            raise ConfigError(f"model: the run has {'a model for each group' if groups else 'no groups'}; {right}")
+        return fill(self.make(), part_of(arrays, group) if group else arrays)
 
     def arrays(self, round: int | Literal["best", "last"] = "best") -> Arrays:
         """The weights of a round by name."""

@@ -23,15 +23,15 @@ from mutirao.randomness import rng
 COMPARED = 200  # clients among whom other clusterers are tried
 
 
-def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None) -> dict[str, Any]:
-    """What summary.json says of the groups."""
+def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, judge: str = "accuracy") -> dict[str, Any]:
+    """What summary.json says of the groups, which `judge` judges."""
     state = Grouping.from_memory(run.memory)
     if state is None:
         return {}
     return {
         "groups": state.groups.members(),
         "waiting": state.groups.waiting(),
-        "group_accuracy": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
+        f"group_{judge}": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
         "class_maps": state.classes,
         "settled": state.settled,
         "group_quality": quality(state.groups, truth),
@@ -99,11 +99,11 @@ def scans(groups: Groups) -> dict[str, list[Range]]:
     return {"signatures": scan(points, k), f"first {found.components} components": scan(within, k)}
 
 
-def write_evidence(run: Run, path: Path) -> None:
+def write_evidence(run: Run, path: Path, judge: str = "accuracy") -> None:
     """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
     if (state := Grouping.from_memory(run.memory)) is not None:
-        scores = {g: [{"round": r, "accuracy": v} for r, v in rows] for g, rows in state.scores.items()}
-        table = summarise_groups(run) | {"scores": scores, "evidence": evidence(state.groups)}
+        scores = {g: [{"round": r, judge: v} for r, v in rows] for g, rows in state.scores.items()}
+        table = summarise_groups(run, judge=judge) | {"scores": scores, "evidence": evidence(state.groups)}
         write_whole(path, json.dumps(table, indent=1) + "\n")
 
 

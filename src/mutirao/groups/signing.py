@@ -19,7 +19,7 @@ from mutirao.errors import Refused
 from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.privacy import RELEASES, AtClient, Central, Open
 
-WARM = "warm"
+WARM, FIT = "warm", "fit"
 SIGNS = "extras:signature"  # what a handler provides that signs by itself
 
 
@@ -67,6 +67,8 @@ class Signing:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
+        if request.do == FIT:
+            return self.fit(request, site)
         if request.do != WARM:
             return self.handler(request, site)
         self.permit()
@@ -75,8 +77,10 @@ class Signing:
     def _many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
     ) -> dict[ClientId, Reply | Failure]:
-        rest = {c: r for c, r in requests.items() if r.do != WARM}
-        out: dict[ClientId, Reply | Failure] = {}
+        rest = {c: r for c, r in requests.items() if r.do not in (WARM, FIT)}
+        out: dict[ClientId, Reply | Failure] = {
+            c: attempt(partial(self.fit, r, sites[c])) for c, r in requests.items() if r.do == FIT
+        }
         if rest and (many := as_handler(self.handler).many) is not None:
             out |= many(rest, {c: sites[c] for c in rest})
         warm = {c: r for c, r in requests.items() if r.do == WARM}
@@ -111,6 +115,19 @@ class Signing:
         """What the handler is asked: to train the test model."""
         return replace(request, do="train", config={**request.config, **self.told})
 
+    def fit(self, request: Request, site: Site) -> Reply:
+        """How a model does on the client's own test data after it has trained it by itself, `times` as in a round."""
+        if is_private(self.privacy):
+            raise Refused("privacy", "how a model does that is fitted here is not told")
+        told = {k: v for k, v in request.config.items() if k not in ("times", "round")}
+        arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # what it keeps stays as it is
+        for number in range(1, 1 + int(request.config.get("times", 0))):
+            asked = replace(request, do="train", arrays=arrays, config={**told, "round": number})
+            arrays = whole(arrays, self.plain(asked, alone).arrays)
+        asked = replace(request, do="evaluate", arrays=arrays, config={**told, "round": request.config["round"]})
+        found = self.plain(asked, alone)
+        return Reply({}, metrics=found.metrics, n=found.n)
+
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """What leaves the client: the signature, with noise if it asks for any."""
         part, after = self.signature, whole(request.arrays, made.arrays)
@@ -119,11 +136,10 @@ class Signing:
         if part.epsilon:
             draw = generator(part.repeatable, int(request.config["seed"]), int(request.config["round"]), site.id)
             vector = hide(vector, part.epsilon, part.clip, draw)
-        extras = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
-            return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
-        return Reply({}, extras, {}, made.n)
+        # Beside a noised signature nothing is told in clear, not even how many samples there are.
+        return Reply({}, {"signature": vector.astype(np.float32)}, {}, 1 if part.epsilon else made.n)
 
 
 def attempt(answer: Callable[[], Reply]) -> Reply | Failure:

@@ -25,8 +25,15 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
 def build_aggregate(config: Any, task: Any, clients: int | None = None) -> AnyAggregator:
     """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
     population = len(task.population) if clients is None else clients
-    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr}
+    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr, "sums": sums_of(config)}
     return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
+
+
+def sums_of(config: Any) -> str:
+    """What the server may look at: each update by itself (`none`), sums (`exact`), or sums with noise (`noised`)."""
+    if config.privacy.name in ("central", "local"):
+        return "noised"
+    return "exact" if config.secure.name != "none" else "none"
 
 
 def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:

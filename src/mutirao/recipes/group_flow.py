@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mutirao.attacks import verdicts
@@ -18,6 +19,7 @@ from mutirao.groups.flow import federate_groups
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.membership import Groups
 from mutirao.groups.plan import EvaluateGroups, Judged, Plan
+from mutirao.groups.references import References, compare
 from mutirao.groups.signature import noise_of
 from mutirao.groups.signing import head_of
 from mutirao.groups.state import Grouping
@@ -25,7 +27,7 @@ from mutirao.groups.tuning import Alike
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.building import build_aggregate, build_screen, simulate
-from mutirao.recipes.grouping import clients_judge, grouper_of, signature_of
+from mutirao.recipes.grouping import clients_judge, compares, grouper_of, rounds_of_fedavg, signature_of
 from mutirao.recipes.staggering import check_waits
 from mutirao.secure.kinds import secure_of
 
@@ -36,7 +38,7 @@ class Kind:
 
     model: Callable[..., Arrays] | None = None  # a fresh one with so many outputs; None: the task's first
     head: str | None = None  # the name of its last layer; None: by its arrays
-    classes: int = 1
+    classes: int = 0  # 0: as many as the task has
     reduced: bool = False
     noise: NoiseRule = "nearest"
     founders: int = 0  # clients to wait for (0: all)
@@ -76,7 +78,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=screen).parts)
     plan = Plan(
         model=kind.model or (lambda outputs, which=0: another(first, config.seed, which)),
-        classes=kind.classes,
+        classes=kind.classes or task.classes or 1,
         parts=parts,
         cluster=build("cluster", config.cluster),
         noise=kind.noise,
@@ -104,13 +106,22 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
         tune=tuning_of(config, task, parts),
     )
     expect = kind.founders or (1 if churns else len(task.population))
+    judge = comparison_of(config, plan) if kind is ANY else kind.compare
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
         if config.screen.name != "none" and kind is not ANY:  # a simulation that knows who lies
             done.row.update(verdicts(done.clients, kind.liars, run.history[:-1]))
-        if kind.compare is not None and is_over(run, config.rounds):
-            done.row.update(kind.compare(run, calm, plan))
+        if judge is not None and is_over(run, config.rounds):
+            done.row.update(judge(run, calm, plan))
         yield done
+
+
+def comparison_of(config: Any, plan: Plan) -> Callable[[Run, Fleet, Plan], Row] | None:
+    """How the groups of any task are compared with each client alone and with FedAvg fine-tuned, if they are."""
+    if not plan.judged or not compares(config):
+        return None
+    spent = References(rounds_of_fedavg(config), config.epochs, 0, config.per_round, again=True)
+    return partial(compare, settings=spent)
 
 
 def another(first: Arrays, seed: int, which: int) -> Arrays:

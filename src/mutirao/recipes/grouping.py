@@ -8,6 +8,7 @@ counts for as much as it has clients.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,8 +20,9 @@ from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.groups.grouper import Grouper, as_grouper
-from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
-from mutirao.groups.signing import SIGNS, WARM, Signing
+from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups, write_evidence
+from mutirao.groups.references import directions_of, told_of
+from mutirao.groups.signing import FIT, SIGNS, WARM, Signing
 from mutirao.groups.state import Grouping
 from mutirao.groups.tuning import as_table
 from mutirao.privacy import build_privacy
@@ -29,9 +31,9 @@ from mutirao.recipes.exhibits import Picture
 from mutirao.recipes.personal import OF_ONE_MODEL, own_figures
 
 T = TypeVar("T")  # a Task, which is made of this
-Findings = Callable[[Run], Mapping[str, Any]]
 Opinions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
-OF_GROUPS = ("signature", "warm_epochs", "regroup", "per_group")  # settings that say nothing where there are no groups
+# Settings that say nothing where there are no groups.
+OF_GROUPS = ("signature", "warm_epochs", "regroup", "references", "per_group")
 
 
 def has_groups(config: Any) -> bool:
@@ -126,37 +128,56 @@ def clients_judge(config: Any, task: Any) -> bool:
     return bool(has and config.privacy.name in ("none", "central"))  # else nothing but noised updates leaves a client
 
 
+def compares(config: Any) -> bool:
+    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
+    free = config.privacy.name == "none" and config.secure.name == "none"
+    return bool(config.references and free and config.personal.name == "none")
+
+
+def rounds_of_fedavg(config: Any) -> int:
+    """How long the model is trained that groups are compared with."""
+    return int(config.rounds if config.references < 0 else config.references)
+
+
+def references_in(run: Run) -> dict[str, Any]:
+    """The entry of summary.json on references, if there are any."""
+    return {"references": told} if (told := told_of(run)) else {}
+
+
 def make_grouped(given: T, config: Any) -> T:
     """The task with groups, if the configuration asks for any: how its models are judged, and what a run leaves."""
     task = cast(Any, given)
     if not has_groups(config) or SIGNS in task.provides:
         return given
-    show = task.exhibits
+    if by_clients := clients_judge(config, task):
+        judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
+        task = replace(task, evaluate=None, judge=judge, metrics=metrics)
+    elif task.evaluate is None and config.privacy.name in ("none", "central"):
+        raise ConfigError("cluster: nobody could judge the models of groups: neither clients nor server have test data")
+    check, first, judge = task.check or as_handler(task.handler).check, task.initial, task.judge
+    files = {**FILES, "groups.json": partial(write_evidence, judge=judge)}
     pictures = {"groups.png": Picture("groups", plane_of), "eps_scan.png": Picture("eps_scan", scan_of)}
-    findings: Findings = show.findings or (lambda run: {})
-    higher = task.higher_is_better
-    show = replace(
-        show,
-        pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
-        files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | FILES,
-        findings=lambda run: {**findings(run), **summarise_groups(run), **settings_of_groups(run, config, higher)},
-        constant=show.constant | {"groups", "rand"},
-    )
-    usual, first = task.check or as_handler(task.handler).check, task.initial
-    task = replace(
+    show, before, higher = task.exhibits, task.exhibits.findings, task.higher_is_better
+
+    def find(run: Run) -> dict[str, Any]:
+        who = {"groups_judged_by": "clients" if by_clients else "server"}
+        told = {**summarise_groups(run, judge=judge), **settings_of_groups(run, config, higher), **references_in(run)}
+        return {**(before(run) if before else {}), **told, **(who if told else {})}
+
+    made: T = replace(
         task,
-        exhibits=show,
+        exhibits=replace(
+            show,
+            pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
+            files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | files,
+            findings=find,
+            constant=show.constant | {"groups", "rand"},
+        ),
+        directions={**directions_of(judge, higher), **task.directions},
         opinions=task.opinions or opinions_by(task),
-        check=lambda arrays, population: usual(first(), population),  # the models of groups are like the first
+        check=lambda arrays, population: check(first(), population),  # the models of groups are like the first
     )
-    if not clients_judge(config, task):
-        if task.evaluate is None and config.privacy.name in ("none", "central"):
-            raise ConfigError(
-                "cluster: nobody could judge the models of groups: neither clients nor server have test data"
-            )
-        return cast(T, task)
-    judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
-    return cast(T, replace(task, evaluate=None, judge=judge, metrics=metrics))
+    return made
 
 
 def settings_of_groups(run: Run, config: Any, higher: bool) -> dict[str, str]:
@@ -193,4 +214,6 @@ def asks_of_groups(config: Any, task: Any) -> Exchange:
     grouper = grouper_of(config)
     sent = Exchange((WARM,), extras=("signature",)) if grouper.warms else Exchange()
     warm = sent | Exchange(grouper.asks, extras=grouper.extras, metrics=grouper.metrics)
-    return warm | Exchange(("evaluate",), metrics=(task.judge,)) if clients_judge(config, task) else warm
+    if not clients_judge(config, task):
+        return warm
+    return warm | Exchange(("evaluate", *([FIT] if compares(config) else [])), metrics=(task.judge,))

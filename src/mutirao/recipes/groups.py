@@ -15,7 +15,7 @@ from mutirao.fleets.without import names_in
 from mutirao.groups.form import NoiseRule
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
-from mutirao.groups.references import WAYS, References, compare, told_of
+from mutirao.groups.references import WAYS, References, compare, directions_of
 from mutirao.images.names import NETWORK_NAMES, check_network
 from mutirao.naming import is_dotted
 from mutirao.partition import describe
@@ -24,7 +24,7 @@ from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.group_flow import Kind, group_rounds
-from mutirao.recipes.grouping import grouper_of, signature_of
+from mutirao.recipes.grouping import compares, grouper_of, references_in, rounds_of_fedavg, signature_of
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
@@ -123,9 +123,7 @@ def task(config: Config) -> Task:
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
-        directions=dict.fromkeys(
-            ("gain_alone", "gain_finetuned", "accuracy_served", *(f"accuracy_{way}" for way in WAYS[1:])), "higher"
-        ),
+        directions=directions_of("accuracy"),
         classes=classes,
         noise=noise,
         basis=lambda: {"data": data.digest},
@@ -149,20 +147,10 @@ def start_of(seed: int, which: int) -> int:
     return number(seed, 0, f"start {which}") if which else seed
 
 
-def compares(config: Config) -> bool:
-    """Whether groups are compared with references at the end: clients must be free to say how single models do."""
-    return config.references != 0 and config.privacy.name == "none" and config.secure.name == "none"
-
-
 def chooses(config: Config) -> bool:
     """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
     may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
     return may and config.hold > 0 and config.drift.name == "none"
-
-
-def references_in(run: Run) -> dict[str, Any]:
-    """The entry of summary.json on references, if there are any."""
-    return {"references": told} if (told := told_of(run)) else {}
 
 
 def check_head(config: Config) -> None:
@@ -217,8 +205,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 def references_of(config: Config) -> References:
     """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
     serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
-    rounds = config.rounds if config.references < 0 else config.references
-    return References(rounds, config.epochs, config.alone_epochs, config.per_round, serve)
+    return References(rounds_of_fedavg(config), config.epochs, config.alone_epochs, config.per_round, serve)
 
 
 def asks(config: Config, task: Task) -> Exchange:
@@ -228,8 +215,8 @@ def asks(config: Config, task: Task) -> Exchange:
     """
     held = ("holdings",) if config.head == "reduced" and grouper_of(config).warms else ()
     judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
-    fits = Exchange(("fit",), metrics=("accuracy_held",) if chooses(config) else ()) if compares(config) else Exchange()
-    return Exchange(("take",), extras=held, metrics=judged) | fits
+    kept = ("accuracy_held",) if chooses(config) else ()
+    return Exchange(("take",), extras=held, metrics=(*judged, *kept))
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=asks)

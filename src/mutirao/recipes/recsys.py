@@ -14,13 +14,14 @@ from mutirao.core.fingerprints import fingerprint
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.sliced import SlicedFleet
 from mutirao.fleets.without import names_in
 from mutirao.groups.signing import Signing
 from mutirao.randomness import rng
+from mutirao.recipes.building import sums_of
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
+from mutirao.recsys import promises
 from mutirao.recsys.consent import facts_of, parts_of, without
 from mutirao.recsys.fedrecon import ITEMS
 from mutirao.recsys.generate import plant
@@ -69,7 +70,12 @@ class Config(Common):
     candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
-    download: str = setting("touched", "item rows sent to a client: those it rated, or all", choices=("touched", "all"))
+    download: str = setting(
+        "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=promises.DOWNLOADS
+    )
+    block: int = setting(20, "download=blocks: items of a block, of which a user names whole ones", low=2)
+    drawn: float = setting(0.5, "download=drawn: share of all rows that is drawn for a round", low=1e-9, high=1)
+    decoys: float = setting(0.0, "items never rated that a user works on for each one rated", low=0, high=100)
 
 
 def load(config: Config) -> Ratings:
@@ -87,6 +93,7 @@ def task(config: Config) -> Task:
     """Users as clients, unseen users or later ratings as judges."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
+    promises.check(config, has_groups(config))
     ratings = load(config)
     method = method_of(config, ratings)
     gone = names_in(config.exclude)
@@ -100,10 +107,11 @@ def task(config: Config) -> Task:
     facts = facts_of(pooled, listed, gone)
     if config.centralised:
         pooled, clients = pooled.union(clients.users), without(clients, gone)
+    users, touches = promises.discreet(config, method, sums_of(config))
     return Task(
-        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else method,
+        handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else users,
         population={"pooled": clients} if config.centralised else population_of(clients, judge),
-        initial=lambda: {ITEMS: first[ITEMS].copy()},
+        initial=lambda: {ITEMS: first[ITEMS].copy(), **touches},
         evaluate=None if isinstance(judge, Examination) else judge,
         evaluate_groups=group_judge(config, method, judge, first),
         left_out=parts_of(gone, pooled, judges),
@@ -126,23 +134,18 @@ def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> Group
     return GroupJudge(lambda test, known: Judge(method, test, known, config.seed), judge.ratings, judge.known, sign)
 
 
-def is_sliced(config: Config) -> bool:
-    """Whether each user gets no more of the model than the rows of its items."""
-    return config.download == "touched" and not config.centralised
-
-
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow, over a fleet that sends each user only the item rows it asks for."""
-    if (sliced := is_sliced(config)) and config.privacy.name == "local":
-        raise ConfigError("download=touched tells which items a user rated, which privacy=local keeps at home; use all")
-    rounds = federate(SlicedFleet(fleet, ITEMS) if sliced else fleet, config, task, run)
+    """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all the same."""
+    inside, around = promises.slice_inside(fleet, config), partial(promises.slice_around, config=config)
+    rounds = federate(inside, config, task, run, around)
     yield from rounds if config.method.name == "fedrecon" else judged_rounds(rounds, fleet, run, config, task.metrics)
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Users ask for the rows of their items alone, by which it is known which those are; some judge themselves."""
+    """Some users judge themselves; and what `promises` says of rows."""
     judged = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
-    return judged | (Exchange(("rows",), extras=(ITEMS,)) if is_sliced(config) else Exchange())
+    requests, comes, extras = promises.rows_asked(config)
+    return judged | Exchange(requests, comes, extras)
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster"}), asks=asks)
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster", "secure"}), asks=asks)

@@ -148,8 +148,13 @@ def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str,
         return {}
 
 
-def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any."""
+def federate(
+    fleet: Fleet, config: Any, task: Task, run: Run, around: Callable[[Fleet], Fleet] = lambda fleet: fleet
+) -> Iterator[Round]:
+    """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any.
+
+    `around` wraps the fleet that rounds ask.
+    """
     if has_groups(config):
         yield from group_rounds(fleet, config, task, run)
         return
@@ -166,7 +171,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     filters = build_screen(config)
     every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
-    fleet = secure.at_server(fleet, task.provides)
+    fleet = around(secure.at_server(fleet, task.provides))
     fleet, select = stagger(fleet, config, run, select, aggregate, len(task.population), classes=task.classes)
     few = config.min_replies or (1 if is_staggered(aggregate) else None)  # None: half of the selected
     rounds = train(

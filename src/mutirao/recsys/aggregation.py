@@ -16,6 +16,9 @@ from mutirao.core.parts import Merged
 from mutirao.core.rows import ROWS, one_table
 from mutirao.recsys.kernel import find_kernel
 
+TOUCHES = "touches"  # the array in which users count the items they touched
+SEEN = "by_item.touches"  # where the sum of these counts lies in the run's memory, and of how many rounds
+
 
 @dataclass(frozen=True)
 class ByItem:
@@ -24,23 +27,63 @@ class ByItem:
     The shrinkage holds back items that few have touched. `over=all` is the mean of all clients of the round weighted
     by their ratings, x_i' = x_i + lr sum_k n_k (x_ki - x_i) / sum_k n_k, as in FedAvg and the paper: an item moves the
     less the fewer touch it.
+
+    Where only `sums` are seen, each user adds `touch` to a number of every item it touched, in the array `touches`,
+    which is clipped, masked and noised with the rows: m_i is read in the sum. From noised sums it is the mean over all
+    rounds so far, as noise cancels there and popularity hardly changes.
     """
 
     shrinkage: float = 3.0
     lr: float = 1.0
     over: Literal["touched", "all"] = "touched"
-
-    needs = frozenset({"replies:rows"})
+    touch: float = 0.1
+    sums: Literal["none", "exact", "noised"] | None = None  # what the server sees, as the recipe says
 
     def __post_init__(self) -> None:
         if self.shrinkage < 0 or not self.lr > 0:
             raise ValueError(f"shrinkage is {self.shrinkage} and lr {self.lr}; they must not be negative, nor lr 0")
+        if not 0 < self.touch < np.inf:
+            raise ValueError(f"touch is {self.touch}; it must be above 0")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(() if self.mean_only else {"replies:rows"})
+
+    @property
+    def mean_only(self) -> bool:
+        return self.sums not in (None, "none")
+
+    @property
+    def counts(self) -> bool:
+        """Whether users count the items they touched."""
+        return self.mean_only and self.over == "touched"
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         clients = sorted(replies)
         total = sum(replies[c].n for c in clients)
         weights = {c: replies[c].n / total for c in clients}
+        if self.counts:
+            return Merged(self._divided(current, replies, weights, total, memory), weights)
         return Merged({name: self._joined(name, x, replies, weights) for name, x in current.items()}, weights)
+
+    def _divided(
+        self,
+        current: Arrays,
+        replies: Mapping[ClientId, Reply],
+        weights: Mapping[ClientId, float],
+        m: int,
+        memory: Arrays,
+    ) -> Arrays:
+        """The mean of m users, each item divided by how many of them touched it."""
+        mean = {k: sum_of_means(k, replies, weights) for k in current}
+        counts = m / self.touch * mean[TOUCHES]
+        if self.sums == "noised":
+            before = memory.get(SEEN, np.zeros(len(counts) + 1))
+            memory[SEEN] = before + np.append(counts, 1.0)
+            counts = memory[SEEN][:-1] / memory[SEEN][-1]
+        share = self.lr * m / (np.maximum(counts, 0.0) + self.shrinkage)
+        moved = {k: (x + share[:, None] * (mean[k] - x)).astype(x.dtype) for k, x in current.items() if k != TOUCHES}
+        return {**moved, TOUCHES: np.zeros_like(current[TOUCHES])}
 
     def _joined(
         self, name: str, x: Array, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]
@@ -53,6 +96,14 @@ class ByItem:
             share = np.repeat(self.lr * np.array(list(weights.values())), [len(r) for r, _ in sent]).astype(np.float32)
         changes = sum_of_changes(x, rows, one_table([v for _, v in sent]), share)
         return np.add(x, changes, out=changes)
+
+
+def sum_of_means(name: str, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]) -> Array:
+    """The weighted mean of an array; replies of a secure sum hold one and the same."""
+    arrays = {id(replies[c].arrays[name]): replies[c].arrays[name] for c in weights}
+    if len(arrays) == 1:
+        return next(iter(arrays.values())).astype(np.float64)
+    return np.asarray(sum(w * replies[c].arrays[name].astype(np.float64) for c, w in weights.items()))
 
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:

@@ -222,17 +222,17 @@ def chart_groups(record: Record) -> Iterator[Spec]:
 
 
 def chart_scores(record: Record) -> Iterator[Spec]:
-    """How each group's model does, by round, as the groups recipe writes it."""
-    scores = json_of(record.path / "groups.json").get("scores")
+    """How each group's model does, by round and the metric that judges, as a run with groups writes it."""
+    scores, metric = json_of(record.path / "groups.json").get("scores"), record.judge or "accuracy"
     series = []
     for i, (group, rows) in enumerate(scores.items() if isinstance(scores, dict) else ()):
-        known = [r for r in rows if isinstance(r, dict) and isinstance(r.get("accuracy"), int | float)]
-        rounds, values = (np.array([float(r.get(k, 0)) for r in known]) for k in ("round", "accuracy"))
+        known = [r for r in rows if isinstance(r, dict) and isinstance(r.get(metric), int | float)]
+        rounds, values = (np.array([float(r.get(k, 0)) for r in known]) for k in ("round", metric))
         if known:
             series.append(line(f"group {group}", rounds, values, tint=i))
     if series:
-        about = "; ".join(trend(s["name"], s["y"], "higher") for s in series[:6]) + "."
-        yield spec("lines", "accuracy of each group", about, x=ROUND, y={"label": "accuracy"}, series=series)
+        about = "; ".join(trend(s["name"], s["y"], record.direction(metric)) for s in series[:6]) + "."
+        yield spec("lines", f"{metric} of each group", about, x=ROUND, y={"label": metric}, series=series)
 
 
 def chart_training(table: Columns) -> Iterator[Spec]:

@@ -150,12 +150,12 @@ def tell_groups(record: Record) -> Iterator[str]:
         sizes = sorted(len(v) for v in found.values())
         yield f"{count(len(found), 'group')} of {sizes[0]} to {sizes[-1]} clients."
     told = record.summary.get("references")
-    means = told.get("accuracy") if isinstance(told, dict) else None
+    means = told.get("means") if isinstance(told, dict) else None
     if isinstance(told, dict) and isinstance(means, dict):
         names = {"groups_finetuned": "groups fine-tuned", "finetuned": "FedAvg fine-tuned"}
         each = [f"{names.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
         served = str(told.get("served", ""))
-        yield f"Mean accuracy at clients: {', '.join(each)}. They are served by {names.get(served, served)}."
+        yield f"Mean {told.get('judge')} at clients: {', '.join(each)}. They are served by {names.get(served, served)}."
         yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in told.get("warnings") or ())
 
 

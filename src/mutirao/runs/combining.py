@@ -77,6 +77,8 @@ def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str
     """The same of a task and a run."""
     from mutirao.training.samples import Samples, own_test_of
 
+    if task.opinions is None:
+        raise ConfigError("combine: it asks models that tell classes apart, which those of this task cannot be asked")
     data = task.population[client]
     mine, test = Samples.of(data).first(few), own_test_of(data)
     everybody = [own_test_of(task.population[c]) for c in sorted(task.population)]
@@ -117,9 +119,7 @@ def hear(task: Task, run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64
     """What the model of each group says of samples."""
     if not len(samples):
         raise ConfigError("client: it has no samples of its own to ask about")
-    if task.opinions is None:
-        raise ConfigError("combine: it asks models that tell classes apart, which those of this task cannot be asked")
-    return dict(task.opinions(run, samples))
+    return dict(task.opinions(run, samples)) if task.opinions is not None else {}
 
 
 def labels_of(samples: Any) -> Labels:

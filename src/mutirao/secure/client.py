@@ -16,18 +16,17 @@ from mutirao.core.agreement import AGREE
 from mutirao.core.checks import fault, fault_of_extras
 from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
-from mutirao.core.rows import whole
+from mutirao.core.rows import BLOCKS, spread, whole
 from mutirao.errors import Refused
 from mutirao.secure.keys import PUBLIC, SHARE, agree, commit, draw_secret, public_of, seal, share, unseal
 from mutirao.secure.masks import cover
 from mutirao.secure.numbers import Scale
-from mutirao.secure.settings import KEYS, MASKED, SHARES, SUMMED, UNMASK, Settings
+from mutirao.secure.settings import KEYS, MASKED, MINE, SHARES, SUMMED, UNMASK, Settings, without_session
 
 STATE = FLEETING + "secagg"
-MINE = "secagg."  # under which the settings and extras of a stage travel
-# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, and
-# whoever agrees says no more than that.
-ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), AGREE: ()}
+# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, rows
+# are named by blocks alone, and whoever agrees says no more than that.
+ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": (BLOCKS,), AGREE: ()}
 Memory = dict[str, Any]
 
 
@@ -151,25 +150,25 @@ class Masked:
                 raise Refused("secure.shares", "a letter is of another session, or for another client")
             received[name] = pair
         memory |= {"received": received}
-        plain = {k: v for k, v in request.config.items() if not k.startswith(MINE)}
+        plain = without_session(request.config)
         extras = {k: v for k, v in request.extras.items() if not k.startswith(MINE)}
         site.state.pop(STATE, None)  # the handler, and whoever works for it, need not know
         return memory, Request(do, request.arrays, plain, extras)
 
     def mask(self, request: Request, plain: Request, reply: Reply, site: Site, memory: Memory) -> Reply:
         """The reply as words under masks; the secrets behind the masks are forgotten, but for others' shares."""
-        trained = plain.do == "train"
+        trained, sent = plain.do == "train", spread(plain.arrays)
         if not isinstance(reply, Reply):
             raise Refused("secure", "the handler gave no Reply")
-        wrong = fault(plain.arrays, reply) if trained else fault_of_extras(reply)
+        wrong = fault(sent, reply) if trained else fault_of_extras(reply)
         if wrong is not None:
             raise Refused(f"secure.{wrong.kind}", wrong.reason)
-        reply = Reply(whole(plain.arrays, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
+        reply = Reply(whole(sent, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
         scale = Scale(self.secure, int(word_of(request, "clients")), tuple(names_in(request, "metrics")))
         weight = min(int(reply.n), self.secure.most_samples) if trained else 1
         peers = {n: bytes.fromhex(memory["peers"][n][1]) for n in memory["received"]}
         own, masks = (bytes.fromhex(memory[kind]) for kind in ("own", "masks"))
-        part = scale.write(plain.arrays, reply, weight)
+        part = scale.write(sent, reply, weight)
         update, wide = cover(memory["session"], part, site.id, own, masks, peers)
         kept = ("session", "needed", "mine", "received")
         remember(site, {"next": UNMASK} | {k: memory[k] for k in kept})

@@ -41,7 +41,8 @@ class SecAggPlus(Settings, Secure):
     Bell, Bonawitz, Gascón, Lepoint and Raykova, 2020, after Bonawitz et al., 2017. A sum is made of at least `least`
     clients; of each client's neighbourhood a share of `threshold` must stay to the end. Before they are masked, updates
     are shortened to the length `clip` (0: any), numbers cut at `range` and rounded to `bits` bits, and samples counted
-    up to `most_samples`: the server can do none of that. `sizes=public` tells each client's number of samples.
+    up to `most_samples`: the server can do none of that. `sizes=public` tells each client's number of samples. `noise`
+    is what each client adds before, as a multiple of `clip`: then the server does not even see the sum without noise.
     """
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
@@ -77,6 +78,8 @@ class SecAggPlus(Settings, Secure):
             raise ConfigError(f"privacy={config.privacy.name} has each client tell what it has spent, and {only}")
         if config.privacy.settings.get("clip_quantile"):
             raise ConfigError(f"privacy.clip_quantile goes by the lengths of single updates, and {only}; use 0")
+        if self.noise and config.privacy.name != "central":
+            raise ConfigError("secure.noise is a share of the noise of privacy=central, which is not set")
         if config.centralised:
             raise ConfigError("centralised: there is one client, and the sum of one is its update; use secure=none")
         most = clients if isinstance(config.per_round, float) else min(clients, config.per_round)

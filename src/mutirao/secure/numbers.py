@@ -19,6 +19,7 @@ from mutirao.core.arrays import Arrays, flat, settle
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError
 from mutirao.privacy import clip_update
+from mutirao.randomness import Secret
 from mutirao.secure.settings import Settings
 
 Words = npt.NDArray[Any]  # uint32 or uint64
@@ -79,7 +80,10 @@ class Scale:
     def update_of(self, current: Arrays, reply: Reply) -> Arrays:
         """The update of the arrays of floating point, no longer than it may be."""
         if self.secure.clip:
-            return clip_update(current, reply.arrays, self.secure.clip)[0]
+            update, deviation = clip_update(current, reply.arrays, self.secure.clip)[0], self.secure.noise
+            if deviation:  # a share of the noise of the sum, which nobody sees without it
+                return {k: u + Secret().normal(0.0, deviation * self.secure.clip, u.shape) for k, u in update.items()}
+            return update
         return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
 
     def change_of(self, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -120,7 +124,7 @@ class Scale:
 
     def text(self) -> str:
         """The settings by which numbers are written; all parties must have the same."""
-        names = ("threshold", "least", "clip", "range", "bits", "most_samples", "sizes")
+        names = ("threshold", "least", "clip", "range", "bits", "most_samples", "sizes", "noise")
         return json.dumps({k: getattr(self.secure, k) for k in names}, sort_keys=True)
 
 

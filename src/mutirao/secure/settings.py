@@ -1,16 +1,23 @@
 """The settings of secure aggregation: both sides have them, and each keeps to its own."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mutirao.core.fleet import Request
+from mutirao.core.fleet import Request, Scalar
 from mutirao.selection import check_setting
 
 Sizes = Literal["masked", "public"]
 SUMMED = ("train", "evaluate")  # the requests whose answers are summed
 # The four stages of a sum, as requests.
+MINE = "secagg."  # under which the settings and extras of a stage travel
 KEYS, SHARES, MASKED, UNMASK = STAGES = ("secagg.keys", "secagg.shares", "secagg.masked", "secagg.unmask")
+
+
+def without_session(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What a request says but for the part of the session it is a stage of."""
+    return {k: v for k, v in config.items() if not k.startswith(MINE)}
 
 
 def summed_in(request: Request) -> str:
@@ -30,6 +37,7 @@ class Settings:
     bits: int = 24
     most_samples: int = 10_000
     sizes: Sizes = "masked"
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_setting("threshold", 0.5 <= self.threshold <= 1, self.threshold, "from 0.5 to 1: a majority must agree")
@@ -39,6 +47,7 @@ class Settings:
         check_setting("range", 0 < self.range < math.inf, self.range, "above 0")
         check_setting("bits", 2 <= self.bits <= 40, self.bits, "from 2 to 40")
         check_setting("most_samples", 1 <= self.most_samples <= 10**6, self.most_samples, "from 1 to a million")
+        check_setting("noise", 0 <= self.noise < math.inf, self.noise, "0 (none) or above")
         check_setting("sizes", self.sizes in ("masked", "public"), self.sizes, "masked or public")
 
     def needed(self, party: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from mutirao.config import nearest
 from mutirao.deploy.drill.kills import deployed_kills, local_kills
 from mutirao.deploy.drill.leak import Leaking, leak
+from mutirao.deploy.drill.ratings import Rated, ratings
 from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
 from mutirao.deploy.drill.troubles import TROUBLES
 from mutirao.errors import ConfigError, MutiraoError
@@ -23,6 +24,7 @@ def run_trials(
     in_process: int = 20,
     seed: int = 0,
     leaking: Leaking | None = None,
+    data: str = "generated",
 ) -> Iterator[Trial]:
     """Make the trials of these names, one after the other; without a `folder` nothing of good ones is kept."""
     for name in names:
@@ -39,6 +41,8 @@ def run_trials(
             made = local_kills(place, in_process, seed)
         elif name == "leak":
             made = run_one(name, place, partial(leak, about=leaking or Leaking(seed=seed)))
+        elif name == "ratings":
+            made = run_one(name, place, partial(ratings, about=Rated(data, seed=seed)))
         else:
             made = run_one(name, place, TROUBLES[name])
         for trial in made:

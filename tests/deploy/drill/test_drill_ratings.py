@@ -1,0 +1,59 @@
+"""The drill of a recommender: as it is, every rating is read; where privacy is promised, no more than by guessing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutirao.deploy.drill.ratings import BAR, Rated, ratings
+from mutirao.deploy.drill.trials import Trial
+
+
+@pytest.fixture(scope="module")
+def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial]:
+    folder, trial = tmp_path_factory.mktemp("ratings"), Trial("ratings", "")
+    ratings(folder, trial, Rated(users=30, summed=8))
+    return folder, trial
+
+
+def told(folder: Path) -> dict[str, dict[str, Any]]:
+    return {one["rule"]: one for one in json.loads((folder / "ratings.json").read_text())["told"]}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["as it is (download=touched)", "download=all", "privacy=central, at the server", "epochs=5", "taken: as it is"],
+)
+def test_where_single_updates_are_seen_everything_is_read(drilled: tuple[Path, Trial], rule: str) -> None:
+    found = told(drilled[0])[rule]
+    assert (found["precision"], found["recall"]) == (1.0, 1.0)
+    assert found["read"] == 1.0 if rule != "download=all" else found["read"] > 0.9
+    assert not found["private"]
+
+
+def test_where_privacy_is_promised_reading_gives_no_more_than_guessing(drilled: tuple[Path, Trial]) -> None:
+    private = {name: one for name, one in told(drilled[0]).items() if one["private"]}
+    assert len(private) == 5
+    for name, one in private.items():
+        assert one["learned"] <= BAR, name
+        assert one["gain"] <= BAR or "secagg+" in name, "the sums are of too few users here for that guess to be fair"
+        assert one["precision"] < 0.6, name
+    assert drilled[1].good
+
+
+def test_half_measures_are_shown_as_what_they_are(drilled: tuple[Path, Trial]) -> None:
+    found = told(drilled[0])
+    assert found["decoys=1"]["read"] > 0.9  # the ratings are there, among others that were never given
+    assert 0.4 < found["decoys=1"]["precision"] < 0.9
+    assert found["clipped to 1, hardly any noise"]["recall"] > 0.9
+    assert found["privacy=local, noise 0.03"]["gain"] > 0.1
+    summed = found["secagg+, sum of 8"]
+    assert summed["gain"] > found["secagg+, one masked update"]["gain"], "rare items are of one user each"
+
+
+def test_there_is_a_picture_and_a_table(drilled: tuple[Path, Trial]) -> None:
+    folder, trial = drilled
+    assert (folder / "ratings.png").read_bytes().startswith(b"\x89PNG")
+    assert len(trial.facts["table"]) == 18
+    assert "of" in trial.happened

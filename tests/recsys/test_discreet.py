@@ -1,0 +1,228 @@
+"""Users who tell less: blocks, drawn rows, decoys, counts in a sum; and promises that would not hold."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mutirao.config import resolve
+from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.core.rounds import Run
+from mutirao.core.rows import BLOCKS, OF, ROWS, spread
+from mutirao.errors import ConfigError, Refused
+from mutirao.fleets.drawn import DRAWN, DrawnFleet
+from mutirao.fleets.local import LocalFleet
+from mutirao.recipes.task import find
+from mutirao.recsys.aggregation import TOUCHES, ByItem
+from mutirao.recsys.discreet import DECOYS, FAKES, Discreet, blocks_of
+from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
+from mutirao.recsys.ratings import Taste
+
+METHOD = FedRecon(items=60, dimension=6)
+MODEL = {ITEMS: np.random.default_rng(0).normal(0, 0.2, (60, 6)).astype(np.float32)}
+TASTE = Taste(np.arange(3, 60, 4, dtype=np.int32), (1 + np.arange(15) % 5).astype(np.float32))
+TOLD = {"seed": 0, "round": 1}
+RECIPE = find("recsys")
+
+
+def test_blocks_have_k_items_or_more_and_hold_every_item_once() -> None:
+    for items, block in ((60, 7), (61, 20), (5, 20), (40, 20)):
+        sizes = np.bincount(blocks_of(items, block))
+        assert sizes.sum() == items
+        assert sizes.min() >= min(items, block)
+
+
+def test_a_user_names_blocks_and_the_same_ones_in_every_round() -> None:
+    user = Discreet(METHOD, "blocks", block=5)
+    few = Site("a", Taste(np.array([2, 9], np.int32), np.array([4, 1], np.float32)))
+    named = [user(Request("rows", {}, {"seed": s, "round": r}), few).extras[BLOCKS] for s, r in ((0, 1), (7, 9))]
+    np.testing.assert_array_equal(*named)
+    blocks = blocks_of(60, 5)
+    assert set(blocks[named[0]]) == set(blocks[[2, 9]])
+    assert len(named[0]) == sum(int((blocks == b).sum()) for b in set(blocks[[2, 9]]))
+
+
+@pytest.mark.parametrize("download", ["all", "drawn"])
+def test_who_names_no_rows_refuses_to(download: str) -> None:
+    with pytest.raises(Refused, match="nobody says which items"):
+        Discreet(METHOD, download)(Request("rows", {}, TOLD), Site("a", TASTE))
+
+
+def test_on_the_rows_of_its_blocks_a_user_does_what_it_does_on_the_whole() -> None:
+    user = Discreet(METHOD, "blocks", block=5, touch=0.1)
+    rows = user(Request("rows", {}, TOLD), Site("a", TASTE)).extras[BLOCKS]
+    part = user(Request("train", {ITEMS: MODEL[ITEMS][rows], ITEM_ROWS: rows}, TOLD), Site("a", TASTE))
+    whole = METHOD(Request("train", MODEL, TOLD), Site("a", TASTE))
+    np.testing.assert_array_equal(part.arrays[ITEM_ROWS], whole.arrays[ITEM_ROWS])
+    np.testing.assert_array_equal(part.arrays[ITEMS], whole.arrays[ITEMS])
+    np.testing.assert_array_equal(part.arrays[TOUCHES + ROWS], whole.arrays[ITEM_ROWS])
+    assert part.n == 1
+    with pytest.raises(ValueError, match="not sent the rows it asked for"):
+        user(Request("train", {ITEMS: MODEL[ITEMS][:9], ITEM_ROWS: rows[:9]}, TOLD), Site("a", TASTE))
+
+
+def test_of_drawn_rows_every_user_answers_for_all() -> None:
+    tastes = {"a": TASTE, "few": Taste(np.array([0, 1], np.int32), np.array([1, 5], np.float32))}
+    fleet = DrawnFleet(LocalFleet(Discreet(METHOD, "drawn", touch=0.1), tastes), (ITEMS, TOUCHES), 0.5)
+    sent = {**MODEL, TOUCHES: np.zeros(60, np.float32)}
+    answers = fleet.ask(dict.fromkeys(tastes, Request("train", sent, TOLD)))
+    one, other = (answers.replies[c].arrays for c in ("a", "few"))
+    rows = one[ITEM_ROWS]
+    assert len(rows) == 30
+    np.testing.assert_array_equal(rows, other[ITEM_ROWS])
+    assert one[ITEMS].shape == other[ITEMS].shape == (30, 6)
+    np.testing.assert_array_equal(other[ITEMS], MODEL[ITEMS][rows])  # it has no two ratings there
+    moved = (one[ITEMS] != MODEL[ITEMS][rows]).any(1)
+    assert moved.any()
+    np.testing.assert_allclose(one[TOUCHES], 0.1 * moved)
+    assert set(rows[moved]) <= set(TASTE.items.tolist())
+    again = fleet.ask(dict.fromkeys(tastes, Request("train", sent, {**TOLD, "round": 2})))
+    assert set(again.replies["a"].arrays[ITEM_ROWS]) != set(rows)
+
+
+@pytest.mark.parametrize("rows", [np.array([1, 1]), np.array([5, 60]), np.array([0.5, 1.0]), np.arange(5)])
+def test_absurd_rows_are_that_clients_failure_alone(rows: Any) -> None:
+    request = Request("train", {ITEMS: MODEL[ITEMS][:2]}, TOLD, {DRAWN: rows})
+    answer = Discreet(METHOD, "drawn").many({"a": request}, {"a": Site("a", TASTE)})["a"]
+    assert isinstance(answer, Failure)
+    assert "rows that cannot be" in answer.reason
+
+
+def test_decoys_are_drawn_once_in_secret_and_rebuild_no_vector() -> None:
+    user, site = Discreet(METHOD, "all", decoys=1.0), Site("a", TASTE)
+    first = user(Request("train", MODEL, TOLD), site)
+    kept = site.state[DECOYS].copy()
+    assert len(kept) == 15
+    assert not set(kept) & set(TASTE.items.tolist())
+    assert set(site.state[FAKES]) <= set(TASTE.values)
+    second = user(Request("train", MODEL, {**TOLD, "round": 2}), site)
+    np.testing.assert_array_equal(site.state[DECOYS], kept)
+    both = {*TASTE.items.tolist(), *kept.tolist()}
+    sent = [set(reply.arrays[ITEM_ROWS].tolist()) for reply in (first, second)]
+    assert all(rows <= both and len(rows) == 15 for rows in sent)
+    assert all(rows & set(kept) and rows - set(kept) for rows in sent)
+    other = Site("a", TASTE)
+    user(Request("train", MODEL, TOLD), other)
+    assert set(other.state[DECOYS]) != set(kept), "nothing of the seed is in it"
+    # A real item of the query moves along (1, v), with v solved from the real items of the support alone.
+    work = METHOD.local(user.among_decoys(TASTE, site.state), "a", 0, 1)
+    real = np.isin(work.rows, TASTE.items)
+    assert work.support is not None
+    known = work.support & real
+    x, y = MODEL[ITEMS][work.rows[known]].astype(np.float64), work.y[known] - 3.0
+    features, target = np.column_stack([np.ones(len(x)), x[:, 1:]]), y - x[:, 0]
+    v = np.linalg.solve(features.T @ features + np.diag([0.1, *[10.0] * 5]), features.T @ target)
+    moves = first.arrays[ITEMS] - MODEL[ITEMS][first.arrays[ITEM_ROWS]]
+    np.testing.assert_allclose(moves[:, 1:] / moves[:, :1], np.repeat(v[None, 1:], 15, 0), rtol=2e-3, atol=1e-4)
+
+
+def test_the_mean_by_item_is_the_same_when_only_sums_are_seen() -> None:
+    draw, replies = np.random.default_rng(1), {}
+    for k in range(6):
+        rows = np.sort(draw.choice(60, 9, replace=False)).astype(np.int32)
+        values = MODEL[ITEMS][rows] + draw.normal(0, 0.1, (9, 6)).astype(np.float32)
+        replies[f"u{k}"] = Reply({ITEMS: values, ITEM_ROWS: rows}, n=9)
+    plain = ByItem()(MODEL, replies, {}).arrays[ITEMS]
+    full, counts = np.zeros((60, 6)), np.zeros(60)
+    for reply in replies.values():
+        full[reply.arrays[ITEM_ROWS]] += reply.arrays[ITEMS] - MODEL[ITEMS][reply.arrays[ITEM_ROWS]]
+        counts[reply.arrays[ITEM_ROWS]] += 0.1
+    mean = {ITEMS: (MODEL[ITEMS] + full / 6).astype(np.float32), TOUCHES: (counts / 6).astype(np.float32)}
+    current = {**MODEL, TOUCHES: np.zeros(60, np.float32)}
+    part = ByItem(sums="exact")
+    summed = part(current, {f"u{k}": Reply(mean, n=1) for k in range(6)}, {})
+    assert part.mean_only
+    assert not part.needs
+    np.testing.assert_allclose(summed.arrays[ITEMS], plain, atol=2e-6)
+    assert not summed.arrays[TOUCHES].any()
+
+
+def test_noised_counts_are_averaged_over_the_rounds() -> None:
+    part, memory = ByItem(sums="noised", shrinkage=1.0), {}
+    current = {ITEMS: np.zeros((2, 3)), TOUCHES: np.zeros(2)}
+    for counts in ([0.4, -0.2], [0.2, 0.2]):  # tenths of a touch
+        mean = {ITEMS: np.ones((2, 3)), TOUCHES: np.array(counts)}
+        made = part(current, {"everybody": Reply(mean, n=10)}, memory).arrays[ITEMS]
+    np.testing.assert_allclose(made, np.repeat([[10 / (30 + 1)], [10 / (0 + 1)]], 3, 1))
+
+
+def test_rows_are_spread_to_a_table_of_the_length_that_was_told() -> None:
+    rows, total = np.array([1, 3], np.int32), np.array([5])
+    sent = {"t": np.ones((2, 2)), "t" + ROWS: rows, "t" + OF: total, "b": np.zeros(1)}
+    made = spread(sent)
+    assert made.keys() == {"t", "b"}
+    np.testing.assert_array_equal(made["t"], [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0]])
+    assert spread({"t": sent["t"]})["t"] is sent["t"]
+    for wrong in ({"t" + OF: np.array([2**50])}, {"t" + OF: np.array([3])}, {"t" + ROWS: np.array([3, 1])}):
+        with pytest.raises(ValueError, match="'t@"):
+            spread({**sent, **wrong})
+
+
+def made_with(**settings: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    small = {"rounds": 2, "per_round": 6, "dimension": 6, "evaluate_every": 2}
+    config = resolve(RECIPE.config, small, list(settings.items()))
+    task = RECIPE.prepare(config)
+    run = Run(task.initial(), seed=config.seed)
+    rows = [d.row for d in RECIPE.flow(LocalFleet(task.worker, task.population), config, task, run)]
+    assert [row["failed"] for row in rows] == [0, 0]
+    return run.arrays[ITEMS], rows
+
+
+def test_a_secure_sum_over_whole_tables_or_blocks_gives_the_plain_model() -> None:
+    plain, _ = made_with()
+    masked, _ = made_with(secure="secagg+", download="all")
+    blocks, _ = made_with(secure="secagg+", download="blocks")
+    assert np.abs(plain - masked).max() < 1e-5
+    np.testing.assert_array_equal(masked, blocks)
+    drawn, rows = made_with(secure="secagg+", download="drawn", drawn=0.25)
+    assert np.isfinite(drawn).all()
+    assert rows[0]["bytes_up"] < 6 * 400 * 7 * 8 / 2  # masked numbers of a quarter of the rows
+
+
+def test_users_add_their_share_of_the_noise_before_it_is_masked() -> None:
+    """With a noise of 0 left to the server, the model of a run is noised all the same."""
+    common = {"secure": "secagg+", "download": "all", "privacy": "central", "select": "everyone", "clients": 6}
+    common |= {"rounds": 2, "aggregate": "fedavg", "privacy.clip": 0.5}
+    noised, rows = made_with(**common, **{"privacy.noise": 1.0, "secure.noise": 1.0})
+    start = RECIPE.prepare(resolve(RECIPE.config, {"dimension": 6, "clients": 6})).initial()[ITEMS]
+    spread_of = float((noised - start).std())  # two rounds of sqrt(6) 0.5 / 6
+    assert spread_of == pytest.approx((2 * 6) ** 0.5 * 0.5 / 6, rel=0.1)
+    assert rows[-1]["epsilon"] > 0
+    with pytest.raises(ConfigError, match="a share of the noise of privacy=central"):
+        made_with(secure="secagg+", download="all", **{"secure.noise": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"secure": "secagg+"}, "download=touched tells which items a user rated, which secure=secagg"),
+        ({"privacy": "local"}, "download=touched tells which items a user rated, which privacy=local"),
+        ({"download": "blocks"}, "the rows it sends back would tell them again"),
+        ({"download": "blocks", "privacy": "central"}, "the rows it sends back would tell them again"),
+        ({"download": "drawn", "privacy": "local"}, "the rows it sends back would tell them again"),
+        ({"download": "drawn", "secure": "secagg+", "privacy": "central"}, "is on all rows, drawn or not"),
+        ({"decoys": 1.0}, "with download=touched a user names its items"),
+        ({"decoys": 1.0, "download": "all", "loss": "bpr"}, "loss=bpr knows no ratings"),
+        ({"decoys": 1.0, "download": "all", "secure": "secagg+"}, "cost accuracy for nothing"),
+        ({"decoys": 1.0, "download": "all", "privacy": "local"}, "cost accuracy for nothing"),
+        ({"block": 1}, "block: 1 is too small"),
+        ({"drawn": 1.5}, "drawn: 1.5 is too large"),
+    ],
+)
+def test_a_promise_that_another_setting_breaks_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made_with(**settings)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_asked_of_users_is_what_a_policy_lists() -> None:
+    for settings, requests, comes, extras in (
+        ({}, True, (), (ITEMS,)),
+        ({"download": "all"}, False, (), ()),
+        ({"download": "blocks", "secure": "secagg+"}, True, (), (BLOCKS,)),
+        ({"download": "drawn", "secure": "secagg+"}, False, (DRAWN,), ()),
+    ):
+        config = resolve(RECIPE.config, {}, list(settings.items()))
+        found = RECIPE.exchange(config, RECIPE.prepare(config))
+        assert ("rows" in found.requests, found.comes, found.extras) == (requests, comes, extras)
