@@ -208,3 +208,11 @@ def test_leave_one_out_judges_every_user_by_its_own_latest_item(loss: str) -> No
 def test_leave_one_out_is_for_implicit_feedback() -> None:
     with pytest.raises(ConfigError, match="split=leave_one_out ranks items for implicit feedback; set loss=weighted"):
         trained("rounds=1", "split=leave_one_out")
+
+
+def test_vectors_against_all_items_need_the_whole_matrix() -> None:
+    implicit = ("loss=weighted", "split=leave_one_out", "others=all", "rounds=2", "biases=false", "half_life=7")
+    with pytest.raises(ConfigError, match="set download=all"):
+        trained(*implicit)
+    rows, _, task = trained(*implicit, "download=all", "rebuild_weight=0.1")
+    assert rows[-1]["bytes_down"] == 20 * task.initial()["items"].nbytes

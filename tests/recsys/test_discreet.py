@@ -1,5 +1,6 @@
 """Users who tell less: blocks, drawn rows, decoys, counts in a sum; and promises that would not hold."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from mutirao.recsys.aggregation import TOUCHES, ByItem
 from mutirao.recsys.discreet import DECOYS, FAKES, Discreet, blocks_of
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.recsys.ratings import Taste
+from mutirao.report import execute
+from mutirao.runs.models import embeddings_of_run
 
 METHOD = FedRecon(items=60, dimension=6)
 MODEL = {ITEMS: np.random.default_rng(0).normal(0, 0.2, (60, 6)).astype(np.float32)}
@@ -190,6 +193,16 @@ def test_users_add_their_share_of_the_noise_before_it_is_masked() -> None:
     assert rows[-1]["epsilon"] > 0
     with pytest.raises(ConfigError, match="a share of the noise of privacy=central"):
         made_with(secure="secagg+", download="all", **{"secure.noise": 1.0})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"download": "all"}, {"download": "all", "decoys": 1.0}, {"privacy": "central"}], ids=str
+)
+def test_a_recorded_run_ends_and_its_items_can_be_served(settings: dict[str, Any], tmp_path: Path) -> None:
+    small = {"rounds": 2, "per_round": 6, "dimension": 6, "evaluate_every": 2}
+    summary = execute("recsys", resolve(RECIPE.config, small, list(settings.items())), tmp_path / "run", pictures=False)
+    assert summary["rounds"] == 2
+    assert embeddings_of_run(tmp_path / "run").vectors.shape == (400, 6)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sklearn.linear_model import Ridge
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rows import ROWS
+from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.recsys import local
 from mutirao.recsys.bpr import rebuild_vector, train_pairs
@@ -267,6 +268,50 @@ def test_weights_are_scikit_learns_sample_weights(fast: bool) -> None:
     x, y = arrays[ITEMS][batch.rows].astype(np.float64), np.isin(batch.rows, taste().items).astype(float)
     theirs = Ridge(alpha=m.ridge, fit_intercept=False).fit(x, y, np.where(y > 0, 1, 0.3)).coef_
     np.testing.assert_allclose(batch.vectors[0], theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+def test_against_all_items_the_vector_is_that_of_implicit_als(fast: bool, biases: bool) -> None:
+    """Written out: argmin of sum_taken c (1 - p)^2 + weight sum_all p^2 + ridge |v|^2, c less for what is older."""
+    settings = {"others": "all", "rebuild_weight": 0.2, "half_life": 3.0, "compiled": fast, "biases": biases}
+    m, items = method(loss="weighted", **settings), model(2)[ITEMS]
+    recent = Taste(taste(9).items[::-1].copy(), np.ones(9, np.float32))  # in the order of time
+    batch = batch_of(m.drawn([m.known(recent, 3)]), items, m.centre, fast)
+    m.work(batch, 0)
+    x = items.astype(np.float64)
+    c = 2.0 ** (-np.arange(8, -1, -1) / 3)
+
+    def loss(v: np.ndarray) -> float:
+        p = v[0] + x[:, 0] + x[:, 1:] @ v[1:] if biases else x @ v
+        penalty = m.ridge * v[1:] @ v[1:] + (m.ridge_bias if biases else m.ridge) * v[0] ** 2
+        return float(c @ (1 - p[recent.items]) ** 2 + 0.2 * p @ p + penalty)
+
+    np.testing.assert_allclose(batch.vectors[0], minimize(loss, np.zeros(D), tol=1e-12).x, atol=1e-4)
+
+
+def test_against_all_items_everybody_answers_as_alone_and_needs_the_whole_matrix() -> None:
+    m, tastes = method(loss="weighted", others="all"), {f"u{k}": taste(4 + k, k) for k in range(3)}
+    together = LocalFleet(m, tastes).ask({c: Request("train", arrays, CONFIG) for arrays in [model()] for c in tastes})
+    apart = LocalFleet(m, tastes).ask({c: Request("train", model(), CONFIG) for c in tastes})
+    for client, reply in together.replies.items():
+        np.testing.assert_array_equal(reply.arrays[ITEMS], apart.replies[client].arrays[ITEMS])
+    rows = m(Request("rows", {}, CONFIG), Site("u0", tastes["u0"])).extras[ITEMS]
+    with pytest.raises(ValueError, match="others=all needs the whole item matrix, and was sent some rows"):
+        m(Request("train", {ITEMS: model()[ITEMS][rows], ITEMS + ROWS: rows}, CONFIG), Site("u0", tastes["u0"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"half_life": 3.0}, "half_life: it is for implicit feedback by loss=weighted, not for loss=squared"),
+        ({"loss": "bpr", "others": "all"}, "others: it is for implicit feedback by loss=weighted, not for loss=bpr"),
+        ({"loss": "weighted", "others": "all", "rebuild": "sgd"}, "others=all solves for the vectors"),
+    ],
+)
+def test_what_no_loss_heeds_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        method(**wrong)
 
 
 @given(

@@ -1,5 +1,6 @@
 """Leave one out: what is held out, hidden and drawn, and judged as by scores sorted user by user."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,15 @@ def test_the_latest_is_the_test_and_the_one_before_the_validation() -> None:
         train, vali, test = (taken(part, user) for part in PARTS)
         assert [*train, *vali, *test] == taken(RATINGS, user)
         assert (len(vali), len(test)) == (1, 1)
+
+
+def test_of_one_second_the_latest_is_drawn_not_the_item_with_the_highest_number() -> None:
+    at_once = dataclasses.replace(RATINGS, times=np.zeros_like(RATINGS.times))
+    tests = [leave_one_out(at_once, seed)[2].items for seed in range(40)]
+    assert not np.array_equal(tests[0], tests[1])
+    np.testing.assert_array_equal(tests[0], leave_one_out(at_once, 0)[2].items)
+    mean = np.array([np.mean(taken(RATINGS, user)) for user in range(25)])
+    assert np.abs(np.mean(tests, axis=0) - mean).max() < 20, "of 80 items; the highest would be 25 to 40 above"
 
 
 def test_users_with_too_few_are_told_of() -> None:

@@ -109,14 +109,14 @@ class Discreet:
         if rows is None or self.download not in ("blocks", "drawn"):
             arrays |= {k: v for k, v in request.arrays.items() if k == ITEM_ROWS}
             return self.method, Request(request.do, arrays, request.config), site, None
-        self.check(rows, arrays, site)
+        self.check_rows(rows, arrays, site)
         inside = np.isin(site.data.items, rows)
         places = np.searchsorted(rows, site.data.items[inside]).astype(np.int32)
         mine = Taste(places, site.data.values[inside])
         plain = Request(request.do, arrays, request.config)
         return replace(self.method, items=len(rows)), plain, Site(site.id, mine, site.state), rows
 
-    def check(self, rows: Rows, arrays: Arrays, site: Site) -> None:
+    def check_rows(self, rows: Rows, arrays: Arrays, site: Site) -> None:
         """Refuse rows that are none, and others than were asked for."""
         like = np.empty((self.method.items, 0))
         if (

@@ -17,7 +17,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rows import ROWS, one_table
 from mutirao.core.told import read_told
-from mutirao.errors import Refused
+from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
 from mutirao.recsys.local import Batch, Local, Rules, batch_of, draw_support, rebuild_and_train
@@ -41,6 +41,10 @@ class FedRecon:
     `negative_weight`, for `negatives` times as many others, drawn anew each round (Hu, Koren and Volinsky, 2008,
     with a sample in place of all others); or `bpr`: -ln sigmoid(p_i - p_j) for an item i taken and another j drawn
     (Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009).
+
+    `others=all` rebuilds vectors against all items, each 0 counting `rebuild_weight` (Hu, Koren and Volinsky as they
+    have it), for which a client needs the whole matrix; what trains is still drawn. With a `half_life` an item counts
+    2^-(later items / half_life) in a vector that is to recommend; in training all count 1.
 
     `rebuild` is `ridge`: the vector is argmin_v sum_support w (y - p)^2 + ridge |v|^2, solved exactly (`bpr`: by
     Newton's method); or `sgd`: so many `passes` at `rebuild_lr` from v = 0, as in the paper. The query's items then
@@ -66,9 +70,19 @@ class FedRecon:
     weight_decay: float = 0.0
     negatives: int = 1
     negative_weight: float = 1.0
+    others: Literal["drawn", "all"] = "drawn"
+    rebuild_weight: float = 0.0
+    half_life: float = 0.0
     samples: int = 0
     compiled: bool = True
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
+
+    def __post_init__(self) -> None:
+        given = {"others": self.others != "drawn", "rebuild_weight": self.rebuild_weight, "half_life": self.half_life}
+        if self.loss != "weighted" and (first := next((name for name, is_set in given.items() if is_set), "")):
+            raise ConfigError(f"{first}: it is for implicit feedback by loss=weighted, not for loss={self.loss}")
+        if self.others == "all" and self.rebuild != "ridge":
+            raise ConfigError("others=all solves for the vectors: use rebuild=ridge")
 
     @property
     def provides(self) -> frozenset[str]:
@@ -150,11 +164,17 @@ class FedRecon:
             raise ValueError(f"has taken all {len(taste)} items; there is nothing left to tell them from")
         return Local(taste.items, taste.values, seed, support)
 
+    def known(self, taste: Taste, seed: int) -> Local:
+        """Items taken, the oldest first, that a vector is rebuilt from to recommend: all of them are support."""
+        return self.taken(taste, seed, len(taste))._replace(ages=np.arange(len(taste))[::-1])
+
     def drawn(self, works: Sequence[Local]) -> Sequence[Local]:
         """The works with what is drawn for all users at once: for implicit feedback, others beside the items taken."""
         if not self.implicit or not works:
             return works
-        return draw_others(works, self.items, self.negatives, self.negative_weight, self.compiled)
+        alone = self.rebuild_weight or self.negative_weight
+        weights = (self.negative_weight, 0.0 if self.others == "all" else alone, self.half_life)
+        return draw_others(works, self.items, self.negatives, *weights, fast=self.compiled)
 
     def work(self, batch: Batch, epochs: int, proximal: float = 0.0, factor: float = 1.0) -> None:
         """Fill in vectors and predictions of a batch, and train the items of its queries in place."""
@@ -164,11 +184,14 @@ class FedRecon:
         """The settings that the work depends on, the items' rate times a schedule's factor."""
         passes = self.passes if self.rebuild == "sgd" else 0
         numbers = (self.ridge, self.ridge_bias, passes, self.rebuild_lr, factor * self.lr, self.weight_decay)
-        return Rules(self.biases, *numbers, fast=self.compiled, workers=self.workers)
+        whole = (self.rebuild_weight or self.negative_weight) if self.others == "all" else 0.0
+        return Rules(self.biases, *numbers, whole, fast=self.compiled, workers=self.workers)
 
     def _answers(self, requests: Sequence[Request], works: Sequence[Local]) -> list[Reply]:
         if not requests:
             return []
+        if self.others == "all" and any(r.arrays is not requests[0].arrays for r in requests):
+            return [self._answers([r], [w])[0] for r, w in zip(requests, works, strict=True)]
         do, config, works = requests[0].do, requests[0].config, self.drawn(works)
         if do == "rows":
             return [Reply({}, {ITEMS: work.rows}, n=len(work.rows)) for work in works]

@@ -127,6 +127,6 @@ class HeldOutJudge:
         for user in range(part.start, part.stop):
             mine = slice(ends[user], ends[user + 1])
             taste = Taste(known.items[mine], known.values[mine])
-            works.append(self.method.taken(taste, number(seed, 0, "others judged", known.users[user]), len(taste)))
+            works.append(self.method.known(taste, number(seed, 0, "others judged", known.users[user])))
         empty = np.zeros((0, self.method.dimension), np.float32)
         return batch_of(self.method.drawn(works), empty, self.method.centre, self.method.compiled)

@@ -64,7 +64,7 @@ class Judge:
             if self.method.implicit:
                 some = Taste(taste.items[known], taste.values[known])
                 seed = number(self.seed, 0, "others judged", self.ratings.users[user])
-                works.append(self.method.taken(some, seed, len(some)))
+                works.append(self.method.known(some, seed))
             else:
                 works.append(Local(taste.items, taste.values, support=known))
         empty = np.zeros((0, self.method.dimension), np.float32)

@@ -24,6 +24,8 @@ def work(
     at: Any,
     y: Any,
     weights: Any,
+    left: Any,
+    lean: Any,
     support: Any,
     offsets: Any,
     begins: Any,
@@ -47,7 +49,8 @@ def work(
     User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table. What
     is found of the query stands from begins[u] on in `predictions` and `trained`. With biases, column 0 of the table
     holds the items' and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
-    With `passes` = 0 the vector is the exact solution of the ridge regression, else that of so many passes of SGD.
+    With `passes` = 0 the vector is the exact solution of the ridge regression, to whose equations `left` and `lean` are
+    added, else that of so many passes of SGD.
     """
     d = table.shape[1]
     first = 1 if biases else 0
@@ -65,7 +68,7 @@ def work(
         if passes == 0:
             n = 0
             for k in range(begin, end):
-                n += support[k]
+                n += support[k] and weights[k] > 0
             # The support on its side, filled up with zeros: sums over ratings run over neighbours, in whole steps.
             wide = (n + PAD - 1) // PAD * PAD
             columns = space[: (even + 1) * wide].reshape(even + 1, wide)
@@ -73,7 +76,7 @@ def work(
             targets = columns[even]
             n = 0
             for k in range(begin, end):
-                if support[k]:
+                if support[k] and weights[k] > 0:
                     r, scale = at[k], np.sqrt(weights[k])
                     for j in range(first, d):
                         columns[j, n] = scale * table[r, j]
@@ -91,6 +94,9 @@ def work(
                 right[i], right[i + 1] = total, other
             multiply(columns, wide, root)
             for i in range(d):
+                right[i] += lean[i]
+                for j in range(i, d):
+                    root[i, j] += left[i, j]
                 root[i, i] += ridge_bias if i < first else ridge
             take_root(root, d)
             solve(root, right, d)
@@ -349,34 +355,6 @@ def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
             support[begin + chosen] = True
 
 
-def factorise(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases: bool, lr: float, decay: float) -> Any:
-    """One epoch of SGD over ratings in the order given: e = y - prediction; p += lr (e q - decay p), q likewise.
-
-    Columns 0 of `p` and `q` are biases, if there are any. Returns the sum of e^2 as met on the way.
-    """
-    d = p.shape[1]
-    first = 1 if biases else 0
-    total = 0.0
-    rate, keep = np.float32(lr), np.float32(1 - lr * decay)
-    for t in range(len(order)):
-        k = order[t]
-        u, i = users[k], items[k]
-        guess = p[u, 0] + q[i, 0] if biases else np.float32(0)
-        for j in range(first, d):
-            guess += p[u, j] * q[i, j]
-        error = y[k] - guess
-        total += np.float64(error) * np.float64(error)
-        pull = rate * error
-        for j in range(first, d):
-            mine = p[u, j]
-            p[u, j] = keep * mine + pull * q[i, j]
-            q[i, j] = keep * q[i, j] + pull * mine
-        if biases:
-            p[u, 0] += pull
-            q[i, 0] += pull
-    return total
-
-
 def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> None:
     """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), one after the other."""
     for k in range(len(rows)):
@@ -404,5 +382,5 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 def find_kernel(name: str) -> Any:
     """A function of this module compiled; None without numba."""
-    known = (work, rank, mark_support, factorise, gather_changes)
+    known = (work, rank, mark_support, gather_changes)
     return compiled({function.__name__: function for function in known}[name])

@@ -33,7 +33,7 @@ class Local(NamedTuple):
     support: Mask | None = None
     weights: Floats | None = None  # None: all 1
     partner: npt.NDArray[np.int32] | None = None  # of an item drawn, the place of that taken; -1 of those
-    ages: Floats | None = None  # how many of the user's ratings are later
+    ages: npt.NDArray[np.integer[Any]] | None = None  # how many of the user's items are later
 
 
 @dataclass
@@ -73,6 +73,7 @@ class Rules:
     rebuild_lr: float
     lr: float
     decay: float
+    whole: float = 0.0  # how much every item there is counts as 0 in the vector
     fast: bool = True
     workers: int = 0
 
@@ -137,13 +138,26 @@ def mix_bits(state: int) -> tuple[int, int]:
 
 def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
     """Fill in the vectors and predictions of a batch, then let the items of its queries make `epochs` steps."""
-    work = find_kernel("work") if rules.fast else None
+    work, against = find_kernel("work") if rules.fast else None, against_all(rules, batch)
     batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
     if work is None:
         for user in range(len(batch)):
-            work_plainly(rules, batch, user, epochs, proximal)
+            work_plainly(rules, batch, user, epochs, proximal, against)
         return
-    spread(work, (batch.table, batch.at, batch.y, batch.weights), rules, batch, epochs, proximal)
+    spread(work, (batch.table, batch.at, batch.y, batch.weights, *against), rules, batch, epochs, proximal)
+
+
+def against_all(rules: Rules, batch: Batch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """What all items, as zeros that count `whole`, add to the equations of every vector: to the left and the right."""
+    table = batch.table
+    if not rules.whole:
+        return np.zeros((table.shape[1], table.shape[1])), np.zeros(table.shape[1])
+    if batch.at is not batch.rows:
+        raise ValueError("others=all needs the whole item matrix, and was sent some rows")
+    features, known = table.copy(), table[:, : int(rules.biases)].sum(1)
+    features[:, : int(rules.biases)] = 1
+    left, right = features.T @ features, features.T @ known
+    return rules.whole * left.astype(np.float64), -rules.whole * right.astype(np.float64)
 
 
 def spread(work: Any, given: tuple[Any, ...], rules: Rules, batch: Batch, epochs: int, proximal: float) -> None:
@@ -178,7 +192,14 @@ def pool(workers: int, process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="mutirao-users")
 
 
-def work_plainly(rules: Rules, batch: Batch, user: int, epochs: int, proximal: float) -> None:
+def work_plainly(
+    rules: Rules,
+    batch: Batch,
+    user: int,
+    epochs: int,
+    proximal: float,
+    against: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+) -> None:
     """One user's work with NumPy: what `mutirao.recsys.kernel.work` does in compiled loops."""
     mine = slice(batch.offsets[user], batch.offsets[user + 1])
     asked = slice(batch.begins[user], batch.begins[user + 1])
@@ -197,8 +218,8 @@ def work_plainly(rules: Rules, batch: Batch, user: int, epochs: int, proximal: f
                 v = (1 - rules.rebuild_lr * penalty) * v + pull * features[k]
     else:
         s, weight = features[chosen], w[chosen].astype(np.float64)
-        gram = (s * weight[:, None]).T @ s + np.diag(penalty)
-        v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - known)[chosen])), np.float64)
+        gram = (s * weight[:, None]).T @ s + np.diag(penalty) + against[0]
+        v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - known)[chosen]) + against[1]), np.float64)
     batch.vectors[user] = v
     query = ~chosen
     batch.predictions[asked] = known[query] + features[query] @ v

@@ -14,7 +14,14 @@ Ints = npt.NDArray[np.int64]
 
 
 def draw_others(
-    works: Sequence[Local], items: int, negatives: int, weight: float, fast: bool, half_life: float = 0.0
+    works: Sequence[Local],
+    items: int,
+    negatives: int,
+    weight: float,
+    rebuild_weight: float,
+    half_life: float,
+    *,
+    fast: bool,
 ) -> list[Local]:
     """The works with `negatives` times as many others beside the items taken, each going where its item goes.
 
@@ -39,7 +46,8 @@ def draw_others(
     if half_life > 0:
         ages = np.concatenate([np.zeros(len(w.rows)) if w.ages is None else w.ages for w in works])
         counts = np.exp2(-ages / half_life).astype(np.float32)
-    weights = np.where(other, np.float32(weight), np.where(support, counts[at], np.float32(1)))
+    known, asked = np.where(other, np.float32(rebuild_weight), counts[at]), np.where(other, np.float32(weight), 1)
+    weights = np.where(support, known, asked).astype(np.float32)
     return [
         Local(rows[a:b], y[a:b], 0, 0, support[a:b], weights[a:b], partner[a:b]) for a, b in pairwise(begins.tolist())
     ]

@@ -13,7 +13,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import number, rng
 from mutirao.recsys.embeddings import SPREAD, Embeddings
-from mutirao.recsys.kernel import find_kernel
+from mutirao.recsys.kernel import compiled
 from mutirao.recsys.ratings import Ratings
 
 log = logging.getLogger("mutirao")
@@ -152,7 +152,7 @@ def one_epoch(ratings: Ratings, how: Factorisation, draw: np.random.Generator, u
     """Train `users` and `items` in place by every rating once, in an order drawn; the RMSE as met on the way."""
     owners, order = ratings.owners(), draw.permutation(len(ratings))
     y = ratings.values - np.float32(centre(ratings, how.biases))
-    train: Callable[..., float] = find_kernel("factorise") or factorise_plainly
+    train: Callable[..., float] = compiled(factorise) or factorise_plainly
     total = train(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
     if not np.isfinite(total):
         raise ConfigError(f"the factorisation diverged; lr={how.lr} is too large for these ratings")
@@ -162,6 +162,34 @@ def one_epoch(ratings: Ratings, how: Factorisation, draw: np.random.Generator, u
 def centre(ratings: Ratings, biases: bool) -> float:
     """The middle of the scale, from which biases are counted."""
     return float((ratings.values.min() + ratings.values.max()) / 2) if biases else 0.0
+
+
+def factorise(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases: bool, lr: float, decay: float) -> Any:
+    """One epoch of SGD over ratings in the order given: e = y - prediction; p += lr (e q - decay p), q likewise.
+
+    Columns 0 of `p` and `q` are biases, if there are any. Returns the sum of e^2 as met on the way.
+    """
+    d = p.shape[1]
+    first = 1 if biases else 0
+    total = 0.0
+    rate, keep = np.float32(lr), np.float32(1 - lr * decay)
+    for t in range(len(order)):
+        k = order[t]
+        u, i = users[k], items[k]
+        guess = p[u, 0] + q[i, 0] if biases else np.float32(0)
+        for j in range(first, d):
+            guess += p[u, j] * q[i, j]
+        error = y[k] - guess
+        total += np.float64(error) * np.float64(error)
+        pull = rate * error
+        for j in range(first, d):
+            mine = p[u, j]
+            p[u, j] = keep * mine + pull * q[i, j]
+            q[i, j] = keep * q[i, j] + pull * mine
+        if biases:
+            p[u, 0] += pull
+            q[i, 0] += pull
+    return total
 
 
 def factorise_plainly(

@@ -80,7 +80,7 @@ class Recommender:
         rows = np.array([self._rows[i] for i in ratings], np.int32)
         taste = Taste(rows, np.array(list(ratings.values()), np.float32))
         if method.implicit:
-            (work,) = method.drawn([method.taken(taste, number(0, 0, "serve"), len(taste))])
+            (work,) = method.drawn([method.known(taste, number(0, 0, "serve"))])
         else:
             work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
         batch = batch_of([work], items, method.centre, fast=False)

@@ -1,5 +1,6 @@
 """Who is trained on and who judges: whole users, drawn or by when they came, or every user's latest ratings, or two."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,8 +22,10 @@ def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
     """The parts for training, validation and test, as the settings `split` and `fold` say."""
     if fold and split != "users":
         raise ConfigError(f"fold={fold}: folds are dealt of users drawn at random; use split=users, or fold=0")
+    if split == "leave_one_out":
+        return leave_one_out(ratings, seed)
     if split != "users":
-        return {"users_by_time": by_arrival, "time": by_time, "leave_one_out": leave_one_out}[split](ratings)
+        return {"users_by_time": by_arrival, "time": by_time}[split](ratings)
     draw = rng(seed, 0, "users")
     return by_folds(ratings, draw, fold) if fold else by_users(ratings, draw)
 
@@ -73,15 +76,17 @@ def by_time(ratings: Ratings) -> Parts:
     return ratings.where(train), ratings.where(validation), ratings.where(test)
 
 
-def leave_one_out(ratings: Ratings) -> Parts:
+def leave_one_out(ratings: Ratings, seed: int = 0) -> Parts:
     """Each user's latest rating is the test, the one before the validation, the others train; the users are the same.
 
-    Of ratings of one second, that of the later row of the catalogue is the latest.
+    Ratings of one second come in an order that is drawn: in that of their numbers, obscure items would be the latest.
     """
     if few := int((ratings.counts() < 3).sum()):
         raise ConfigError(f"{few} users have fewer than 3 ratings; leave one out needs a test, a validation and more")
+    order = np.lexsort((rng(seed, 0, "ties").random(len(ratings)), ratings.times, ratings.owners()))
+    drawn = replace(ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order])
     left = ratings.counts()[ratings.owners()] - position(ratings)  # 1: the latest
-    return ratings.where(left > 2), ratings.where(left == 2), ratings.where(left == 1)
+    return drawn.where(left > 2), drawn.where(left == 2), drawn.where(left == 1)
 
 
 def position(ratings: Ratings) -> npt.NDArray[np.int64]:

@@ -6,7 +6,7 @@ by the attacks of `mutirao.recsys`, which know all settings and what people in g
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,6 @@ class Told:
 
     rule: Rule
     exposure: Exposure
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def kept(self) -> dict[str, Any]:
         """For a file."""
@@ -90,10 +89,10 @@ class Target:
         self.about, self.loss = about, loss
         own = {"ridge": 1.0, "lr": 0.4} if loss != "squared" else {}
         self.base: Sets = {"data": about.data, "loss": loss, "seed": about.seed, "rounds": HONEST_ROUNDS, **own}
-        task, run = self.task({}), None
-        self.users = sorted(task.population)
-        order = rng(about.seed, 0, "drilled").permutation(len(self.users))
-        self.users = [self.users[i] for i in order[: max(about.users, about.summed)]]
+        task = self.task({})
+        names = sorted(task.population)
+        order = rng(about.seed, 0, "drilled").permutation(len(names))
+        self.users = [names[i] for i in order[: max(about.users, about.summed)]]
         method: Any = task.handler
         self.method: FedRecon = method
         judges: Ratings = vars(task.evaluate)["ratings"]

@@ -27,7 +27,18 @@ NAMES = {"fedrecon": Rebuilt, "fmf": FMF, "fcf": FCF, "pfedrec": PFedRec, "fedra
 # What FedRecon alone reads; others have rates and a form of their own.
 OF_FEDRECON = (
     *("lr", "loss", "biases", "negative_weight", "weight_decay"),
-    *("support", "support_by", "rebuild", "ridge", "ridge_bias", "passes", "rebuild_lr"),
+    *(
+        "others",
+        "rebuild_weight",
+        "half_life",
+        "support",
+        "support_by",
+        "rebuild",
+        "ridge",
+        "ridge_bias",
+        "passes",
+        "rebuild_lr",
+    ),
 )
 
 TAKEN_UP = ("dimension", "negatives", "epochs", "samples")  # what all read
@@ -69,6 +80,8 @@ def method_of(config: Any, ratings: Ratings) -> FedRecon | KeptUsers:
         raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
     if config.partition.name != "dirichlet":
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
+    if config.others == "all" and config.download != "all":
+        raise ConfigError("others=all rebuilds vectors against all items, which clients need then: set download=all")
     levels, method = tuple(float(v) for v in np.unique(ratings.values)), kept_method(config)
     about: dict[str, Any] = {"items": len(ratings.catalogue), "levels": levels, "schedule": schedule_of(config)}
     if method is not None:
