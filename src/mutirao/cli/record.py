@@ -1,0 +1,39 @@
+"""`mutirao record`: a record of processing, written from a run."""
+
+from pathlib import Path
+
+import click
+
+from mutirao.cli.options import FILE, TRUST, Agreement, look_here, tell
+from mutirao.errors import ConfigError
+
+
+@click.command()
+@click.argument("folder", type=FILE)
+@click.option("--out", type=FILE, help="The file to write [default: the screen].")
+@click.option("--lang", type=click.Choice(["en", "pt"]), default="en", show_default=True, help="English or Portuguese.")
+@click.option("--json", "as_json", is_flag=True, help="The facts alone, for machines.")
+@TRUST
+def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Agreement) -> None:
+    """Write a record of processing (LGPD Art. 37, GDPR Art. 30) from a run, with blanks for what it cannot know.
+
+    \b
+    Examples:
+      mutirao record runs/recsys --out record.md
+      mutirao record runs/recsys --lang pt --out registro.md
+    """
+    from mutirao.core.files import write_whole
+    from mutirao.deploy.processing import facts_of_run, write_record
+    from mutirao.runs.trust import names_in_file
+
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} is there already, and somebody may have filled it in; choose another --out")
+    look_here(names_in_file(folder / "config.toml"))
+    facts = facts_of_run(folder, trust)
+    if out is None:
+        tell(facts, as_json, write_record(facts, lang).rstrip())
+        return
+    if as_json:
+        raise ConfigError("--json prints to the screen; leave --out away")
+    write_whole(out, write_record(facts, lang))
+    click.echo(f"written: {out}; fill in what is left open")
