@@ -79,7 +79,7 @@ METHODS: dict[str, tuple[Callable[..., Score], list[dict[str, Any]]]] = {
     "popularity": (popularity, [{}]),
     "ease": (ease, grid(ridge=(100.0, 300.0, 1000.0))),
     "ease-recent": (ease, grid(ridge=(300.0, 1000.0), half=(5.0, 10.0))),
-    "als": (als, grid(factors=(32, 64), ridge=(1.0, 10.0))),
+    "als": (als, grid(factors=(32, 64), ridge=(10.0,))),
     "als-recent": (als, grid(factors=(32, 64), ridge=(10.0,), half=(5.0, 10.0))),
     "bpr": (bpr, grid(factors=(32, 64), ridge=(0.01, 0.03))),
 }

@@ -138,7 +138,7 @@ def test_what_one_round_cannot_tell_several_do() -> None:
     together = [set(filters.Robust()(ZERO, replies, memory)[1]) for replies in rounds]
     assert sum(rejected == liars for rejected in alone) <= 2
     assert all(rejected == liars for rejected in together[6:])
-    assert set(memory) == {"robust.clients", "robust.agreed", "robust.typical"}
+    assert set(memory) == {"robust.clients", "robust.agreed", "robust.typical", "robust.length"}
     assert len(memory["robust.clients"]) == 10
 
 
@@ -224,3 +224,26 @@ def test_too_few_left_to_judge_are_kept() -> None:
 def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=rf"^{next(iter(wrong))} is .*, but must be at least [01] and at most "):
         filters.Robust(**wrong)  # type: ignore[arg-type]
+
+
+def scaled(replies: dict[str, Reply], lengths: dict[str, float], usual: float) -> dict[str, Reply]:
+    return {
+        c: Reply({k: np.float32(lengths.get(c, usual)) * v for k, v in r.arrays.items()}, n=1)
+        for c, r in replies.items()
+    }
+
+
+def test_who_still_errs_where_the_others_have_learnt_all_they_can_is_no_liar() -> None:
+    """As on Fashion-MNIST with two classes a client: updates of 0.02 in the middle, where they once were 4, and 1.5."""
+    screen, memory = filters.Robust(), dict[str, Any]()
+    for seed in range(4):
+        assert not screen(ZERO, updates(seed, 10, 0.6), memory)[1]
+    for seed in range(4, 12):
+        late = scaled(updates(seed, 10, 0.0), {"c03": 0.3, "c06": 0.1}, 0.01)
+        kept, rejected = screen(ZERO, late, memory)
+        assert not rejected
+        lengths = filters.lengths_of(ZERO, kept)
+        assert lengths["c03"] <= 1.001 * np.median(list(filters.lengths_of(ZERO, late).values()))  # it cannot shout
+    assert list(screen(ZERO, scaled(updates(12, 10, 0.0), {"c03": 9.0}, 0.01), memory)[1]) == ["c03"]
+    fresh = scaled(updates(4, 10, 0.6), {"c03": 0.3}, 0.01)
+    assert list(screen(ZERO, fresh, {})[1]) == ["c03"]  # in a first round nobody can know that

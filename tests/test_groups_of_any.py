@@ -140,9 +140,11 @@ def task_start() -> Any:
     return find("quickstart").prepare(resolve(find("quickstart").config, SMALL["quickstart"])).initial()
 
 
-def test_a_group_goes_on_with_the_candidate_its_clients_judge_best() -> None:
+@pytest.mark.parametrize("recipe", ["quickstart", "groups"])
+def test_a_group_goes_on_with_the_candidate_its_clients_judge_best(recipe: str) -> None:
     chosen = {"per_group": "chosen", "per_group.lr": "1e-6,0.3", "per_group.rounds": 1, "judge_by": "vali"}
-    task, run, rows = rounds_of("quickstart", **TWO, **chosen, warm_epochs=1, rounds=4)
+    told = {"warm_epochs": 1, "epochs": 5, "rounds": 4} | ({"references": 0} if recipe == "groups" else {})
+    task, run, rows = rounds_of(recipe, **TWO, **chosen, **told)
     state = Grouping.from_memory(run.memory)
     assert state is not None
     assert rows[1]["accuracy"] > rows[0]["accuracy"] + 0.1  # the rate that moves nothing is tried first

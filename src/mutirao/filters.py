@@ -19,6 +19,7 @@ FEWEST = 5  # replies among which it can be told who is odd; of fewer all are ke
 TURNS = 5
 DEVIATIONS = 3.0  # from the middle, beyond which nobody honest is expected
 DOUBT = 0.1  # the benefit of it: one round in which hardly anybody agrees says little of anybody
+TWICE = 2.0  # so many times as long may be what goes for its length alone, where lengths differ much
 MOST_REJECTED = 0.4  # of the replies of a round: more would not be liars among an honest majority
 
 
@@ -109,19 +110,24 @@ class CosineFilter:
 class Robust:
     """Copies, length and direction, judged over all rounds a client took part in; who is kept is held to bounds.
 
-    Copies go as in `CopyFilter`, and updates longer than `most` times the median. Every round is evidence, too: a_k,
-    the cosine of an update with the core, or -m_t, minus the median of the round's a_k, for a copy or an update that is
-    too long. A client's standing is
+    Copies go as in `CopyFilter`, and updates longer than `most` times the usual length. Every round is evidence, too:
+    a_k, the cosine of an update with the core, at most 0 for one that is too long, and -m_t, minus the median of the
+    round's a_k, for a copy. A client's standing is
 
-        r_k = (0.1 + sum_t a_kt) / (0.1 + sum_t m_t),
+        r_k = (0.1 + sum_t w_t a_kt) / (0.1 + sum_t w_t m_t),
 
-    about 1 for honest clients. Older rounds count less by `memory` a round, and the core is the half with the best
-    standing before this round (in the first one that of `CosineFilter`). Those whose standing is below `share` of the
-    median standing and also three deviations below it go; the deviation is that of the standings above the median, so
-    that nobody is blamed for standing apart where all do. At most two fifths of the replies are rejected so.
+    about 1 for honest clients; w_t is the round's median length as a share of the usual one (see below). Older rounds
+    count less by `memory` a round, and the core is the half with the best standing before this round (in the first one
+    that of `CosineFilter`). Those whose standing is below `share` of the median standing and also three deviations
+    below it go; the deviation is that of the standings above the median, so that nobody is blamed for standing apart
+    where all do. At most two fifths of the replies are rejected so, and nobody whose update agrees in this very round,
+    if rounds tell anything (m_t > 0.1): not too long, and with a_k above `share` of m_t.
 
-    Too long is longer than the median times e^(3 s), where s is the deviation of the log lengths below the median,
-    to which liars who shout add nothing; but never less than `least` times the median.
+    Too long is longer than the usual length times e^(3 s), where s is the deviation of the log lengths below the
+    round's median, to which liars who shout add nothing; but never less than `least` nor more than twice `most` times
+    the usual length. That is the round's median or, where it is more, what `memory` leaves of the usual length before:
+    where most clients have learnt all they can and hardly move, one that still errs is not too long for that, nor do
+    directions tell much.
     Of those kept nobody counts for more than `samples` times their median number of samples, and updates longer than
     the median are shortened to it.
     """
@@ -147,8 +153,10 @@ class Robust:
         past = memory if memory is not None else {}
         names = sorted(replies)
         kept, rejected = CopyFilter(self.copies, self.head)(current, replies)
-        long = self.overlong(current, kept)
-        kept, shouted = NormFilter(self.most)(current, kept)
+        lengths = lengths_of(current, kept)
+        usual = self.usual_length(lengths, past)
+        long = self.overlong(lengths, usual)
+        kept, shouted = leave_out(kept, {c: why for c, why in long.items() if lengths[c] > self.most * usual})
         rejected |= shouted
         counted = np.array([c in kept and c not in long for c in names])
         if counted.sum() < FEWEST:
@@ -157,24 +165,34 @@ class Robust:
         agreed, typical = recall(past, names)
         agreement = agree_with(cosines, counted, standing(agreed, typical) if typical.any() else None)
         middle = max(0.0, float(np.median(agreement[counted])))
-        agreed = self.memory * agreed + np.where(counted, agreement, -max(middle, DOUBT))
-        typical = self.memory * typical + middle
+        telling = float(np.median(list(lengths.values()))) / usual if usual > 0 else 1.0
+        copied = np.array([c not in kept and c not in shouted for c in names])
+        evidence = np.where(counted, agreement, np.where(copied, -max(middle, DOUBT), np.minimum(agreement, 0.0)))
+        agreed = self.memory * agreed + telling * evidence
+        typical = self.memory * typical + telling * middle
         note(past, names, agreed, typical)
         found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
         limit = self.lowest(standing(agreed, typical)[counted])
-        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit)
+        agrees = dict(zip(names, counted & (middle > DOUBT) & (agreement > self.share * middle), strict=True))
+        odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit and not agrees[c])
         odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
         why = {c: long.get(c, "its direction is not the others'") for c in kept}
         kept, low = leave_out(kept, {c: f"standing {x:.2f}, below {limit:.2f}: {why[c]}" for x, c in odd})
         return hold(current, kept, self.samples), rejected | low
 
-    def overlong(self, current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, str]:
+    def usual_length(self, lengths: Mapping[ClientId, float], past: Arrays) -> float:
+        """How long updates are in the middle: in this round or, if they were longer, in those before."""
+        middle = float(np.median(list(lengths.values()))) if lengths else 0.0
+        usual = max(middle, self.memory * float(past.get("robust.length", np.zeros(1))[0]))
+        past["robust.length"] = np.array([usual])
+        return usual
+
+    def overlong(self, lengths: Mapping[ClientId, float], usual: float) -> dict[ClientId, str]:
         """Whose updates are too long, and how long they are."""
-        lengths = lengths_of(current, replies)
         middle = float(np.median(list(lengths.values()))) if lengths else 0.0
         below = [np.log(x / middle) for x in lengths.values() if 0 < x <= middle]
         spread = float(np.sqrt(np.mean(np.square(below)))) if below else 0.0
-        limit = middle * min(self.most, max(self.least, float(np.exp(min(10.0, DEVIATIONS * spread)))))
+        limit = usual * min(TWICE * self.most, max(self.least, float(np.exp(min(10.0, DEVIATIONS * spread)))))
         return {c: f"update of length {x:.4g}, over {limit:.4g}" for c, x in lengths.items() if x > limit}
 
     def lowest(self, standings: Floats) -> float:

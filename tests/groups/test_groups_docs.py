@@ -36,3 +36,16 @@ def test_combining(tmp_path: Path) -> None:
         os.chdir(before)
     guess, asker = space["guess"], space["asker"]
     assert np.mean(guess == asker.test.y.numpy()) > 0.8  # type: ignore[attr-defined]
+
+
+def test_groups_of_a_model_and_data_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "groups-any-task.md").read_text()
+    code, table = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(table, "groups-any-task.md", "exec"), {})
+    assert len((tmp_path / "patients.csv").read_text().splitlines()) == 1 + 15 * 120
+    exec(compile(code, "groups-any-task.md", "exec"), {})  # the page's own code
+    (shown,) = re.findall(r"print.*# (.*)", code)
+    assert capsys.readouterr().out.splitlines()[-1] == shown

@@ -22,6 +22,7 @@ REQUESTS = {
     "profile": "of each column counts, mean, spread and common categories, before the first round",
     "rows": "which rows of the model it needs: for recommendations, which items this user has rated",
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
+    "choose": "which of several models errs least on the data here; its number leaves",
     "fit": "how a model does that is fitted to this site's data and stays here; the metrics below leave",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
@@ -39,6 +40,7 @@ EXTRAS = {
     "items": "the numbers of the items that are rated here",
     "blocks": "the numbers of all items of the blocks that the items rated here are in",
     "signature": "the answer to a warm-up",
+    "choice": "the number of the model that errs least here, of several that were sent",
     "holdings": "which classes are here, yes or no each, in clear; only where the signature has no noise",
     "squared_errors": "the error of EACH SINGLE sample on the model that was sent, which FedRisk needs",
     "batch_sizes": "how these errors belong to batches",

@@ -2,7 +2,8 @@
 
 For a fixed `min_samples` what DBSCAN finds changes only where a client becomes a core point, where two core points are
 joined by an edge of the minimum spanning tree of mutual reachability (Campello, Moulavi and Sander, 2013), and where a
-core point first reaches a client at the border; so all values of eps are looked at, exactly, by one tree. Two things speak for a division, both logarithms of a volume in the d dimensions that matter:
+core point first reaches a client at the border; so all values of eps are looked at, exactly, by one tree. Two things
+speak for a division, both logarithms of a volume in the d dimensions that matter:
 
 - stability, d ln(high / low): how much the ball around a client may grow before two groups touch, which is what the
   worst placed clients decide;

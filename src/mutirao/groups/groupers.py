@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from mutirao.groups import clusterers
 from mutirao.groups.grouper import Alone, Grouper
+from mutirao.groups.rivals.cfl import Cfl
+from mutirao.groups.rivals.fedclust import Fedclust
+from mutirao.groups.rivals.ifca import Ifca
+from mutirao.groups.rivals.pacfl import Pacfl
 
 
 @dataclass(frozen=True)
@@ -11,4 +15,5 @@ class Ungrouped(Grouper):
     """No groups: one model for all, and no client warms up."""
 
 
-NAMES: dict[str, type] = {"none": Ungrouped, **clusterers.NAMES, "alone": Alone}
+RIVALS = {part.__name__.lower(): part for part in (Ifca, Cfl, Pacfl, Fedclust)}
+NAMES: dict[str, type] = {"none": Ungrouped, **clusterers.NAMES, "alone": Alone, **RIVALS}

@@ -41,7 +41,10 @@ CHUNK = 512  # samples judged at once
 
 @dataclass(frozen=True)
 class Member:
-    """A handler for `warm`, `train`, `evaluate`, `take`, `fit`, `probe`; `trainers(outputs)` trains such a head."""
+    """A handler for `warm`, `train`, `evaluate`, `take`, `choose`, `fit` and `probe`.
+
+    `trainers(outputs)` trains a head of that size.
+    """
 
     trainers: Callable[[int], Trainer]
     classes: int
@@ -148,8 +151,11 @@ class Member:
             return self.fit(request if made is None else replace(request, arrays=made.arrays), site)
         if made is not None:
             return made
+        if request.do == "choose":
+            return self.choose(request.arrays, Samples.of(site.data))
         if request.do not in ("evaluate", "take"):
-            raise ValueError(f"a member of groups can warm, train, evaluate, take, fit and probe, not {request.do!r}")
+            kinds = "warm, train, evaluate, take, choose, fit and probe"
+            raise ValueError(f"a member of groups can {kinds}, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
         metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
@@ -184,6 +190,14 @@ class Member:
         if config.get("holdings"):
             extras["holdings"] = classes_in(samples, self.classes).astype(np.uint8)
         return Reply({}, extras, {}, len(samples) if made is None else made.n)
+
+    def choose(self, models: Arrays, samples: Samples) -> Reply:
+        """Which of several groups' models has the least mean loss on the samples to train on: its number alone."""
+        trainer, losses = self.trainers(self.classes), []
+        for group in sorted({name.partition("/")[0] for name in models}):
+            outputs, y = outputs_of(trainer.fill(part_of(models, group)).eval(), samples)
+            losses.append(float(functional.cross_entropy(outputs, torch.from_numpy(y))))
+        return Reply({}, {"choice": np.array([np.argmin(losses)], np.int64)}, {}, len(samples))
 
     def charge(self, site: Site) -> Releases:
         """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""

@@ -180,7 +180,7 @@ def make_grouped(given: T, config: Any) -> T:
     return made
 
 
-def settings_of_groups(run: Run, config: Any, higher: bool) -> dict[str, str]:
+def settings_of_groups(run: Run, config: Any, higher: bool = True) -> dict[str, str]:
     """What each group trained by in the last round, as `per_group=given` takes it, if they differ."""
     tune, state = build("per_group", config.per_group), Grouping.from_memory(run.memory)
     if state is None or not tune.names:

@@ -24,7 +24,14 @@ from mutirao.randomness import number, rng
 from mutirao.recipes.exchange import Exchange
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.group_flow import Kind, group_rounds
-from mutirao.recipes.grouping import compares, grouper_of, references_in, rounds_of_fedavg, signature_of
+from mutirao.recipes.grouping import (
+    compares,
+    grouper_of,
+    references_in,
+    rounds_of_fedavg,
+    settings_of_groups,
+    signature_of,
+)
 from mutirao.recipes.labelled import deal_samples
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.drift import Around, groups_after
@@ -136,7 +143,11 @@ def task(config: Config) -> Task:
                 "eps_scan.png": Picture("eps_scan", scan_of),
             },
             files=FILES,
-            findings=lambda run: summarise_groups(run, knows.truth_at(run.round)) | references_in(run),
+            findings=lambda run: {
+                **summarise_groups(run, knows.truth_at(run.round)),
+                **references_in(run),
+                **settings_of_groups(run, config),
+            },
             constant=frozenset({"groups", "rand"}),
         ),
     )

@@ -42,7 +42,8 @@ def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.
 
 def rebuild_vector(rules: Rules, gap: Floats, bias: Floats) -> Floats:
     """The vector under which the pairs are likeliest: by Newton's method, or by so many passes of gradient descent."""
-    v, change, climb = np.zeros(gap.shape[1]), np.zeros(gap.shape[1]), 0.0
+    v: Floats = np.zeros(gap.shape[1])
+    change, climb = v.copy(), 0.0
     for _ in range(rules.passes or NEWTON):
         under = below(bias + gap @ v)
         slope = gap.T @ under - rules.ridge * v
@@ -53,8 +54,8 @@ def rebuild_vector(rules: Rules, gap: Floats, bias: Floats) -> Floats:
             v -= change
         else:
             bend = (gap * (under * (1 - under))[:, None]).T @ gap
-            change = np.linalg.solve(bend + max(rules.ridge, 1e-6) * np.eye(len(v)), slope)
-            climb = slope @ change
+            change = np.asarray(np.linalg.solve(bend + max(rules.ridge, 1e-6) * np.eye(len(v)), slope), np.float64)
+            climb = float(slope @ change)
             v += change
             if np.abs(change).max() <= STILL * np.abs(v).max():
                 break

@@ -145,7 +145,7 @@ def judge_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) -> 
     judges = test.of_users(np.flatnonzero(both))
     levels = tuple(float(v) for v in np.unique(ratings.values))
     judge = Judge(FedRecon(len(catalogue), how.dimension, levels, how.biases), judges, ~hidden[judges.items], seed)
-    found = {"nothing": np.zeros((len(drawn), how.dimension), np.float32), "ratings": full.vectors[hidden]}
+    found: dict[str, Any] = {"nothing": np.zeros(how.dimension), "ratings": full.vectors[hidden]}
     some = catalogue.take(fitted), catalogue.take(np.flatnonzero(hidden))
     for name, kinds in (("mean", ()), ("genres", ("genre",)), ("genres, decades, titles", KINDS)):
         described, cold = (describe(part, kinds) for part in some)

@@ -1,0 +1,27 @@
+"""FedClust (Islam et al., "FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client
+Clustering", ICPP 2024): clients are alike whose last layers are alike after some local epochs.
+"""
+
+from dataclasses import dataclass
+
+from mutirao.groups.auto import Points, pairwise
+from mutirao.groups.rivals.hierarchy import Merged
+from mutirao.groups.signature import Weights
+
+
+@dataclass(frozen=True)
+class LastLayer(Weights):
+    """The weights of the last layer, less those that all began with; distances are the same."""
+
+    directions = False
+
+
+@dataclass(frozen=True)
+class Fedclust(Merged):
+    """Clients merged by d_ij = |w_i - w_j|, w the weights of the last layer, up to a threshold (their lambda)."""
+
+    signature = LastLayer()
+
+    def measure(self, points: Points) -> Points:
+        """Euclidean."""
+        return pairwise(points)
