@@ -100,7 +100,9 @@ def cells_in(out: Path) -> list[dict[str, Any]]:
 def mean(cells: list[dict[str, Any]], metric: str, epsilon: float, what: str = "value") -> tuple[float, float, int]:
     """Mean and deviation over the seeds, and how many there are."""
     found = [c[what] for c in cells if (c["metric"], c["epsilon"]) == (metric, epsilon)]
-    return (float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0, len(found))
+    if not found:
+        return np.nan, 0.0, 0  # not run
+    return float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0, len(found)
 
 
 def write_page(out: Path, drill: Path) -> None:

@@ -13,7 +13,7 @@ from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Round, Run
-from mutirao.errors import ConfigError
+from mutirao.errors import ConfigError, Refused
 from mutirao.groups.member import TAKEN, hold_back
 from mutirao.groups.references import choose, told_of, warnings_of
 from mutirao.recipes.task import Task, find
@@ -189,3 +189,12 @@ def test_groups_of_any_task_whose_clients_judge_are_compared_if_that_is_asked_fo
     single = rounds_of(recipe, cluster="alone", per_round=1.0, references=0)[2][-1]
     spent = rounds_of(recipe, **TWO, warm_epochs=1, per_round=1.0, references=1)[2][-1]
     assert spent[f"{task.judge}_alone"] == pytest.approx(single[task.judge], abs=0.02)  # what `cluster=alone` gives
+
+
+@pytest.mark.parametrize("times", [-1, 10**9, "many", 1.5])
+def test_how_often_a_client_is_to_train_is_held_to_bounds(times: Any) -> None:
+    config = resolve((found := find("quickstart")).config, {"cluster": "one", "clients": 4})
+    task = found.prepare(config)
+    request = Request("fit", task.initial(), {"seed": 0, "round": 1, "times": times})
+    with pytest.raises(Refused, match=r"told\.times"):
+        task.handler(request, Site("c0", task.population["c0"]))

@@ -19,12 +19,13 @@ from mutirao.fleets.flower.messages import unpack
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
 from mutirao.report import execute
+from mutirao.runs.models import embeddings_of_run
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
 RECIPE = find("recsys")
 KEPT = {  # rates for the generated ratings
-    "fmf": ("method.lr=1.0", "method.item_lr=0.5"),
+    "fmf": (),
     "fcf": ("aggregate=fedadam", "aggregate.lr=0.02"),
     "pfedrec": ("method.eta=0.5",),
     "fedrap": ("method.item_lr=20.0", "method.lr=0.1", "method.decay=0.0", "method.apart=0.0", "epochs=5"),
@@ -77,6 +78,12 @@ def test_a_run_cut_in_the_middle_goes_on_bit_for_bit(method: str, tmp_path: Path
     resumed = execute("recsys", config_of(method, "rounds=4"), tmp_path / "cut", resume=True, pictures=False)
     assert resumed["digest"] == straight["digest"]
     assert resumed["final"] == straight["final"]
+
+
+def test_item_vectors_alone_are_not_handed_out_as_a_recommender(tmp_path: Path) -> None:
+    execute("recsys", config_of("pfedrec", "rounds=1"), tmp_path / "run", pictures=False)
+    with pytest.raises(ConfigError, match="of method=pfedrec a part stayed with each user"):
+        embeddings_of_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", list(KEPT))
@@ -149,7 +156,7 @@ def test_to_spare_what_is_taken_later_raises_the_figure_without_any_learning_of_
         ("fcf", ("ridge=1.0",), "method=fcf has method.ridge"),
         ("fmf", ("loss=bpr",), "loss: it is FedRecon's; method=fmf has method.loss"),
         ("fmf", ("centralised=true",), "has a part of each user's own"),
-        ("fmf", ("privacy=local", "download=all"), "with privacy=local they tell nothing"),
+        ("fmf", ("privacy=local", "download=all", "aggregate=fedavg"), "with privacy=local they tell nothing"),
         ("pfedrec", ("aggregate=fedprox",), "needs 'config:mu'"),
         ("pfedrec", ("select=aoiu",), "needs 'metrics:entropy'"),
         ("pfedrec", ("method.eta=0.0",), "eta is 0.0"),

@@ -1,6 +1,7 @@
 """FMF, FCF, PFedRec and FedRAP against their authors' formulas, computed by torch's autograd on the same batches."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Request, Site
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.rounds import Run
+from mutirao.fleets.local import LocalFleet
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.recsys.methods.client import PREFIX, Examinee, KeptUsers, ranked
+from mutirao.recsys.methods.client import PREFIX, Examinee, KeptUsers, judge_users, ranked
 from mutirao.recsys.methods.fcf import FCF
 from mutirao.recsys.methods.fedrap import FedRAP
 from mutirao.recsys.methods.fmf import FMF
@@ -71,7 +74,9 @@ def test_pfedrec_moves_the_score_function_and_then_the_items_by_their_rate() -> 
     np.testing.assert_allclose(kept["weights"], w.detach(), rtol=1e-6)
     np.testing.assert_allclose(kept["bias"], b.detach(), rtol=1e-6)
     assert loss_ == pytest.approx(np.average([v for v, _ in losses], weights=[n for _, n in losses]))
-    np.testing.assert_allclose(method.score(X, own, Taste(TAKEN, TAKEN)), X @ own["weights"] + own["bias"][0])
+    np.testing.assert_allclose(
+        method.score(X, own, Taste(TAKEN, TAKEN.astype(np.float32))), X @ own["weights"] + own["bias"][0]
+    )
 
 
 def test_fedrap_moves_the_sum_of_the_common_and_the_own_part_with_two_regularisers() -> None:
@@ -99,7 +104,7 @@ def test_fedrap_moves_the_sum_of_the_common_and_the_own_part_with_two_regularise
     np.testing.assert_allclose(found, x.detach(), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(kept["values"], d.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(kept["weights"], w.detach(), rtol=1e-5)
-    scores = method.score(X, kept, Taste(TAKEN, TAKEN))
+    scores = method.score(X, kept, Taste(TAKEN, TAKEN.astype(np.float32)))
     np.testing.assert_allclose(scores, (X + kept["values"]) @ kept["weights"] + kept["bias"][0], rtol=1e-6)
 
 
@@ -138,7 +143,7 @@ def test_fmf_moves_user_and_items_at_once(loss: Any, biases: bool) -> None:
     found, kept, _ = trained(method, own)
     np.testing.assert_allclose(found, x.detach(), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(kept["vector"], v.detach(), rtol=1e-5, atol=1e-7)
-    scores = method.score(X, own, Taste(TAKEN, TAKEN))
+    scores = method.score(X, own, Taste(TAKEN, TAKEN.astype(np.float32)))
     u = own["vector"].astype(np.float64)
     np.testing.assert_allclose(scores, X[:, first:] @ u[first:] + X[:, :first].sum(1) + u[:first].sum())
 
@@ -185,7 +190,8 @@ def users(method: Method) -> KeptUsers:
 
 
 def examinee() -> Examinee:
-    return Examinee(TAKEN, np.ones(4, np.float32), np.array([7]), np.ones(1, np.float32), TAKEN, np.array([0, 2, 3]))
+    held = {"held": np.array([7]), "ratings": np.ones(1, np.float32), "hidden": TAKEN, "drawn": np.array([0, 2, 3])}
+    return Examinee(TAKEN, np.ones(4, np.float32), **held)
 
 
 def asked(handler: KeptUsers, do: str = "train", round: int = 1, **told: Any) -> Request:
@@ -235,14 +241,8 @@ def test_to_be_judged_leaves_no_trace_and_tells_how_high_its_item_came(method: M
 
 def test_an_item_ranks_among_what_is_not_hidden_and_among_those_drawn() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    taste = Examinee(
-        np.array([0, 1], np.int32),
-        np.ones(2, np.float32),
-        np.array([3]),
-        np.ones(1, np.float32),
-        np.array([0, 1]),
-        np.array([4, 5]),
-    )
+    rest = {"held": np.array([3]), "hidden": np.array([0, 1]), "drawn": np.array([4, 5])}
+    taste = Examinee(np.array([0, 1], np.int32), np.ones(2, np.float32), **rest)
     found = ranked(scores, taste)
     assert found["mrr@5"] == pytest.approx(1 / 2)  # item 2 alone is above it
     assert found["sampled_mrr@5"] == 1
@@ -251,7 +251,7 @@ def test_an_item_ranks_among_what_is_not_hidden_and_among_those_drawn() -> None:
 def test_explicit_ratings_are_judged_on_their_scale() -> None:
     handler = KeptUsers(FMF(loss="squared", lr=0.5, item_lr=0.1), M, D, levels=(1.0, 5.0))
     values = np.array([5, 5, 1, 1], np.float32)
-    site = Site("ana", Examinee(TAKEN, values, np.array([4, 9]), np.array([5, 1], np.float32)))
+    site = Site("ana", Examinee(TAKEN, values, held=np.array([4, 9]), ratings=np.array([5, 1], np.float32)))
     reply = handler(asked(handler, "evaluate"), site)
     assert set(reply.metrics) == {"rmse", "mae"}
     assert reply.n == 2
@@ -296,3 +296,27 @@ def test_a_user_who_took_everything_is_its_own_failure_alone() -> None:
 def test_settings_out_of_range_are_refused(made: Any) -> None:
     with pytest.raises(ValueError, match="but must be"):
         made()
+
+
+def test_no_item_taken_is_drawn_as_one_that_was_not_even_if_a_round_leaves_it_out() -> None:
+    handler = KeptUsers(FMF(spare=True), M, D, negatives=30, samples=2)
+    request = asked(handler)
+    work = handler.work(examinee(), request, "ana")
+    others = set(work.rows[work.at[work.y == 0]].tolist())
+    assert (work.y > 0).sum() == 2
+    assert not others & {*TAKEN.tolist(), 7}
+    assert others == set(range(M)) - {*TAKEN.tolist(), 7}
+
+
+def test_a_user_that_boasts_is_not_counted() -> None:
+    handler = users(FMF())
+    honest = Site("ana", examinee())
+
+    def boast(request: Request, site: Site) -> Reply:
+        reply = handler(request, site)
+        return replace(reply, metrics=dict.fromkeys(reply.metrics, 1e9), n=10**6) if site.id == "bia" else reply
+
+    fleet = LocalFleet(boast, {"ana": examinee(), "bia": examinee()})
+    run = Run(handler.initial(0))
+    alone = handler(Request("evaluate", run.arrays, {"seed": 0, "round": 0}), honest).metrics
+    assert judge_users(fleet, run, ("hr@10", "mrr@20")) == {k: alone[k] for k in ("hr@10", "mrr@20")}

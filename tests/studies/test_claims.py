@@ -85,9 +85,11 @@ def write_run(folder: Path, values: list[float], clients: list[str]) -> None:
 def test_figures_are_read_from_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [0.1, 0.5, 0.4, 0.6], ["c0", "c1", "c0", "c1"])
     record = Record.of(tmp_path / "run")
-    figures = {name: Figure(name, "accuracy", 0.5, 2, lower=False) for name in ("final", "wobble", "rounds", "gini")}
+    figures = {
+        name: Figure(name, "accuracy", 0.5, 2, lower=False) for name in ("final", "wobble", "rounds", "gini", "gap")
+    }
     assert {name: figure(record) for name, figure in figures.items()} == pytest.approx(
-        {"final": 0.6, "wobble": 0.1, "rounds": 2, "gini": 0.0}
+        {"final": 0.6, "wobble": 0.1, "rounds": 2, "gini": 0.0, "gap": 0.0}
     )
     assert Figure("rounds", "accuracy", 0.9, 2, lower=False)(record) == 5  # never: one more than there were
     assert math.isnan(Figure("final", "auc", 0.9, 2, lower=False)(record))

@@ -75,29 +75,24 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
     except (TooFewReplies, TooFewClients, Diverged) as error:
         log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
         return {}
-    asked = requests_of(run, plan, state, settings, one)
+    judge, asked = plan.judge, requests_of(run, plan, state, settings, one)
     here = {c for c in fleet.clients() if plan.honest(c)}
-    judge = plan.judge
     fits: Fits = {way: ask_to_fit(fleet, {c: r for c, r in asked[way].items() if c in here}, judge) for way in WAYS}
-    both = sorted(set.intersection(*(set(found) for found in fits.values())))
-    if not both:
+    who = sorted(set.intersection(*(set(found) for found in fits.values())))
+    if not who:
         log.warning("no references for the groups: no client has fitted all of %s", ", ".join(WAYS))
         return {}
-    fits = {way: {c: found[c] for c in both} for way, found in fits.items()}
-    held = {
-        way: [found[c]["accuracy_held"] for c in both if "accuracy_held" in found[c]] for way, found in fits.items()
-    }
+    choosers = [c for c in who if all(HELD in found[c] for found in fits.values())]
+    held = {way: [found[c][HELD] for c in choosers] for way, found in fits.items()}
     chosen, why = choose(held) if settings.serve == "auto" else (settings.serve, f"serve={settings.serve}")
     if chosen != "groups":
-        keep = {c: Request("fit", r.arrays, {**r.config, "keep": True}) for c, r in asked[chosen].items() if c in both}
-        ask_to_fit(fleet, keep, judge)
+        ask_to_fit(fleet, {c: keep(asked[chosen][c]) for c in who}, judge)
     run.sites = fleet.snapshot()
-    means = {way: float(np.mean([m[judge] for m in found.values()])) for way, found in fits.items()}
-    spent = [
-        int(r.config.get("epochs", 0)) or int(r.config["times"]) * settings.epochs for r in asked["alone"].values()
-    ]
+    means = {way: float(np.mean([found[c][judge] for c in who])) for way, found in fits.items()}
+    efforts = [asked["alone"][c].config for c in who]
+    spent = [int(e["times"]) * settings.epochs if settings.again else int(e["epochs"]) for e in efforts]
     told = {
-        "clients": len(both),
+        "clients": len(who),
         "judge": judge,
         "means": means,
         "held": {way: float(np.mean(values)) for way, values in held.items() if values},
@@ -108,13 +103,20 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
         "why": why,
         "warnings": warnings_of(means, chosen, judge, plan.higher),
     }
+    return remember(run, told, plan.higher)
+
+
+def remember(run: Run, told: dict[str, Any], higher: bool) -> Row:
+    """Keep what was found with the run, and say it; the figures for the record."""
     run.memory = run.memory | {SERVED: np.frombuffer(json.dumps(told).encode(), np.uint8).copy()}
-    for line in (*told["warnings"], f"clients are served by {WORDS[chosen]}: {why}"):  # type: ignore[misc]
-        log.log(logging.INFO if line.startswith("clients") else logging.WARNING, "round %d: %s", run.round, line)
+    judge, means, chosen = told["judge"], told["means"], told["served"]
+    for line in told["warnings"]:
+        log.warning("round %d: %s", run.round, line)
+    log.info("round %d: clients are served by %s: %s", run.round, WORDS[chosen], told["why"])
     row: Row = {f"{judge}_{way}": value for way, value in means.items() if way != "groups"}
-    row |= {f"{judge}_served": means[chosen]}
-    sign = 1 if plan.higher else -1
-    return row | {f"gain_{way}": sign * (means[chosen] - means[way]) for way in ("alone", "finetuned")}
+    sign = 1 if higher else -1
+    gains = {f"gain_{way}": sign * (means[chosen] - means[way]) for way in ("alone", "finetuned")}
+    return row | {f"{judge}_served": means[chosen]} | gains
 
 
 def directions_of(judge: str, higher: bool = True) -> dict[str, str]:
@@ -158,6 +160,11 @@ def requests_of(
             out["finetuned"][client] = common
             out["alone"][client] = Request("fit", fresh, {**about, **settings.effort(max(1, times))})
     return out
+
+
+def keep(request: Request) -> Request:
+    """The same, to be gone on with."""
+    return replace(request, config={**request.config, "keep": True})
 
 
 def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], judge: str) -> dict[ClientId, dict[str, float]]:

@@ -20,6 +20,7 @@ from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.privacy import RELEASES, AtClient, Central, Open
 
 WARM, FIT = "warm", "fit"
+MOST_TIMES = 10_000  # that a client trains by itself when it is asked
 SIGNS = "extras:signature"  # what a handler provides that signs by itself
 
 
@@ -121,7 +122,10 @@ class Signing:
             raise Refused("privacy", "how a model does that is fitted here is not told")
         told = {k: v for k, v in request.config.items() if k not in ("times", "round")}
         arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # what it keeps stays as it is
-        for number in range(1, 1 + int(request.config.get("times", 0))):
+        times = request.config.get("times", 0)
+        if not isinstance(times, int) or not 0 <= times <= MOST_TIMES:
+            raise Refused("told.times", f"it is {str(times)[:40]!r}, but must be a whole number up to {MOST_TIMES}")
+        for number in range(1, 1 + times):
             asked = replace(request, do="train", arrays=arrays, config={**told, "round": number})
             arrays = whole(arrays, self.plain(asked, alone).arrays)
         asked = replace(request, do="evaluate", arrays=arrays, config={**told, "round": request.config["round"]})

@@ -5,9 +5,8 @@ are multiples of one vector: rows in one direction belong together, and are read
 is, the sum does not say.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.recsys.attack import Attacker, Floats, Reading
@@ -32,17 +31,14 @@ def read_sum(attacker: Attacker, sent: Arrays, change: Floats) -> list[Reading]:
     return found
 
 
-def alike(units: Floats) -> Sequence[Floats]:
+def alike(units: Floats) -> list[npt.NDArray[np.intp]]:
     """Places of rows in one direction, or in the opposite one: the largest groups first, each row in one."""
-    left = np.arange(len(units))
-    near = units @ units.T
-    together = 1 - near**2 < ALIKE**2
-    groups = []
-    while len(left):
-        inner = together[np.ix_(left, left)]
-        most = int(inner.sum(1).argmax())
-        if inner[most].sum() < FEWEST:
-            break
-        groups.append(left[inner[most]])
-        left = left[~inner[most]]
+    together = 1 - (units @ units.T) ** 2 < ALIKE**2
+    count, groups = together.sum(1), []
+    while len(count) and count.max() >= FEWEST:
+        members = np.flatnonzero(together[count.argmax()])
+        groups.append(members)
+        count -= together[:, members].sum(1)
+        together[:, members] = False
+        count[members] = 0
     return groups

@@ -68,11 +68,18 @@ def gini(figure: Figure, record: Record) -> float:
     return participation_in(record).gini
 
 
+def gap(figure: Figure, record: Record) -> float:
+    """How many times more the client selected most often was selected than the one least often."""
+    times = participation_in(record).times
+    return float(times.max() - times.min())
+
+
 FIGURES: dict[str, Callable[[Figure, Record], float]] = {
     "final": final,
     "wobble": wobble,
     "rounds": rounds,
     "gini": gini,
+    "gap": gap,
 }
 
 

@@ -21,7 +21,7 @@ from mutirao.studies.confirming import merged
 
 HOME = Path(__file__).parent / "systems"
 NAMES = ("fedrisk", "aoiu", "groups", "recsys", "cytology")
-QUICK_LIMIT = 9.0  # minutes after which a quick form makes no further runs: tables and the report follow
+QUICK_LIMIT = 8.5  # minutes after which a quick form makes no further runs: tables and the report follow
 LEAST_ROUNDS = 2
 
 

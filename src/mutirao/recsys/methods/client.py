@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, is_finite
+from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.rounds import Round, Run
@@ -142,6 +143,9 @@ class KeptUsers:
     def work(self, taste: Taste, request: Request, client: ClientId, purpose: str = "others") -> Work:
         """What a user works on in a round: its items and others drawn for them, its ratings, or all items."""
         seed, round = int(request.config["seed"]), int(request.config["round"])
+        avoid: list[Rows] = [taste.items]  # also of what is left out of a round
+        if self.method.spare and isinstance(taste, Examinee):
+            avoid += [taste.held, taste.hidden]
         if 0 < self.samples < len(taste):
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), self.samples, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
@@ -150,9 +154,8 @@ class KeptUsers:
             return Work(np.arange(self.items, dtype=np.int32), taste.items.astype(np.int64), y)
         if not self.implicit:
             return Work(taste.items, np.arange(len(taste)), taste.values.astype(np.float64) - self.centre)
-        later = [taste.held, taste.hidden] if self.method.spare and isinstance(taste, Examinee) else []
-        avoid = np.concatenate(later) if later else NOTHING
-        return with_others(taste.items, self.items, self.negatives, rng(seed, round, purpose, client), avoid)
+        draw = rng(seed, round, purpose, client)
+        return with_others(taste.items, self.items, self.negatives, draw, np.concatenate(avoid))
 
     def own(self, site: Site, seed: int) -> Arrays | None:
         """The user's part as it is kept; None if there is none yet."""
@@ -229,19 +232,29 @@ def metrics_of(method: Method, candidates: int) -> tuple[str, ...]:
     return (*names, *(SAMPLED + name for name in names if candidates))
 
 
-def judge_users(fleet: Fleet, run: Run, metrics: tuple[str, ...]) -> dict[str, float]:
-    """The metrics of all users, each asked to judge itself: means by the items judged by, of squares for `rmse`."""
-    sums, counts = dict.fromkeys(metrics, 0.0), dict.fromkeys(metrics, 0)
+def judge_users(fleet: Fleet, run: Run, metrics: tuple[str, ...], size_cap: float = SIZE_CAP) -> dict[str, float]:
+    """What all users say of themselves, each asked to judge itself.
+
+    Ranks: a mean over users; what is no share is left out. Errors: over all ratings, of squares for `rmse`, nobody
+    counting for more than `size_cap` allows.
+    """
+    sizes: dict[ClientId, int] = {}
+    told: dict[ClientId, dict[str, float]] = {}
     config, names = {"seed": run.seed, "round": run.round}, list(fleet.clients())
     for begin in range(0, len(names), AT_ONCE):
         asked = {c: Request("evaluate", run.arrays, config) for c in names[begin : begin + AT_ONCE]}
-        for reply in sift(fleet.ask(asked), fault_of_extras).replies.values():
-            for name in metrics:
-                if name in reply.metrics:
-                    sums[name] += reply.n * reply.metrics[name] ** (2 if name == "rmse" else 1)
-                    counts[name] += reply.n
-    means = {name: sums[name] / counts[name] for name in metrics if counts[name]}
-    return {name: value**0.5 if name == "rmse" else value for name, value in means.items()}
+        for client, reply in sift(fleet.ask(asked), fault_of_extras).replies.items():
+            sizes[client], told[client] = reply.n, reply.metrics
+    if "rmse" in metrics:
+        sizes |= cap_sizes(sizes, run.roster, size_cap)
+    found = {}
+    for name in metrics:
+        errors, power = name in ("rmse", "mae"), 2 if name == "rmse" else 1
+        said = [(sizes[c] if errors else 1, m[name]) for c, m in sorted(told.items()) if name in m]
+        said = [(n, value) for n, value in said if errors or 0 <= value <= 1]
+        if said:
+            found[name] = (sum(n * value**power for n, value in said) / sum(n for n, _ in said)) ** (1 / power)
+    return found
 
 
 def judged_rounds(
@@ -250,7 +263,7 @@ def judged_rounds(
     """The rounds, with what users say of themselves every so many, and after the last."""
     for done in rounds:
         if run.round % config.evaluate_every == 0 or run.round == config.rounds:
-            done.row.update(judge_users(fleet, run, metrics))
+            done.row.update(judge_users(fleet, run, metrics, config.size_cap))
         yield done
 
 

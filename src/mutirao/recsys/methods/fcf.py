@@ -8,7 +8,6 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.recsys.methods.work import Floats, Method, Steps, Trained, Work
 from mutirao.recsys.ratings import Taste
-from mutirao.selection import check_setting
 
 SPREAD = 0.1  # standard deviation of the first vectors
 
@@ -30,14 +29,10 @@ class FCF(Method):
     item_lr: float = 0.1
     decay: float = 0.0
 
+    above_0 = ("ridge", "item_lr")
+    from_0 = ("alpha", "decay")
     keeps = False
     whole = True
-
-    def __post_init__(self) -> None:
-        check_setting("ridge", self.ridge > 0, self.ridge, "above 0")
-        check_setting("item_lr", self.item_lr > 0, self.item_lr, "above 0")
-        check_setting("alpha", self.alpha >= 0, self.alpha, "0 or above")
-        check_setting("decay", self.decay >= 0, self.decay, "0 (none) or above")
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
         """Vectors from N(0, 0.1)."""

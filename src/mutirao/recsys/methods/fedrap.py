@@ -31,11 +31,11 @@ class FedRAP(Method):
     fade: float = 0.95
     batch_size: int = 2048
 
+    above_0 = ("lr", "item_lr", "batch_size")
+    from_0 = ("decay", "apart", "sparse")
+
     def __post_init__(self) -> None:
-        for name in ("lr", "item_lr", "batch_size"):
-            check_setting(name, getattr(self, name) > 0, getattr(self, name), "above 0")
-        for name in ("decay", "apart", "sparse"):
-            check_setting(name, getattr(self, name) >= 0, getattr(self, name), "0 (none) or above")
+        super().__post_init__()
         check_setting("fade", 0 < self.fade <= 1, self.fade, "above 0 and at most 1 (none)")
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.recsys.methods.work import Floats, Method, Steps, Trained, Work, batches, log_loss, sigmoid
 from mutirao.recsys.ratings import Taste
-from mutirao.selection import check_setting
 
 SPREAD = 0.1  # standard deviation of the first vectors
 
@@ -20,22 +19,20 @@ class FMF(Method):
 
         v <- v + lr (sum e x / b - decay v),   x_i <- x_i + item_lr (sum of i's samples e v - decay x_i)
 
-    both from what they were. `squared` is for ratings, less the middle of the scale, `logistic` for implicit feedback
-    with items drawn. With `biases`, p = v_0 + x_0 + sum_{j>0} v_j x_j. Chai, Wang, Chen and Yang, "Secure
-    Federated Matrix Factorization", 2019 (FedMF), without its encryption.
+    both from what they were. `squared` is for ratings, less the middle of the scale, and wants smaller rates, such as
+    0.2 and 0.05; `logistic` is for implicit feedback with items drawn. With `biases`, p = v_0 + x_0 + sum_{j>0} v_j
+    x_j. Chai, Wang, Chen and Yang, "Secure Federated Matrix Factorization", 2019 (FedMF), without its encryption.
     """
 
-    lr: float = 0.1
-    item_lr: float = 0.1
+    lr: float = 10.0
+    item_lr: float = 1.0
     decay: float = 0.0
     batch_size: int = 256
     loss: Literal["logistic", "squared"] = "logistic"
-    biases: bool = True  # type: ignore[misc]  # of each run
+    biases: bool = True  # type: ignore[misc]  # a setting here, a constant of others
 
-    def __post_init__(self) -> None:
-        for name in ("lr", "item_lr", "batch_size"):
-            check_setting(name, getattr(self, name) > 0, getattr(self, name), "above 0")
-        check_setting("decay", self.decay >= 0, self.decay, "0 (none) or above")
+    above_0 = ("lr", "item_lr", "batch_size")
+    from_0 = ("decay",)
 
     @property
     def implicit(self) -> bool:  # type: ignore[override]

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.recsys.methods.work import Floats, Method, Steps, Trained, Work, batches, linear, log_loss, sigmoid
 from mutirao.recsys.ratings import Taste
-from mutirao.selection import check_setting
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,8 @@ class PFedRec(Method):
     batch_size: int = 256
     tune: bool = True
 
-    def __post_init__(self) -> None:
-        for name in ("lr", "eta", "batch_size"):
-            check_setting(name, getattr(self, name) > 0, getattr(self, name), "above 0")
-        check_setting("decay", self.decay >= 0, self.decay, "0 (none) or above")
+    above_0 = ("lr", "eta", "batch_size")
+    from_0 = ("decay",)
 
     @property
     def tunes(self) -> bool:  # type: ignore[override]

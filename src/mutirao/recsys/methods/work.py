@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.recsys.ratings import Taste
+from mutirao.selection import check_setting
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,11 +50,19 @@ class Method:
 
     spare: bool = False
 
+    above_0: ClassVar[tuple[str, ...]] = ()  # the settings that must be
+    from_0: ClassVar[tuple[str, ...]] = ()
     implicit = True  # whether what counts is that an item was taken
     keeps = True  # whether a user has a part of its own from round to round
     tunes = False  # whether a user fits item rows, too, before it uses them
     whole = False  # whether a user works on all items
     biases: ClassVar[bool] = False  # whether column 0 of the items holds their biases
+
+    def __post_init__(self) -> None:
+        for name in self.above_0:
+            check_setting(name, getattr(self, name) > 0, getattr(self, name), "above 0")
+        for name in self.from_0:
+            check_setting(name, getattr(self, name) >= 0, getattr(self, name), "0 (none) or above")
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
         """The first item matrix."""
