@@ -1,7 +1,7 @@
 """Fill docs/reproductions/recsys.md from a folder of studies: `python studies/recsys_page.py runs`.
 
-The studies are looked for by name: parts, transfer, transfer-plain, users, shares, consent-1m and consent-100k, each as
-`mutirao study studies/recsys-NAME.toml --out runs/NAME` leaves it. What is not there is left as it is.
+The studies are looked for by name: parts, paper, transfer, transfer-plain, users, shares, consent-1m and consent-100k,
+each as `mutirao study studies/recsys-NAME.toml --out runs/NAME` leaves it. What is not there is left as it is.
 """
 
 import json
@@ -14,7 +14,8 @@ import numpy as np
 
 from mutirao.core.files import write_whole
 from mutirao.drawing.plots import draw_bands
-from mutirao.runs.tables import Table, typed_row
+from mutirao.runs.schema import typed_row
+from mutirao.runs.tables import Table
 from mutirao.stats import interval
 from mutirao.studies.policies import markdown
 
@@ -70,6 +71,7 @@ def users(methods: Methods) -> str:
 
 TABLES: dict[str, Callable[[Methods], str]] = {
     "parts": partial(lines, what="method", target=0.907, rounds=(100, 300)),
+    "paper": partial(lines, what="vectors", target=0.907, rounds=(30, 100, 500)),
     "transfer": partial(lines, what="vectors from", target=0.907, rounds=(1, 10, 120)),
     "transfer-plain": partial(lines, what="vectors from", target=0.907, rounds=(4, 40)),
     "users": users,
