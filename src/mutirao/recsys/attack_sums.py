@@ -24,7 +24,7 @@ def read_sum(attacker: Attacker, sent: Arrays, change: Floats) -> list[Reading]:
     found = []
     for group in alike(units):
         mine = rows[group].astype(np.int32)
-        reply = {ITEMS: (sent[ITEMS][mine] + change[mine]).astype(np.float64), ITEM_ROWS: mine}
+        reply: Arrays = {ITEMS: (sent[ITEMS][mine] + change[mine]).astype(np.float64), ITEM_ROWS: mine}
         reading = attacker(sent, reply)
         if reading.is_sure:
             found.append(reading)
