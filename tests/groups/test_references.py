@@ -169,7 +169,7 @@ def test_a_client_without_samples_to_spare_is_asked_all_the_same() -> None:
     _, task, _, _ = start(references=-1)
     data = task.population["c0"]
     single = ClientData(data.train.first(1), data.test)
-    reply = task.handler(Request("fit", task.initial(), {"seed": 0, "round": 1, "epochs": 1}), Site("c0", single))
+    reply = task.handler(Request("fit", task.initial(), {"seed": 0, "round": 1, "fit_epochs": 1}), Site("c0", single))
     assert "accuracy_held" not in reply.metrics
 
 

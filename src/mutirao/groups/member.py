@@ -20,7 +20,9 @@ from mutirao.accounting import Releases
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.rounds import Run
+from mutirao.core.told import check_told
 from mutirao.errors import Refused
+from mutirao.groups.names import FIT_EPOCHS
 from mutirao.groups.signature import generator, hide, noise_of
 from mutirao.groups.signing import SIGNS
 from mutirao.groups.state import Grouping
@@ -103,7 +105,7 @@ class Member:
         """Whether a request is for the trainer inside; a signature of the data alone needs no training."""
         if request.do == "warm":
             return bool(self.signature.trains)
-        return request.do in ("train", "probe") or (request.do == "fit" and bool(request.config.get("epochs")))
+        return request.do in ("train", "probe") or (request.do == "fit" and bool(request.config.get(FIT_EPOCHS)))
 
     def permit(self, request: Request) -> None:
         """Refuse what would tell more of a client than its own privacy, or the noise on its signature, lets it."""
@@ -133,9 +135,10 @@ class Member:
         if request.do != "warm":
             samples = self.part(request, site)[0]
             samples = rename(samples, names, self.classes) if "classes" in request.config else samples
-        plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep"}}
+        plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep", FIT_EPOCHS}}
         if request.do == "fit":  # from wherever the rate of rounds has gone to
             plain["lr"] = self.trainers(len(names)).lr
+            plain["epochs"] = check_told("epochs", request.config[FIT_EPOCHS])
         do = "train" if request.do in ("warm", "fit") else request.do
         return replace(request, do=do, config=plain), replace(site, data=samples)
 

@@ -28,6 +28,7 @@ from mutirao.core.record import Row
 from mutirao.core.rounds import Cohort, Run, gather, step
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 from mutirao.groups.judging import fault_of_judgement, request_of
+from mutirao.groups.names import FIT_EPOCHS
 from mutirao.groups.plan import Plan
 from mutirao.groups.state import HOME, Grouping
 from mutirao.selection import Uniform
@@ -62,7 +63,7 @@ class References:
         """What a client is told that is to spend as much as in so many rounds."""
         if self.again:
             return {"times": rounds}
-        return {"epochs": min(self.alone, rounds * self.epochs) if self.alone else rounds * self.epochs}
+        return {FIT_EPOCHS: min(self.alone, rounds * self.epochs) if self.alone else rounds * self.epochs}
 
 
 def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
@@ -90,7 +91,7 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
     run.sites = fleet.snapshot()
     means = {way: float(np.mean([found[c][judge] for c in who])) for way, found in fits.items()}
     efforts = [asked["alone"][c].config for c in who]
-    spent = [int(e["times"]) * settings.epochs if settings.again else int(e["epochs"]) for e in efforts]
+    spent = [int(e["times"]) * settings.epochs if settings.again else int(e[FIT_EPOCHS]) for e in efforts]
     told = {
         "clients": len(who),
         "judge": judge,
