@@ -15,7 +15,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.files import load_arrays, lock, naming, plain, save_arrays, write_whole
@@ -29,12 +29,12 @@ from mutirao.runs.rosters import Journal
 from mutirao.runs.schema import typed_row
 from mutirao.runs.sites import Sites
 from mutirao.runs.tables import Table
+from mutirao.runs.thinning import Keep, rounds_to_drop
 from mutirao.runs.trust import mark
 
 log = logging.getLogger("mutirao")
 
 SCHEMA = 1
-LAST = 3  # checkpoints that are kept in any case, so that a damaged one does not end a run
 TABLES = ("history.json", "history.csv", "clients.csv")
 LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
@@ -52,7 +52,7 @@ class Folder:
         self.journal = Journal(self.checkpoints / "roster.journal")
         self.sites = Sites(self.checkpoints)
         self.elapsed = 0.0
-        self.keep: int | Literal["few", "all"] = "all"  # checkpoints: so many of the last, or as `_is_kept` says
+        self.keep: Keep = "all"  # checkpoints: see `thinning`
         self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
@@ -138,7 +138,9 @@ class Folder:
         self.journal.save(run.roster)
         self._sizes[max(self._sizes)] += self.sites.save(run.round, durable)  # what goes with that checkpoint
         rest = self._beside(run)
-        old, facts = self._too_old(), self.facts(run, rest)
+        # Where states of clients are kept in files of their own, each checkpoint would keep those files alive.
+        old = rounds_to_drop(self._sizes, self.keep, self.keep_bytes, sparse=not self.sites.is_used)
+        facts = self.facts(run, rest)
         self.audit.append(
             "round",
             round=run.round,
@@ -291,25 +293,6 @@ class Folder:
         for path in (self.model(number), self.state(number)):
             if path.exists():
                 path.replace(path.with_name(path.name + ".damaged"))
-
-    def _too_old(self) -> list[int]:
-        """Rounds whose checkpoints go when another one comes: those not to be kept, then the oldest that do not fit."""
-        rounds = sorted(self._sizes)
-        last = LAST if isinstance(self.keep, str) else self.keep
-        rounds, stay = (rounds[: 1 - last], rounds[1 - last :]) if last > 1 else (rounds, [])
-        kept = [n for n in rounds if self._is_kept(n)]
-        total, most = sum(self._sizes[n] for n in [*kept, *stay]), self.keep_bytes
-        while most is not None and total > most and kept:
-            total -= self._sizes[kept.pop(0)]
-        return [n for n in rounds if n not in kept]
-
-    def _is_kept(self, number: int) -> bool:
-        """Whether the checkpoint of a round that is not one of the last stays.
-
-        Of `few` those of the rounds 0, 1, 2, 4, 8, ... do: to forget a client one begins before it came, and so
-        never has to make again more than twice the rounds. Not where each would keep files of states alive.
-        """
-        return self.keep == "all" or (self.keep == "few" and not self.sites.is_used and not number & (number - 1))
 
     def _mark(self, config: str) -> dict[str, str]:
         return mark(dotted_in(tomllib.loads(config)), self.path, config)
