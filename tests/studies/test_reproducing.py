@@ -45,7 +45,7 @@ def test_what_was_cut_is_said() -> None:
     said = tell_cuts(read_system("aoiu"), read_system("aoiu").quick)
     assert "methods: 4 of 6, without powerofchoice, oort" in said
     assert "partition.size: 100 instead of 500" in said
-    assert "rounds are counted to accuracy 0.3, not 0.6" in said
+    assert "rounds are counted to accuracy 0.25, not 0.6" in said
 
 
 def test_rounds_to_another_threshold_do_not_stand_beside_published_ones() -> None:
