@@ -202,7 +202,7 @@ def test_ctrl_c_ends_it_with_its_workers_and_it_can_go_on(tmp_path: Path) -> Non
     started = subprocess.Popen(
         [sys.executable, "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while len(list(tmp_path.glob("out0/cells/*/*/checkpoints/round_005*"))) < 2:
+    while len(list(tmp_path.glob("out0/cells/*/*/checkpoints/round_004*"))) < 2:
         assert started.poll() is None, started.communicate()
         time.sleep(0.1)
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does it: to all of them
