@@ -36,7 +36,7 @@ def test_the_words_say_the_figures() -> None:
     done = show(*sets(partition="by_class", clients=10))
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0] == "quickstart: data=digits, partition=by_class (classes=2)"
+    assert lines[0] == "quickstart: data=digits, partition=by_class (classes=2, order=drawn, sets=0)"
     assert "classes a client: 2 to 2, mean 2.00" in lines
     assert any(line.startswith("earth mover's distance: 1.6") for line in lines)
     assert "noise" not in done.stdout

@@ -85,7 +85,7 @@ def test_every_partition_can_be_chosen(partition):
 def test_wrong_data_and_models_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no folder"):
         RECIPE.task(configured(data=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match="cnn, small"):
+    with pytest.raises(ConfigError, match="cnn, deep, mobilenet, small"):
         configured(model="big")
 
 

@@ -20,7 +20,7 @@ def test_every_trial_is_listed_and_can_be_carried_out() -> None:
     told = CliRunner().invoke(main, ["drill", "--list"])
     assert told.exit_code == 0
     assert [line.split()[0] for line in told.stdout.splitlines()] == list(TRIALS)
-    assert set(TRIALS) == set(troubles.TROUBLES) | {"kills", "in-process", "leak"}
+    assert set(TRIALS) == set(troubles.TROUBLES) | {"kills", "in-process", "leak", "ratings"}
     with pytest.raises(ConfigError, match=r"no trial is called 'clok'.*clock"):
         list(run_trials(["clok"]))
 
