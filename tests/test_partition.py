@@ -11,7 +11,20 @@ from scipy.stats import ks_2samp
 import mutirao.partition
 from mutirao.config import Part, build, complete
 from mutirao.errors import ConfigError
-from mutirao.partition import NAMES, by_class, by_key, deal_tests, describe, dirichlet, iid, k_classes, natural, shards
+from mutirao.partition import (
+    NAMES,
+    by_class,
+    by_key,
+    deal_tests,
+    describe,
+    dirichlet,
+    iid,
+    k_classes,
+    like,
+    most_alike,
+    natural,
+    shards,
+)
 
 TEN = np.repeat(np.arange(10), 100)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120)
@@ -382,3 +395,9 @@ def test_classes_in_order_go_to_clients_in_order() -> None:
         assert [np.unique(y[p]).tolist() for p in parts] == [[2 * (c // 2), 2 * (c // 2) + 1] for c in range(10)]
     halves = by_class(y, 10, np.random.default_rng(0), classes=5, order="sorted")
     assert [np.unique(y[p]).tolist() for p in halves] == [[*range(5)]] * 5 + [[*range(5, 10)]] * 5
+
+
+def test_as_many_test_samples_as_keep_the_mix_of_a_client_whose_class_is_scarce():
+    labels, mine = np.repeat(np.arange(10), 36), np.repeat([3, 5], [95, 5])
+    drawn = labels[like(labels, mine, most_alike(labels, mine, 500), np.random.default_rng(0))]
+    assert np.bincount(drawn, minlength=10).tolist() == [0, 0, 0, 35, 0, 2, 0, 0, 0, 0]

@@ -249,6 +249,20 @@ def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.ra
     return np.sort(np.concatenate(found))
 
 
+def most_alike(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> int:
+    """How many samples with `labels` there are, up to `most`, if classes are to have the shares they have in `mine`.
+
+    A class with share s of which there are a allows a / s; one that is not among `labels` at all does not count.
+
+    >>> most_alike(np.repeat([0, 1], [6, 40]), np.array([0, 0, 0, 1]), 100)
+    8
+    """
+    classes, counts = np.unique(mine, return_counts=True)
+    there = np.array([np.count_nonzero(labels == c) for c in classes])
+    kept, there = counts[there > 0], there[there > 0]
+    return max(1, int(min([float(most), *(there * kept.sum() / kept)])))
+
+
 def deal_tests(
     labels: npt.NDArray[Any], parts: Sequence[Indices], tests: npt.NDArray[Any], seed: int, most: int = 100
 ) -> list[Indices]:
