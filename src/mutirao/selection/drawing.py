@@ -1,0 +1,28 @@
+"""Drawing clients in proportion to what is known of them, and what stands for what is not."""
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.roster import Roster
+from mutirao.scores import Floats
+
+
+def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
+    count = min(count, len(weights))
+    if not count:
+        return np.zeros(0, np.intp)
+    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # who has no weight is drawn when nobody else is left
+    return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
+
+
+def sizes(roster: Roster) -> Floats:
+    """The samples of each client; of one that has not said, the mean of those who have."""
+    known = roster.n > 0
+    return np.where(known, roster.n, roster.n[known].mean() if known.any() else 1.0).astype(np.float64)
+
+
+def unknown_as_median(values: Floats) -> Floats:
+    """Values with the unknown replaced by the median of the known, or 0 if there is none."""
+    known = values[~np.isnan(values)]
+    return np.where(np.isnan(values), np.median(known) if len(known) else 0.0, values)

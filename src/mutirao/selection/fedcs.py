@@ -1,0 +1,62 @@
+"""FedCS: as many clients as can reply in time."""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.roster import ClientId, Roster
+from mutirao.scores import Floats, top
+from mutirao.selection.counting import Counted, check_count, check_setting, how_many, names_in
+from mutirao.selection.drawing import unknown_as_median
+
+
+@dataclass(frozen=True)
+class FedCS(Counted):
+    """As many clients as can reply before a deadline, at most `count`, the quickest first.
+
+    Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
+    2019: candidates drawn by lot (0: all) declare how long they need to get ready (download and train) and to upload;
+    whoever adds least to the length of the round is added while the round ends within `deadline` seconds. With
+    `in_turn` uploads go one after the other, as in the paper; otherwise side by side. What the roster does not know
+    (`ready_seconds`, `upload_seconds`, told by the system model) counts as the median of what it does.
+    """
+
+    deadline: float = 180.0
+    candidates: int | float = 0
+    in_turn: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("deadline", self.deadline > 0, self.deadline, "above 0")
+        if self.candidates:
+            check_count(self.candidates)
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        drawn = how_many(self.candidates or 1.0, len(here))
+        rows = rng.choice(here, drawn, replace=False)  # in an order by lot, which decides among equals
+        ready = unknown_as_median(roster.figure("ready_seconds"))[rows]
+        upload = unknown_as_median(roster.figure("upload_seconds"))[rows]
+        most = min(how_many(self.count, len(here)), drawn)
+        if self.in_turn:
+            return names_in(roster, rows[self.turns(ready, upload, most)])
+        seconds = ready + upload
+        quickest = top(-seconds, most, rng)
+        in_time = seconds[quickest] <= max(self.deadline, seconds.min())  # if nobody can: a round needs someone
+        return names_in(roster, rows[quickest[in_time]])
+
+    def turns(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:
+        """The greedy choice of the paper: whoever makes the round end soonest, while it ends in time."""
+        clock, chosen = 0.0, list[int]()
+        while len(chosen) < most:
+            end = np.maximum(clock, ready) + upload
+            end[chosen] = np.inf
+            quickest = int(end.argmin())
+            if end[quickest] > self.deadline and chosen:
+                break  # nobody else is quicker; the first is taken in any case
+            chosen.append(quickest)
+            clock = float(end[quickest])
+        return np.array(chosen, np.intp)

@@ -1,0 +1,34 @@
+"""Selection that looks at nobody: all, some by lot, or everybody in turn."""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.core.roster import ClientId, Roster
+from mutirao.selection.counting import Counted, how_many, names_in
+
+
+def everyone(roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+    """All clients that are present."""
+    return names_in(roster, roster.here())
+
+
+@dataclass(frozen=True)
+class Uniform(Counted):
+    """So many of those present, drawn without replacement, each as likely as any other."""
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        return names_in(roster, rng.choice(here, how_many(self.count, len(here)), replace=False, shuffle=False))
+
+
+@dataclass(frozen=True)
+class RoundRobin(Counted):
+    """Everybody in turn: those who have waited longest, and by name among equals."""
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        turn = np.argsort(roster.last_selected[here], kind="stable")  # rows are sorted by name
+        return names_in(roster, here[turn[: how_many(self.count, len(here))]])

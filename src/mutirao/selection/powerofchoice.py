@@ -1,0 +1,47 @@
+"""Power-of-Choice: whoever the model serves worst, of some candidates."""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.core.roster import ClientId, Roster
+from mutirao.scores import top
+from mutirao.selection.counting import Counted, check_setting, how_many, names_in
+from mutirao.selection.drawing import draw_weighted, sizes
+from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
+
+
+@dataclass(frozen=True)
+class PowerOfChoice(Counted):
+    """Of some candidates, drawn in proportion to their samples, those on which the global model's loss is highest.
+
+    Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022. The
+    candidates (0: twice as many as are selected) are asked for their loss on at most `samples` before each round.
+    """
+
+    candidates: int = 0
+    samples: int = PROBE_SAMPLES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("candidates", self.candidates >= 0, self.candidates, "at least 0")
+        check_probe("all", 1.0, self.samples)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"probe:loss", limit(self.samples)})
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        wanted = how_many(self.count, len(here))
+        return names_in(
+            roster, here[draw_weighted(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)]
+        )
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        here = roster.here()
+        asked = (roster.last_probed[here] == round) & ~np.isnan(roster.figure("loss")[here])
+        loss = np.where(asked, roster.figure("loss")[here], -np.inf)  # too few answered: the others go by lot
+        return names_in(roster, here[top(loss, how_many(self.count, len(here)), rng)])
