@@ -32,6 +32,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
 from mutirao.core.parts import Merged, as_aggregator, tell
 from mutirao.methods.fedbuff import FedBuff
+from mutirao.methods.mean import Mean
 
 SHAPES = {"body.weight": (3, 2), "body.bias": (2,), "scale": (), "steps": (), "table": (4,), "mask": (3,)}
 KINDS: dict[str, Any] = {
@@ -60,6 +61,8 @@ PARTS = [
     RFA(),
     CenteredClipping(),
     FedBuff(),
+    Mean(),
+    Mean(lr=0.5, momentum=0.9),
 ]
 # The aggregators that need nothing of the clients but their models.
 CLASSIC: dict[str, Any] = {
@@ -70,6 +73,7 @@ CLASSIC: dict[str, Any] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "mean": Mean,
     "fedmedian": FedMedian,
     "fedtrimmedavg": FedTrimmedAvg,
     "krum": Krum,
@@ -78,7 +82,7 @@ CLASSIC: dict[str, Any] = {
     "centeredclipping": CenteredClipping,
 }
 every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
-FAITHFUL = [FedAvg(), FedProx(), FedOpt(), FedMedian(), FedTrimmedAvg(), Krum(), MultiKrum(keep=3), RFA()]
+FAITHFUL = [FedAvg(), FedProx(), FedOpt(), Mean(), FedMedian(), FedTrimmedAvg(), Krum(), MultiKrum(keep=3), RFA()]
 CONVEX = [FedAvg(), FedMedian(), FedTrimmedAvg(), FedTrimmedAvg(beta=0.4), Krum(malicious=1), MultiKrum(keep=2), RFA()]
 
 
@@ -148,7 +152,7 @@ def test_only_the_ratio_of_sample_counts_matters(
     assert same(part(current, replies, {}), part(current, more, {}))
 
 
-@pytest.mark.parametrize("part", [p for p in FAITHFUL if not isinstance(p, FedOpt)], ids=repr)
+@pytest.mark.parametrize("part", [p for p in FAITHFUL if not isinstance(p, FedOpt | Mean)], ids=repr)
 @given(current=models, client=models, n=st.integers(1, 10**9))
 @settings(max_examples=25)
 def test_a_single_client_is_given_back_to_the_bit(part: Any, current: Arrays, client: Arrays, n: int) -> None:

@@ -22,6 +22,7 @@ from mutirao.methods.feddyn import FedDyn
 from mutirao.methods.fedexp import FedExP
 from mutirao.methods.fednova import FedNova
 from mutirao.methods.joining import Checked, Floats, OfMean, Replies, combine, step
+from mutirao.methods.mean import Mean
 from mutirao.methods.qfedavg import QFedAvg
 from mutirao.methods.scaffold import Scaffold
 
@@ -249,7 +250,7 @@ OF_MEAN = (FedAvg, FedAvgM, FedProx, FedOpt, FedAdam, FedYogi, FedAdagrad)
 ROBUST = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, RFA, CenteredClipping)
 STEERED = (Scaffold, FedDyn, FedNova, FedExP, QFedAvg)
 STALE = (FedBuff, FedAsync)
-NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, *ROBUST, FedRisk, *STEERED, *STALE)}
+NAMES = {part.__name__.lower(): part for part in (*OF_MEAN, Mean, *ROBUST, FedRisk, *STEERED, *STALE)}
 
 
 def _adaptive(
