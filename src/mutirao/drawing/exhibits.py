@@ -37,7 +37,7 @@ def painter(kind: str) -> Callable[[Any, Path], None]:
 
 
 def draw_run(run: Run, task: Task, out: Path) -> None:
-    """Save the pictures of a run, the curves that every run has and the task's own, and the task's files."""
+    """Save the pictures of a run: the curves that every run has, and the task's own."""
     exhibits = task.exhibits
     metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
     if any(task.judge in row for row in run.history):
@@ -50,5 +50,3 @@ def draw_run(run: Run, task: Task, out: Path) -> None:
     for file, picture in exhibits.pictures.items():
         if (data := picture.data(run)) is not None:
             painter(picture.kind)(data, out / file)
-    for file, write in exhibits.files.items():
-        write(run, out / file)

@@ -1,27 +1,27 @@
 """Federated learning to rank: search sites keep their queries and documents, and share a model that orders them."""
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
 from mutirao.datasets.labelled import digest_of_set
-from mutirao.metrics import mrr, ndcg
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.generate import mslr_like
+from mutirao.ranking.judging import METRICS, judge, write_queries
 from mutirao.ranking.letor import folds
 from mutirao.ranking.split import deal, fold_rows
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
-CUTS = (1, 5, 10)
 OWN_TEST = 200  # documents a client with a personal model is judged by at most
 
 
@@ -80,20 +80,19 @@ def task(config: Config) -> Task:
         clients = virtual_clients(lists, targets, owned, config.samples, number(config.seed, 0, "samples"))
         trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
 
-    def evaluate(arrays: Arrays) -> dict[str, float]:
-        scores = score(trainer.fill(arrays), test)
-        metrics = {f"ndcg@{k}": ndcg(scores, judged.grades, judged.queries, k) for k in CUTS}
-        return metrics | {f"mrr@{k}": mrr(scores, judged.grades, judged.queries, k) for k in CUTS}
+    def scored(arrays: Arrays) -> npt.NDArray[np.float64]:
+        return score(trainer.fill(arrays), test)
 
+    pictures = Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts))
     return Task(
         handler=trainer,
         population=pool_clients(clients) if config.centralised else clients,
         initial=lambda: trainer.initial(config.seed),
-        evaluate=evaluate,
+        evaluate=lambda arrays: judge(scored(arrays), judged, METRICS),
         judge="ndcg@5",
         basis=cache(lambda: {"features": digest_of_set([config.transform], x, grades, mean, std)}),
-        metrics=tuple(f"{name}@{k}" for name in ("ndcg", "mrr") for k in CUTS),
-        exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts)),
+        metrics=tuple(METRICS),
+        exhibits=replace(pictures, files={"queries.csv": partial(write_queries, scored, judged, METRICS)}),
         classes=highest + 1 if config.loss == "grades" else None,
     )
 

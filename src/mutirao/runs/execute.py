@@ -108,6 +108,8 @@ def execute(
                 folder.fail(run, error)
                 raise
             stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
+        for file, write in task.exhibits.files.items():
+            write(run, out / file)
         if draw is not None:
             draw(run, task, out)
         full = folder.finish(run, summarise(name, config, task, run, best, stopped), tables_of(task))
