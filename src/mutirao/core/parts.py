@@ -8,7 +8,7 @@ A part says once what it `needs`, and what clients are told, asked and watched f
     replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
     replies:staleness  how many models were made since each client began; no round then waits for all of its clients
     replies:models     such late replies as they were trained, not as if begun from the current model
-    replies:memory     of earlier rounds: a filter that needs it is called with the run's memory, too
+    replies:memory     of earlier rounds: a filter or selector that needs it is called with the run's memory, too
     config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
     comes:NAME         arrays that go down with the model, of which clients must know what to do with them
 
@@ -45,7 +45,7 @@ class Merged:
 
 # What may be given as a part: anything that can be called like one.
 AnyHandler = Callable[[Request, Site], Reply]
-AnySelector = Callable[[Roster, int, np.random.Generator], list[ClientId]]
+AnySelector = Callable[..., list[ClientId]]  # (roster, round, rng), and memory if it needs that
 AnyAggregator = Callable[[Arrays, Mapping[ClientId, Reply], Arrays], Merged]
 AnyFilter = Callable[..., Screened]  # (current, replies), and memory if it needs that
 
@@ -97,7 +97,11 @@ class Handler(Protocol):
 
 
 class Selector(Protocol):
-    """Who takes part in a round: `(roster, round, rng) -> clients`, of those present."""
+    """Who takes part in a round: `(roster, round, rng) -> clients`, of those present.
+
+    One that needs `replies:memory` is given that as well, and writes into it as an aggregator does; a round that failed
+    is selected for again, so that it may write the same twice.
+    """
 
     @property
     def needs(self) -> frozenset[str]:
@@ -113,7 +117,7 @@ class Selector(Protocol):
         """Who is asked before the selection; the answers are in the roster when it selects."""
         return []
 
-    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
         """The clients selected."""
         ...
 

@@ -199,13 +199,18 @@ def probe(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], attempt: int) -> tu
 
 def choose(run: Run, cohort: Cohort, attempt: int) -> list[ClientId]:
     """Whom the cohort's selector picks."""
-    draw = run.rng(purpose("select", cohort, attempt))
-    return select_from(cohort.select, cohort.roster(run.roster), run.round + 1, draw)
+    draw, own = run.rng(purpose("select", cohort, attempt)), part_of(run.memory, cohort.name)
+    chosen = select_from(cohort.select, cohort.roster(run.roster), run.round + 1, draw, own)
+    run.memory |= as_part(own, cohort.name)
+    return chosen
 
 
-def select_from(select: Selector, roster: Roster, number: int, draw: np.random.Generator) -> list[ClientId]:
+def select_from(
+    select: Selector, roster: Roster, number: int, draw: np.random.Generator, memory: Arrays
+) -> list[ClientId]:
     """Ask a selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
-    chosen = select(roster, number, draw)
+    past = (memory,) if "replies:memory" in select.needs else ()
+    chosen = select(roster, number, draw, *past)
     if not chosen and not select.may_be_nobody:
         raise ConfigError(f"{select!r} selected no client in round {number}")
     return check_choice(select, chosen, roster)

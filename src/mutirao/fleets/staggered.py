@@ -107,10 +107,10 @@ class Refill:
         chosen = self._selector(roster)
         return chosen.probes(roster, round, rng) if chosen is not None else []
 
-    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
         """Who begins in this round."""
         chosen = self._selector(roster)
-        return chosen(roster, round, rng) if chosen is not None else []
+        return chosen(roster, round, rng, *memory) if chosen is not None else []
 
     def _selector(self, roster: Roster) -> Selector | None:
         room = self.fleet.room()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Part, build, complete, read, resolve
+from mutirao.core.arrays import Array
 from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
@@ -64,7 +65,7 @@ def replay(
         by_round.setdefault(row["round"], []).append(row)
     names = everybody(sorted({r["client"] for r in rows}), clients)
     told = collect_told(rows)
-    roster, mask, time = Roster(), None, 0
+    roster, mask, time, memory = Roster(), None, 0, dict[str, Array]()
     select = as_selector(policy)
     roster.meet(names)
     actual, other = [], []
@@ -74,7 +75,7 @@ def replay(
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
         asked = check_choice(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
         roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
-        other.append(select_from(select, roster, t, rng(seed, t, "select")))
+        other.append(select_from(select, roster, t, rng(seed, t, "select"), memory))
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))
         if own:

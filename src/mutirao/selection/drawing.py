@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.roster import Roster
-from mutirao.scores import Floats
+from mutirao.scores import Floats, Rows
 
 
 def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -14,6 +14,15 @@ def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.
         return np.zeros(0, np.intp)
     p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # who has no weight is drawn when nobody else is left
     return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
+
+
+def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
+    """These rows without who was selected more than `most` times as often as their mean (0: all), if enough are left.
+
+    So a client that makes itself out to be the best is no more than that much more often in the model.
+    """
+    fair = rows[roster.selected[rows] <= most * roster.selected[rows].mean()] if most and len(rows) else rows
+    return fair if len(fair) >= needed else rows
 
 
 def sizes(roster: Roster) -> Floats:
