@@ -14,7 +14,8 @@ from letor_files import EXAMPLE, READERS, either, put, same
 from mutirao.errors import ConfigError
 from mutirao.ranking import blocks, letor, parsing
 from mutirao.ranking.data import RankingData
-from mutirao.ranking.letor import folds, read_letor, write_letor
+from mutirao.ranking.letor import read_letor, write_letor
+from mutirao.ranking.sources import read_parts
 
 
 @pytest.fixture
@@ -66,9 +67,10 @@ def test_queries_may_have_any_names(tmp_path, reader):
 
 
 WRONG = [
-    (b"-1 qid:1 1:1", "grade '-1' is negative; right would be a whole number from 0 to 255"),
+    (b"-2 qid:1 1:1", "grade '-2' is negative; right would be a whole number from 0 to 255, or -1"),
+    (b"-1.5 qid:1 1:1", "grade '-1.5' is negative"),
     (b"1.5 qid:1 1:1", "grade '1.5' cannot be used"),
-    (b"256 qid:1 1:1", "grade '256' cannot be used"),
+    (b"1000001 qid:1 1:1", "grade '1000001' cannot be used"),
     (b"x qid:1 1:1", "starts with 'x', which is not a grade"),
     (b"nan qid:1 1:1", "starts with 'nan', which is not a grade"),
     (b"1 1:1 2:1", "no 'qid:' stands after the grade"),
@@ -94,6 +96,10 @@ WRONG = [
     (b"1 qid:1 1:-", "feature 1 has '-' for a value"),
     (b"1 qid:1 1:.", "feature 1 has '.' for a value"),
     (b"1 qid:1 1:1e", "feature 1 has '1e' for a value"),
+    (b"1 qid:1 1:null", "feature 1 has 'null' for a value"),
+    (b"1 qid:1 1:NULL2", "feature 1 has 'NULL2' for a value"),
+    (b"-1 qid:1 1:7e307", "right would be a number below 3.4e38"),
+    (b"1 qid:1 1:7e307 2:NULL", "right would be a number below 3.4e38"),
     (b"1 qid:1 1:1_0", "feature 1 has '1_0' for a value"),
     (b"1 qid:1 1:0x10", "feature 1 has '0x10' for a value"),
     (b"1 qid:1 1:1.2.3", "feature 1 has '1.2.3' for a value"),
@@ -203,64 +209,6 @@ def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, conte
     assert all(o == outcomes[0] for o in outcomes)
 
 
-def make_folds(folder, numbers=(1, 2), ending=".txt"):
-    for n in numbers:
-        for k, part in enumerate(("train", "vali", "test")):
-            content = b"".join(b"%d qid:%d %d:%d\n" % (k, 10 * n + k, j, n) for j in range(1, 4 + (part == "test")))
-            (folder / f"Fold{n}").mkdir(parents=True, exist_ok=True)
-            content = gzip.compress(content) if ending.endswith("gz") else content
-            put(folder / f"Fold{n}", content, part + ending)
-    return folder
-
-
-@pytest.mark.parametrize("ending", [".txt", ".txt.gz"])
-def test_folds_are_found_by_number_or_by_their_own_folder(tmp_path, ending):
-    make_folds(tmp_path, ending=ending)
-    train, vali, test = folds(tmp_path, 2, cache=False)
-    assert [d.grades[0] for d in (train, vali, test)] == [0, 1, 2]
-    assert [d.query_ids[0] for d in (train, vali, test)] == [20, 21, 22]
-    assert {d.features for d in (train, vali, test)} == {4}  # as wide as the widest
-    assert folds(tmp_path, cache=False)[0].query_ids[0] == 10
-    for fold in (2, None):
-        assert folds(tmp_path / "Fold2", fold, cache=False)[0].query_ids[0] == 20
-
-
-def test_a_missing_fold_or_file_is_named(tmp_path):
-    make_folds(tmp_path)
-    with pytest.raises(ConfigError, match="has no Fold3; there are Fold1, Fold2"):
-        folds(tmp_path, 3)
-    with pytest.raises(ConfigError, match="Fold2 is fold 2, but fold=1 is asked for"):
-        folds(tmp_path / "Fold2", 1)
-    (tmp_path / "Fold1" / "vali.txt").unlink()
-    with pytest.raises(ConfigError, match=r"Fold1/vali\.txt is missing"):
-        folds(tmp_path, 1)
-    with pytest.raises(ConfigError, match="is a file; right would be a folder with Fold1"):
-        folds(tmp_path / "Fold1" / "test.txt", 1)
-    with pytest.raises(ConfigError, match="there is no folder"):
-        folds(tmp_path / "Fold9", 1)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="does not hold ranking data"):
-        folds(tmp_path / "empty", 1)
-    (tmp_path / "Fold2").rename(tmp_path / "mine")
-    assert folds(tmp_path / "mine", 1, cache=False)[0].query_ids[0] == 20
-    with pytest.raises(ConfigError, match="mine is a single fold, but fold=2"):
-        folds(tmp_path / "mine", 2)
-
-
-def test_check_says_what_is_there_and_keeps_nothing(tmp_path):
-    from mutirao.datasets import check_data_set
-
-    make_folds(tmp_path)
-    found = check_data_set("letor", tmp_path)
-    assert len(found) == 6
-    assert found[2].endswith("Fold1/test.txt: 4 documents of 1 queries, 4 features, grades 2: 100.0%")
-    assert check_data_set("mslr", tmp_path / "Fold1" / "test.txt") == [found[2]]
-    assert "136 features" in check_data_set("mslr")[0]
-    assert not list(tmp_path.rglob("*.mutirao"))
-    with pytest.raises(ConfigError, match="need a path"):
-        check_data_set("mq2008")
-
-
 @pytest.mark.parametrize("name", ["made.txt", "made.txt.gz"])
 def test_what_is_written_reads_back_the_same(tmp_path, name):
     draw = np.random.default_rng(0)
@@ -307,7 +255,7 @@ def plainly(file: Path):
 def test_published_folds_are_read_as_they_are(real_data, monkeypatch, folder, features, documents, queries):
     if not (real_data / folder).is_dir():
         pytest.skip(f"no {folder} among the real data")
-    sets = folds(real_data / folder, 1, cache=False)
+    sets = read_parts(real_data / folder, 1, cache=False)
     assert {d.features for d in sets} == {features}
     assert sum(map(len, sets)) == documents
     assert sum(len(d.query_ids) for d in sets) == queries

@@ -65,13 +65,33 @@ DATA_SETS = {
         "three times as many; there is an embedded stand-in",
         source="Microsoft Research, Microsoft Learning to Rank Datasets: MSLR-WEB10K or MSLR-WEB30K",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
-        check="mutirao.ranking.letor:check_mslr",
+        check="mutirao.ranking.checking:check_mslr",
     ),
     "letor": DataSet(
         about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
         source="whoever publishes in the form of LETOR or SVMlight",
         layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
-        check="mutirao.ranking.letor:check_letor",
+        check="mutirao.ranking.checking:check_ranking",
+    ),
+    "ohsumed": DataSet(
+        about="medical search: 106 queries, 16,140 documents, 25 features (LETOR 2) or 45 (LETOR 3), grades 0 to 2",
+        source="Microsoft Research, LETOR 2.0 or 3.0: OHSUMED",
+        layout="the folder with Data/Fold1/trainingset.txt and so on, or with QueryLevelNorm/Fold1/train.txt",
+        check="mutirao.ranking.checking:check_ranking",
+    ),
+    "lightgbm": DataSet(
+        about="ranking data without qid, such as LightGBM's example: 201 and 50 queries, 301 features, grades 0 to 4",
+        source="whoever prepares files for LightGBM or XGBoost",
+        layout="a folder with rank.train and rank.test, and beside each how many documents its queries have: "
+        "rank.train.query or rank.train.group",
+        check="mutirao.ranking.checking:check_ranking",
+    ),
+    "trec": DataSet(
+        about="features with judgements apart, as TREC publishes them",
+        source="NIST, or whoever judges in the form of TREC",
+        layout="a folder with a file *qrels* of lines 'QUERY ITERATION DOCUMENT GRADE', and a file of features (or a "
+        "train.txt, vali.txt and test.txt) of lines '0 qid:QUERY 1:VALUE ... # DOCUMENT'",
+        check="mutirao.ranking.checking:check_ranking",
     ),
     "movielens": DataSet(
         about="ratings of films: 100K, 1M, 10M, 20M or 25M of them; there is an embedded stand-in",
@@ -89,7 +109,7 @@ DATA_SETS = {
         about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
         source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
-        check="mutirao.ranking.letor:check_letor",
+        check="mutirao.ranking.checking:check_ranking",
     ),
     "tabular": DataSet(
         about="any table of numbers, categories and dates, with missing values; breast_cancer, wine and diabetes are "

@@ -21,16 +21,20 @@ ALIKE = 10  # so many lines with equally many features, and a last one with fewe
 GROWTH = 64 << 20
 MOST_BYTES = 1 << 28  # a table may take so much, or so many times its text: beyond, the text is sparse and the table
 MOST_TIMES = 64  # would be mostly zeros
+ARCHIVES = {b"PK\x03\x04": "zip", b"Rar!": "rar", b"7z\xbc\xaf": "7z"}  # as publishers ship them
 
 
 def read_file(file: Path) -> RankingData:
-    """Read a file in blocks into one table that grows in place: put together at the end it would need twice."""
+    """Read a file in blocks into one table that grows in place: put together at the end it would need twice.
+
+    It is as the file has it: documents without a judgement have the grade -1, features without a value are NaN.
+    """
     x = np.zeros((0, 0), np.float32)
     grades, queries = [], []
     ids: dict[bytes, int] = {}
     lines = rows = letters = widest_line = 0
     least, most = 1 << 62, -1  # features a line, of all lines that a line break ends
-    for text in _texts(file):
+    for text in texts_of(file):
         try:
             block = read_block(text)
         except WrongLine as error:
@@ -96,11 +100,13 @@ def _ids(names: Iterable[bytes]) -> npt.NDArray[Any]:
     return np.array(texts)
 
 
-def _texts(file: Path) -> Iterator[bytes]:
+def texts_of(file: Path) -> Iterator[bytes]:
     """The content in blocks of whole lines, unpacked if it is gzipped; what goes wrong is said in one line."""
     lines = 0
     try:
         with file.open("rb") as raw:
+            if kind := next((kind for mark, kind in ARCHIVES.items() if raw.peek(4).startswith(mark)), None):
+                raise ConfigError(f"{file} is an archive ({kind}); right would be what it holds, unpacked")
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
             while text := stream.read(BLOCK) + (rest := stream.readline(MOST_LINE)):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 log = logging.getLogger("mutirao")
 
-VERSION = 1  # of the cache
+VERSION = 2  # of the cache
 STALE = 3600.0  # seconds after which an unfinished cache has been given up
 Arrays = dict[str, npt.NDArray[Any]]  # x, grades, queries, query_ids
 

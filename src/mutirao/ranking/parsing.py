@@ -4,6 +4,7 @@
 `read_line`, which understands it or says what is wrong. So both give the same numbers, bit for bit.
 """
 
+import math
 import re
 from decimal import Decimal
 from typing import NamedTuple
@@ -15,7 +16,11 @@ from mutirao.datasets.numbers import read_numbers
 
 MOST_FEATURES = 10_000
 MOST_GRADE = 255
+MOST_PLACE = 1_000_000  # some files have a place in an order where others have a grade
 MOST_ID = 256  # bytes
+
+UNJUDGED = -1  # the grade of a document that nobody has judged, as in LETOR's semi-supervised sets
+MISSING = (b"NULL", b"1.79769313486e+308")  # a feature without a value, as LETOR and Istella write it: NaN when read
 
 BEYOND = 2.0**128  # the number after float32's largest, which stands for infinity when numbers are rounded
 FORM = "GRADE qid:ID 1:VALUE 2:VALUE ..."
@@ -27,6 +32,7 @@ EXPONENT = re.compile(rb"(?<=[\d.])[eE][+-]?\d+(?=[ \n])")
 CUT = (1 << 29) - 1  # the bits that float32 cuts off float64 ...
 HALF = 1 << 28  # ... and what they are half way between two float32
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # within float32's normal numbers
+NO_GRADE, NO_VALUE = b"1000001", b"7e307"  # what the quick reader puts for -1 and NULL; no file may have them itself
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -92,9 +98,9 @@ def _grade(word: bytes) -> int:
     if not NUMBER.fullmatch(word):
         raise ValueError(f"the line starts with {quote(word)}, which is not a grade; right would be {FORM!r}")
     value = float(word)
-    if value < 0:
-        raise ValueError(f"grade {quote(word)} is negative; {right}")
-    if value > MOST_GRADE or value != int(value):
+    if value < 0 and value != UNJUDGED:
+        raise ValueError(f"grade {quote(word)} is negative; {right}, or -1 if nobody has judged the document")
+    if value > MOST_PLACE or value != int(value):
         raise ValueError(f"grade {quote(word)} cannot be used; {right}")
     return int(value)
 
@@ -114,6 +120,8 @@ def _query(name: bytes) -> bytes:
 
 
 def _value(word: bytes, index: int) -> float:
+    if word in MISSING:
+        return math.nan
     if not NUMBER.fullmatch(word):
         bare = word.lstrip(b"+-").lower()
         if bare.startswith((b"nan", b"inf")):
@@ -180,6 +188,7 @@ def scan_plain(text: bytes) -> Block | None:
     text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
     text = (text if text.endswith(b"\n") else text + b"\n").translate(BLANKS)
     text = text.replace(b"  \n", b"\n").replace(b" \n", b"\n")
+    text, unjudged, gaps = _mark_gaps(text)
     queries, text = QUERY.findall(text), QUERY.sub(b"q", text)
     short = EXPONENT.sub(b"", text) if b"e" in text or b"E" in text else text
     bare = short.translate(None, b"0123456789")
@@ -200,14 +209,16 @@ def scan_plain(text: bytes) -> Block | None:
     counts = np.diff(np.cumsum(letters == ord(":"))[letters == ord("\n")], prepend=0)
     firsts = np.cumsum(2 * counts + 1) - 2 * counts - 1
     grades, indices, values = numbers[firsts], *np.delete(numbers, firsts).reshape(-1, 2).T.copy()
-    if grades.max() > MOST_GRADE or indices.max() > MOST_FEATURES:
+    if (grades > MOST_PLACE + unjudged).any() or indices.max() > MOST_FEATURES:
         return None
     keys = np.repeat(np.arange(rows) * (MOST_FEATURES + 1), counts) + indices.astype(np.int64)
     if (np.diff(keys) <= 0).any() and len(np.unique(keys)) < many:  # a feature stands in a line twice
         return None
+    missing = values == float(NO_VALUE) if gaps else np.zeros(many, bool)
+    values[missing] = 0
     size = np.abs(values)
     odd = ((values.view(np.int64) & CUT) == HALF) | (size > LARGEST)  # half way between two float32, or beyond them
-    odd |= (size < SMALLEST) & ((size > 0) | (b"-" in text))  # the sign of -0 is lost
+    odd |= (size < SMALLEST) & ((size > 0) | (b"-" in text)) & ~missing  # the sign of -0 is lost
     with np.errstate(over="ignore", under="ignore"):
         near = values.astype(np.float32)
     if odd.any():
@@ -216,4 +227,21 @@ def scan_plain(text: bytes) -> Block | None:
         near[odd] = [nearest_float32(words[k]) for k in places[odd]]
     if not np.isfinite(near).all():
         return None
+    near[missing] = np.nan
+    grades[grades > MOST_PLACE] = UNJUDGED
     return Block(np.arange(rows), grades.astype(np.int64), queries, counts, indices.astype(np.int64), near)
+
+
+def _mark_gaps(text: bytes) -> tuple[bytes, bool, bool]:
+    """Lines with numbers of our own for -1 and NULL, and whether there were any of either.
+
+    A file that has those numbers itself keeps its -1 and NULL, which are not plain: it is read by line.
+    """
+    unjudged = b"-1 qid:" in text and NO_GRADE not in text
+    if unjudged:
+        text = re.sub(rb"(?m)^-1(?= qid:)", NO_GRADE, text)
+    gaps = any(b":" + word in text for word in MISSING) and NO_VALUE not in text
+    if gaps:
+        for word in MISSING:
+            text = re.sub(rb":" + re.escape(word) + rb"(?=[ \n])", b":" + NO_VALUE, text)
+    return text, unjudged, gaps

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from mutirao.datasets.labelled import digest_of_set
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
 from mutirao.ranking.data import RankingData
-from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.judging import METRICS, judge, write_queries
-from mutirao.ranking.letor import folds
-from mutirao.ranking.split import deal, fold_rows
+from mutirao.ranking.sources import load_parts
+from mutirao.ranking.split import deal
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.task import Recipe, Task
 
@@ -32,8 +30,9 @@ class Config(Common):
     rounds: int = setting(100, "how many rounds", low=1)
     clients: int = setting(100, "how many clients", low=1)
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
-    data: str = setting("generated", "'generated', or the folder that holds Fold1 to Fold5")
-    fold: int = setting(1, "which of the five folds", low=1, high=5)
+    data: str = setting("generated", "'generated', a folder as published (with Fold1 to Fold5), or one file")
+    fold: int = setting(0, "which of the five folds (0: the one that data names, or else the first)", low=0, high=5)
+    qrels: str = setting("", "judgements in place of the file's grades: a TREC qrels file, or irds:NAME")
     queries: int = setting(400, "queries of generated data, all five parts together", low=50)
     transform: Transform = setting("none", "what is done to features before they are standardised")
     partition: Part = setting(
@@ -47,11 +46,7 @@ class Config(Common):
 
 def load(config: Config) -> tuple[RankingData, RankingData]:
     """What clients train on, and what the model is judged by."""
-    if config.data == "generated":
-        everything = mslr_like(config.queries, rng(config.seed, 0, "generated"))
-        parts = [everything.take(rows) for rows in fold_rows(everything.queries, config.fold)]
-    else:
-        parts = list(folds(Path(config.data).expanduser(), config.fold))
+    parts = load_parts(config)
     return parts[0], parts[2 if config.judge_by == "test" else 1]
 
 
