@@ -8,9 +8,10 @@ import numpy as np
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.record import Round
 from mutirao.core.rounds import Patience, Run, train
+from mutirao.fleets.devices import Devices
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.staggered import Refill, Staggered
-from mutirao.fleets.timed import Devices, Timed
+from mutirao.fleets.timed import Timed
 from mutirao.selection import Uniform
 
 NAMES = [f"c{i:02d}" for i in range(12)]

@@ -27,7 +27,7 @@ KINDS = {
     "aggregate": "mutirao.aggregation",
     "partition": "mutirao.partition",
     "available": "mutirao.fleets.churn",
-    "devices": "mutirao.fleets.timed",
+    "devices": "mutirao.fleets.devices",
     "drift": "mutirao.training.drift",
     "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",

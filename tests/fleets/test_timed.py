@@ -10,11 +10,13 @@ from mutirao.config import Part, build, resolve
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Cohort, Patience, Run, step
 from mutirao.errors import ConfigError
+from mutirao.fleets.devices import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, none
 from mutirao.fleets.local import LocalFleet
-from mutirao.fleets.timed import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, Timed, none
+from mutirao.fleets.timed import Timed
+from mutirao.recipes.building import build_select
 from mutirao.recipes.quickstart import Config
 from mutirao.report import execute
-from mutirao.selection import FedCS, everyone
+from mutirao.selection import FedCS, Uniform, everyone
 
 NAMES = [f"c{i:04d}" for i in range(5000)]
 
@@ -166,3 +168,75 @@ def test_any_recipe_can_have_devices_and_an_interruption_changes_nothing(tmp_pat
     tables = [(tmp_path / name / "clients.csv").read_text() for name in ("whole", "parts")]
     assert tables[0] == tables[1]
     assert "sim_seconds" not in whole["final"]  # a cost is no metric
+
+
+def many(overcommit: float, deadline: float = 0.0, dropout: float = 0.0) -> object:
+    """Ten clients, the i-th of which needs i + 1 seconds for its 20 samples, with links that take no time; 2 W each."""
+
+    class Ten:
+        jitter = 0.0
+
+        def __call__(self, names: list[str], rng: np.random.Generator) -> Devices:
+            fast, lost = np.full(10, 1e12), np.zeros(10)
+            lost[0] = dropout
+            return Devices(20 / np.arange(1.0, 11.0), fast, fast, np.full(10, 2.0), np.zeros(10), lost)
+
+    ten = Ten()
+    ten.deadline, ten.overcommit = deadline, overcommit  # type: ignore[attr-defined]
+    return ten
+
+
+def crowd(select: object, wanted: int, **settings: float) -> object:
+    run = Run({"w": np.zeros(25)})
+    fleet = LocalFleet(twenty, {f"c{i}": None for i in range(10)})
+    return one_round(Timed(fleet, many(**settings), run, 1, wanted), run, select)  # type: ignore[arg-type]
+
+
+def test_of_more_than_are_wanted_the_first_replies_are_taken_and_the_others_stop() -> None:
+    """All ten are asked and five are wanted: the round lasts five seconds, and the other five cost five each."""
+    done = crowd(everyone, 5, overcommit=2.0)
+    assert [r["replied"] for r in done.clients] == [1] * 5 + [0] * 5  # type: ignore[attr-defined]
+    assert {r["failure"] for r in done.clients[5:]} == {"late: not needed: 5 others had replied after 5 s"}  # type: ignore[attr-defined]
+    assert [r["sim_seconds"] for r in done.clients] == pytest.approx([1, 2, 3, 4, 5, 5, 5, 5, 5, 5], rel=1e-6)  # type: ignore[attr-defined]
+    assert done.row["sim_seconds"] == pytest.approx(5, rel=1e-6)  # type: ignore[attr-defined]
+    assert done.row["sim_joules"] == pytest.approx(2 * (15 + 25), rel=1e-6)  # type: ignore[attr-defined]
+    assert (done.row["replied"], done.row["failed"]) == (5, 5)  # type: ignore[attr-defined]
+
+
+def test_who_drops_out_is_made_up_for_by_the_spare_ones_and_not_waited_for() -> None:
+    done = crowd(everyone, 5, overcommit=2.0, dropout=0.999999, deadline=50.0)
+    assert [r["replied"] for r in done.clients] == [0] + [1] * 5 + [0] * 4  # type: ignore[attr-defined]
+    assert done.row["sim_seconds"] == pytest.approx(6, rel=1e-6)  # type: ignore[attr-defined]
+    few = crowd(everyone, 5, overcommit=2.0, deadline=3.5)  # only three can: the round waits until its deadline
+    assert few.row["replied"] == 3  # type: ignore[attr-defined]
+    assert few.row["sim_seconds"] == 3.5  # type: ignore[attr-defined]
+
+
+def test_a_run_asks_so_many_more_and_merges_as_many_as_were_wanted(tmp_path: Path) -> None:
+    more = {"clients": 20, "rounds": 2, "devices": "tifl", "devices.overcommit": 1.3, "per_round": 5}
+    config = resolve(Config, more)
+    assert build_select(config, None) == Uniform(7)  # 6.5, rounded up
+    assert build_select(resolve(Config, {**more, "per_round": 0.5}), None) == Uniform(0.65)
+    assert build_select(resolve(Config, {**more, "per_round": 30, "devices.overcommit": 1.1}), None) == Uniform(33)
+    summary = execute("quickstart", config, tmp_path / "run")
+    assert summary["rounds"] == 2
+    rows = [line.split(",") for line in (tmp_path / "run" / "history.csv").read_text().splitlines()]
+    table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert [(r["selected"], r["replied"], r["failed"]) for r in table] == [("7", "5", "2")] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices.overcommit": 1.3}, "overcommit"),  # without devices there is no clock
+        ({"devices": "tifl", "devices.overcommit": 3.0}, "overcommit is 3.0, but must be between 1 and 2"),
+        ({"devices": "tifl", "devices.overcommit": 1.3, "select.count": 3}, "select.count cannot be set"),
+        ({"devices": "tifl", "devices.overcommit": 1.3, "aggregate": "fedbuff"}, "takes the first replies by itself"),
+        ({"devices": "tifl", "devices.overcommit": 1.3, "cluster": "kmeans"}, "groups are asked all at once"),
+    ],
+)
+def test_overcommitment_where_there_is_no_first_is_refused(
+    settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        execute("quickstart", resolve(Config, {"clients": 8, "rounds": 1, **settings}), tmp_path / "run")

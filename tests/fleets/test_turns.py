@@ -14,10 +14,11 @@ from mutirao.core.fleet import Request
 from mutirao.core.rounds import Patience, Run, train
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.errors import ConfigError
+from mutirao.fleets.devices import TiFLDevices
 from mutirao.fleets.flower.strategy import Strategy
 from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.staggered import Refill, Staggered
-from mutirao.fleets.timed import TiFLDevices, Timed
+from mutirao.fleets.timed import Timed
 from mutirao.methods.fedasync import FedAsync
 from mutirao.methods.fedbuff import FedBuff
 from mutirao.selection import Uniform

@@ -15,8 +15,9 @@ from mutirao.core.record import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
 from mutirao.fleets.churn import Churn, always
+from mutirao.fleets.devices import FedCSDevices
 from mutirao.fleets.sliced import SlicedFleet
-from mutirao.fleets.timed import FedCSDevices, Timed
+from mutirao.fleets.timed import Timed
 from mutirao.fleets.without import FleetWithout
 from mutirao.training.drift import Dated, Swap
 

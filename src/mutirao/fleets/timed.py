@@ -3,196 +3,41 @@
 Nothing here is measured. With n samples, E epochs and models of D bytes down and U bytes up, client k takes
 D / down_k + E n / speed_k + U / up_k seconds; a forward pass counts a third of a training pass (Hobbhahn and Sevilla,
 2021). A round lasts as long as its slowest reply, or until the deadline if somebody is missing. Energy is power by
-time: `watts` while computing, `radio_watts` while sending or receiving.
+time: `watts` while computing, `radio_watts` while sending or receiving. With over-commitment more clients are asked
+than are wanted, and a round lasts until as many as are wanted have replied; the others stop then.
 
 Told to `stagger`, it does not wait for the slowest: see `fleets/flights.py`.
 """
 
-# ruff: noqa: D102  # `__call__` is what the class says it is
-
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.core.arrays import nbytes
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, bytes_of_replies, collect
 from mutirao.core.parts import complete
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
-from mutirao.core.text import read_table
-from mutirao.errors import ConfigError
+from mutirao.fleets.devices import Devices, Draw, Model
 from mutirao.fleets.flights import Flight, Flights
 from mutirao.randomness import rng
-from mutirao.selection import sizes
+from mutirao.selection import how_many, sizes
 
-Floats = npt.NDArray[np.float64]
 Costs = dict[ClientId, tuple[float, float]]  # seconds and joules of each
-MBIT = 1e6 / 8  # bytes
 FORWARD = 1 / 3  # of the work of a training pass
 
 
-@dataclass(frozen=True)
-class Devices:
-    """A column a property, a row a client."""
-
-    speed: Floats  # samples a second, training
-    down: Floats  # bytes a second
-    up: Floats
-    watts: Floats
-    radio_watts: Floats
-    dropout: Floats  # probability that a client that is asked is never heard of again in that round
-
-
-Draw = Callable[[Sequence[ClientId], np.random.Generator], Devices]
-
-
-class Model(Protocol):
-    """Draws the devices of clients; `deadline` is in seconds (0: none), `jitter` the spread of what a round takes."""
-
-    @property
-    def deadline(self) -> float:
-        """After so many seconds a reply is late (0: never)."""
-        return 0.0
-
-    @property
-    def jitter(self) -> float:
-        """The standard deviation of the logarithm of how long a round takes a client."""
-        return 0.0
-
-    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-        """The devices of these clients."""
-        ...
-
-
-def none(names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-    """Devices that cost no time and no energy; a recipe with these does not record any."""
-    at_once, nothing = np.full(len(names), np.inf), np.zeros(len(names))
-    return Devices(at_once, at_once, at_once, nothing, nothing, nothing)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """What simulated devices have in common, whatever their speeds are."""
-
-    jitter: float = 0.1
-    deadline: float = 0.0
-    dropout: float = 0.0
-    watts: float = 3.0
-    radio_watts: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class FedCSDevices(Simulated):
-    """Phones in a cell, as in FedCS: 10 to 100 samples a second, links of 1.4 Mbit/s on average and 8.6 at most.
-
-    Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
-    2019. They simulate the radio; here throughputs are exponential, cut at the maximum. Power is not in the paper.
-    """
-
-    slowest: float = 10.0
-    fastest: float = 100.0
-    mbits: float = 1.4
-    most_mbits: float = 8.6
-
-    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-        n = len(names)
-        speed = rng.uniform(self.slowest, max(self.slowest, self.fastest), n)
-        link = np.clip(rng.exponential(self.mbits, n), self.mbits / 100, self.most_mbits) * MBIT
-        return Devices(speed, link, link, *(np.full(n, x) for x in (self.watts, self.radio_watts, self.dropout)))
-
-
-@dataclass(frozen=True)
-class TiFLDevices(Simulated):
-    """Five equal groups of clients with 4, 2, 1, 1/2 and 1/10 of a core, as in TiFL's experiments on CIFAR-10.
-
-    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. What a core and a link can do is ours.
-    """
-
-    speed: float = 50.0  # samples a second of one core
-    mbits: float = 20.0
-
-    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-        n = len(names)
-        cores = rng.permutation(np.resize([4.0, 2.0, 1.0, 0.5, 0.1], n))
-        link, rest = np.full(n, self.mbits * MBIT), (self.radio_watts, self.dropout)
-        return Devices(cores * self.speed, link, link, self.watts * cores, *(np.full(n, x) for x in rest))
-
-
-@dataclass(frozen=True)
-class DeviceTable:
-    """From a CSV file with a line a client: `client,speed,down,up,watts,radio_watts,dropout`.
-
-    Speed in samples a second, links in Mbit/s. Only the first four columns must be there; a client that is not in the
-    file gets a line of the file by lot.
-    """
-
-    file: str
-    jitter: float = 0.0
-    deadline: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-        known, values = device_lines(self.file)
-        place = {c: i for i, c in enumerate(known)}
-        lot = rng.integers(0, len(known), len(names))
-        rows = np.array([place.get(c, i) for c, i in zip(names, lot.tolist(), strict=True)], np.intp)
-        speed, down, up, watts, radio, dropout = values[rows].T
-        return Devices(speed, down * MBIT, up * MBIT, watts, radio, dropout)
-
-
-NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable}
-
-
-def check(model: Simulated | DeviceTable) -> None:
-    """Refuse negative figures, and speeds of nought."""
-    for f in fields(model):
-        value = getattr(model, f.name)
-        if f.name == "dropout" and not 0 <= value < 1:
-            raise ValueError(f"dropout is {value!r}, but must be at least 0 and below 1")
-        free = f.name in ("deadline", "jitter", "watts", "radio_watts", "dropout", "file")
-        if not free and not value > 0:
-            raise ValueError(f"{f.name} is {value!r}, but must be above 0")
-        if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{f.name} is {value!r}, but must be at least 0")
-
-
-def device_lines(file: str) -> tuple[list[ClientId], Floats]:
-    """The clients of a device table and their figures."""
-    names: list[ClientId] = []
-    rows: list[list[float]] = []
-    lines = read_table(Path(file).expanduser())
-    try:
-        for row in lines:
-            names.append(row["client"])
-            given = [float(row[k]) for k in ("speed", "down", "up")]
-            rows.append([*given, *(float(row.get(k) or d) for k, d in DEFAULTS.items())])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"devices.file: {file} must have numbers in the columns client, speed, down, up") from error
-    values = np.array(rows, np.float64).reshape(-1, 6)
-    good = len(names) and np.isfinite(values).all() and (values >= 0).all()
-    if not (good and (values[:, :3] > 0).all() and (values[:, 5] < 1).all()):
-        raise ConfigError(f"devices.file: {file} must have positive speeds and links, and dropouts below 1")
-    return names, values
-
-
-DEFAULTS = {"watts": 3.0, "radio_watts": 1.0, "dropout": 0.0}
-
-
 class Timed(Wrapper):
-    """A fleet with a clock: who drops out or misses the deadline is lost, and every round has simulated costs."""
+    """A fleet with a clock: who drops out or misses the deadline is lost, and every round has simulated costs.
 
-    def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int) -> None:
+    If the model has over-commitment, the first `wanted` replies (a count, or a share of those present) make a round.
+    """
+
+    def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int, wanted: int | float = 1.0) -> None:
         super().__init__(fleet)
+        self.wanted = wanted
         self.model, self.run, self.epochs = complete(model, Model), run, epochs  # type: ignore[type-abstract]
         self.deadline, self.jitter = self.model.deadline or math.inf, self.model.jitter
         self._devices: Devices | None = None
@@ -234,6 +79,11 @@ class Timed(Wrapper):
             self._spend({c: (flight.seconds, flight.joules) for c, flight in heard.items()})
             come = collect(heard, ((c, flight.outcome) for c, flight in heard.items()))
             return replace(come, carried=answers.carried)
+        if self.model.overcommit > 1 and all(request.do == "train" for request in requests.values()):
+            wanted = how_many(self.wanted, len(self.run.roster.here()))
+            if len(answers.replies) >= wanted:
+                answers, costs = take_first(answers, costs, wanted)
+                gone = set()  # nobody waits for them
         missing = self.deadline if gone and math.isfinite(self.deadline) else 0.0
         longest = max((seconds for c, (seconds, _) in costs.items() if c not in gone), default=0.0)
         self._seconds += max(longest, missing)
@@ -294,3 +144,15 @@ class Timed(Wrapper):
             line.update(sim_seconds=seconds, sim_joules=joules)
         self._seconds, self._joules, self._asked, self._costs = 0.0, 0.0, 0, {}
         self.fleet.record(done)
+
+
+def take_first(answers: Answers, costs: Costs, wanted: int) -> tuple[Answers, Costs]:
+    """The quickest replies, as many as are wanted; all others stop when these are in, and have cost so much by then."""
+    order = sorted(answers.replies, key=lambda c: (costs[c][0], c))
+    end = costs[order[wanted - 1]][0]
+    spare = Failure("late", f"not needed: {wanted} others had replied after {end:.4g} s")
+    failures = answers.failures | dict.fromkeys(order[wanted:], spare)
+    replies = {c: reply for c, reply in answers.replies.items() if c not in failures}
+    part = {c: min(1.0, end / max(seconds, 1e-12)) for c, (seconds, _) in costs.items()}
+    cut = {c: (min(seconds, end), joules * part[c]) for c, (seconds, joules) in costs.items()}
+    return replace(answers, replies=replies, failures=dict(sorted(failures.items()))), cut

@@ -1,12 +1,15 @@
 """The parts of a flow, made as a configuration asks for them."""
 
+import math
 from typing import Any
 
 from mutirao.config import build
 from mutirao.core.fleet import Fleet
-from mutirao.core.parts import AnyAggregator, AnyFilter
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, complete
 from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError
 from mutirao.fleets.churn import Churn
+from mutirao.fleets.devices import Model
 from mutirao.fleets.timed import Timed
 from mutirao.training.drift import Dated
 
@@ -16,10 +19,25 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
     if config.drift.name != "none":
         fleet = Dated(fleet, build("drift", config.drift), run)
     if config.devices.name != "none":
-        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs)
+        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs, config.per_round)
     if config.available.name != "always":
         fleet = Churn(fleet, build("available", config.available), run)
     return fleet
+
+
+def overcommit_of(config: Any) -> float:
+    """How many times more clients are asked than are wanted; 1 without simulated devices."""
+    return complete(build("devices", config.devices), Model).overcommit  # type: ignore[type-abstract]
+
+
+def build_select(config: Any, classes: int | None) -> AnySelector:
+    """The selector that the configuration asks for, of as many clients as are asked in a round."""
+    count, over = config.per_round, overcommit_of(config)
+    if over > 1:
+        if "count" in config.select.settings:
+            raise ConfigError("select.count cannot be set with devices.overcommit, which goes by per_round")
+        count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
+    return build("select", config.select, count=count, classes=classes)  # type: ignore[no-any-return]
 
 
 def build_aggregate(config: Any, task: Any, clients: int | None = None) -> AnyAggregator:

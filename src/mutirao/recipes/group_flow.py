@@ -26,7 +26,7 @@ from mutirao.groups.state import Grouping
 from mutirao.groups.tuning import Alike
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
-from mutirao.recipes.building import build_aggregate, build_screen, simulate
+from mutirao.recipes.building import build_aggregate, build_screen, overcommit_of, simulate
 from mutirao.recipes.grouping import clients_judge, compares, grouper_of, rounds_of_fedavg, signature_of
 from mutirao.recipes.staggering import check_waits
 from mutirao.secure.kinds import secure_of
@@ -55,6 +55,8 @@ ANY = Kind()
 
 def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = ANY) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
+    if overcommit_of(config) > 1:
+        raise ConfigError("devices.overcommit: groups are asked all at once, and the first would be of any; use 1")
     churns, secure = config.available.name != "always", secure_of(config)
     told = kind.told or tuple(dict.fromkeys([task.judge, *task.metrics]))
     compress, still = compress_of(config), replace(config, devices=Part("none"), available=Part("always"))

@@ -8,6 +8,7 @@ from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.fleets.staggered import Refill, Staggered
+from mutirao.recipes.building import overcommit_of
 from mutirao.selection import how_many
 
 
@@ -37,6 +38,8 @@ def stagger(
         raise ConfigError(f"aggregate.buffer is {buffer}, but per_round lets only {at_once} clients train at once")
     if config.min_replies > buffer:
         raise ConfigError(f"min_replies is {config.min_replies}, but aggregate={name} makes a model of {buffer}")
+    if overcommit_of(config) > 1:
+        raise ConfigError(f"devices.overcommit: aggregate={name} takes the first replies by itself; use 1")
     if "count" in config.select.settings:
         raise ConfigError(f"select.count cannot be set with aggregate={name}, which goes by per_round")
     rebases = "replies:models" not in part.needs

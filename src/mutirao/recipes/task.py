@@ -21,7 +21,7 @@ from mutirao.groups.plan import EvaluateGroups
 from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
-from mutirao.recipes.building import build_aggregate, build_screen, simulate
+from mutirao.recipes.building import build_aggregate, build_screen, build_select, simulate
 from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.recipes.group_flow import group_rounds
@@ -162,7 +162,7 @@ def federate(
     fleet, task = roll.trained(fleet, task)
     fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
-    select = build("select", config.select, count=config.per_round, classes=task.classes)
+    select = build_select(config, task.classes)
     aggregate = build_aggregate(config, task)
     privacy = build_privacy(config)
     secure = secure_of(config)
@@ -218,7 +218,7 @@ class Recipe:
 
     def exchange(self, config: Any, task: Task) -> Exchange:
         """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
-        select = build("select", config.select, count=config.per_round, classes=task.classes)
+        select = build_select(config, task.classes)
         aggregate = build_aggregate(config, task)
         own = self.asks(config, task) | asks_of_groups(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts

@@ -20,6 +20,7 @@ from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
 from mutirao.fleets.churn import somebody
 from mutirao.randomness import rng
+from mutirao.recipes.building import build_select
 from mutirao.recipes.staggering import is_staggered
 from mutirao.recipes.task import find
 from mutirao.runs.participation import Participation, everybody
@@ -130,7 +131,7 @@ def replay_folder(
     if is_staggered(build("aggregate", config.aggregate)):
         raise ConfigError(f"aggregate={config.aggregate.name}: who was free when is not in the record, so no replay")
     churns = config.available.name != "always"
-    select = build("select", config.select, count=config.per_round, classes=record.summary.get("classes"))
+    select = build_select(config, record.summary.get("classes"))
     available = build("available", config.available) if churns else None
     found = replay(record.asked, record.population, select, config.seed, own, available)
     return complete("select", config.select), found
