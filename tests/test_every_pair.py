@@ -23,6 +23,7 @@ SMALL = {
     "quickstart": {"clients": 8, "per_round": 4, "epochs": 1},
     "selection": {"clients": 8, "per_round": 4, "epochs": 1},
     "ranking": {"clients": 8, "per_round": 4, "queries": 50},
+    "online": {"clients": 8, "per_round": 4, "queries": 50},
     "groups": {"clients": 6, "per_round": 3, "epochs": 1, "warm_epochs": 1, "partition": "iid", "samples": 40},
     "recsys": {"clients": 12, "per_round": 4, "dimension": 8},
     "cifar10": {"clients": 4, "per_round": 3, "epochs": 1, "samples": 10, "model": "small"},
@@ -88,6 +89,7 @@ SUMMED = {
     "quickstart": {},
     "selection": {"select": "aoi"},
     "ranking": {"aggregate": "fedavg"},
+    "online": {},
     "groups": {"head": "full", "per_round": 4},
     "cifar10": {},
     "images": {"clients_every": 0},
@@ -119,7 +121,7 @@ def test_two_rounds_with_secure_aggregation(recipe: str, tmp_path: Path) -> None
     assert [r.row["round"] for r in rounds] == [1, 2]
     assert all(r.row["failed"] == 0 for r in rounds)
     for done in rounds:
-        told = {(r.get("group"), r["n"], r["loss"]) for r in done.clients if r["try"] == 1}
+        told = {(r.get("group"), r["n"], r.get("loss", r.get("shown_loss"))) for r in done.clients if r["try"] == 1}
         assert len(told) == len({r.get("group") for r in done.clients if r["try"] == 1})
 
 

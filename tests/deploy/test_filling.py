@@ -30,6 +30,7 @@ FEW: dict[str, Any] = {"rounds": 2, "clients": 3, "per_round": 3, "evaluate_ever
 SMALL: dict[str, dict[str, Any]] = {
     "quickstart": {"hidden": 4, "epochs": 1},
     "ranking": {"hidden": 4},
+    "online": {"queries": 50, "interactions": 10},
     "selection": {"epochs": 1},
     "groups": {"clients": 10, "per_round": 10, "epochs": 1},
     "recsys": {"clients": 8, "per_round": 8},

@@ -111,6 +111,13 @@ DATA_SETS = {
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
         check="mutirao.ranking.checking:check_ranking",
     ),
+    "aol4foltr": DataSet(
+        about="web search of 10,000 people in 2006: 2.6 million queries with user and time, 20 documents each of 103 "
+        "features, the one that was clicked marked",
+        source="Gregoriadis, Kang and Pouwelse, 2025: AOL4FOLTR, Zenodo 15689455",
+        layout="a folder with metadata.csv (qid, user_id, timestamp, ...) and letor.txt (or letor.txt.gz)",
+        check="mutirao.ranking.online.log:check_log",
+    ),
     "tabular": DataSet(
         about="any table of numbers, categories and dates, with missing values; breast_cancer, wine and diabetes are "
         "embedded",

@@ -58,6 +58,8 @@ METRICS = {
     "gradient_norm": "length of the gradient",
     "reach": "how far the steps of a round reach: rate and number of steps, of which samples follow",
     "start_loss": "mean loss of the model that was sent, before training, over all samples here",
+    "shown_ndcg": "how good the rankings were that this user saw (nDCG), in the mean",
+    "shown_loss": "what they lacked where there was something to find",
     "epsilon": "privacy spent so far; it tells of no data",
     "epsilon_next": "privacy that one more round would take it to; it tells of no data",
 }

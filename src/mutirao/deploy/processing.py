@@ -23,11 +23,13 @@ from mutirao.runs.reader import Record
 from mutirao.runs.trust import Trust, distrust
 
 MEASURES = ("privacy", "secure", "compress", "screen")
-PEOPLE = {"recsys": "users"}  # recipes in which a client is a person; of others the run does not know
+# Recipes in which a client is a person; of others the run does not know.
+PEOPLE = {"recsys": "users", "online": "searchers"}
 DATA = {
     "recsys": "ratings",
     "cytology": "slides",
     "ranking": "queries",
+    "online": "queries",
     "quickstart": "digits",
     "selection": "digits",
     "cifar10": "digits",

@@ -50,6 +50,7 @@ PYTHON = "python"  # what a run is called whose model and data were handed over 
 NAMES = {
     "quickstart": ("mutirao.recipes.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
     "ranking": ("mutirao.recipes.ranking:recipe", "learning to rank with FedRisk, on LETOR or generated data"),
+    "online": ("mutirao.recipes.online:recipe", "online learning to rank from clicks: FPDGD, users being the clients"),
     "selection": ("mutirao.recipes.selection:recipe", "who takes part in a round: AoI-U and its rivals, on digits"),
     "groups": ("mutirao.recipes.groups:recipe", "who is alike: one model for each group of clients, liars kept out"),
     "recsys": ("mutirao.recipes.recsys:recipe", "recommendation with FedRecon: users' vectors are rebuilt, never kept"),
