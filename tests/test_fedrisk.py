@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.aggregation import NAMES, FedRisk
-from mutirao.config import Part, build, complete
+from mutirao.config import Part, build, complete, resolve
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Cohort, Patience, Run, step
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.fleets.local import LocalFleet
+from mutirao.recipes.task import find
 from mutirao.risk import geo_risk, ideal_risk
 from mutirao.selection import everyone
 
@@ -174,3 +175,15 @@ def test_settings_are_checked() -> None:
     huge = np.array([[255, 0, 255], [0, 255, 0]], np.uint8)
     with pytest.raises(MutiraoError, match="sum to 0 or less"):
         FedRisk(form="normalised", sign="described", aversion=9.0, clamp=False)(CURRENT, replies(huge), {})
+
+
+@pytest.mark.parametrize("form", ["parameters", "normalised"])
+def test_a_form_alone_goes_without_the_momentum_that_the_recipe_would_choose(form: str) -> None:
+    config = find("ranking").config
+    part = resolve(config, {}, [("aggregate.form", form)]).aggregate
+    assert (part.settings["form"], part.settings["memory"]) == (form, "previous")
+    assert build("aggregate", part) == FedRisk(form=form)  # type: ignore[arg-type]
+    assert resolve(config, {}, [("aggregate.beta", 0.5)]).aggregate.settings["memory"] == "momentum"
+    both = resolve(config, {}, [("aggregate.form", form), ("aggregate.memory", "momentum")])
+    with pytest.raises(ConfigError, match="memory=momentum goes with form=updates only"):
+        build("aggregate", both.aggregate)  # who asks for both is told

@@ -312,13 +312,29 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             if name in chosen:
                 wanted = coerce(name, chosen[name], str)
                 part = part if wanted == part.name else Part(wanted, home=part.home)
-            values[name] = complete(name, Part(part.name, {**part.settings, **below.get(name, {})}, part.home))
+            values[name] = settled(name, part, below.get(name, {}))
         else:
             value = chosen.get(name, f.default)
             values[name] = coerce(name, value, hints[name], meta.get("low"), meta.get("high"))
             if meta.get("choices") and values[name] not in meta["choices"]:
                 raise ConfigError(f"{name}: {value!r} is not a choice{nearest(str(value), meta['choices'])}")
     return recipe_config(**values)
+
+
+def settled(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
+    """A recipe's part with what was set below it; the recipe's own choices yield where they do not go with that."""
+    both = (Part(part.name, own, part.home) for own in ({**part.settings, **given}, dict(given)))
+    full, alone = (complete(kind, each) for each in both)
+    return alone if given and is_refused(kind, full) and not is_refused(kind, alone) else full
+
+
+def is_refused(kind: str, part: Part) -> bool:
+    """Whether the part itself says that its settings do not go together."""
+    try:
+        build(kind, part)
+    except ConfigError:
+        return True
+    return False
 
 
 def validate(recipe_config: type[C], given: Any) -> C:

@@ -1,5 +1,6 @@
 """What a model is judged by: classes, numbers, rankings over all queries at once, and figures of fairness and speed."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -244,6 +245,16 @@ BETTER: Mapping[Direction, str] = {
 KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
 WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new|sampled)_")  # loss: val_loss
 WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
+
+
+def wobble_in(curve: Sequence[tuple[int, float]], last: int) -> float:
+    """The standard deviation of (round, value) over the last so many rounds; NaN with fewer than two values in them.
+
+    >>> wobble_in([(10, 0.1), (20, 0.5), (30, 0.75)], last=20)
+    0.125
+    """
+    values = [value for round, value in curve if round > curve[-1][0] - last]
+    return float(np.std(values)) if len(values) > 1 else math.nan
 
 
 def stem(metric: str) -> str:

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,8 +172,20 @@ def test_weights_are_drawn_where_clients_have_a_risk(tmp_path: Path) -> None:
         draw_weights([{"round": "1"}], tmp_path / "none.png")
 
 
-@pytest.mark.parametrize("methods", [2, 9])
-def test_bands_of_few_methods_and_lines_of_many(tmp_path: Path, methods: int) -> None:
+@pytest.mark.parametrize(("methods", "panels"), [(2, 1), (6, 1), (9, 2)])
+def test_every_method_has_its_band_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: int, panels: int
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("mutirao.drawing.plots.save", lambda figure, path: drawn.append(figure))
     runs = {f"m{i}": [[(1, 0.1 * i), (2, 0.2)], [(1, 0.1), (2, 0.4)]] for i in range(methods)}
     draw_bands(runs, "accuracy", tmp_path / "bands.svg", title="two rounds")
+    (figure,) = drawn
+    assert [len(axes.collections) for axes in figure.axes] == [len(axes.lines) for axes in figure.axes]
+    assert sum(len(axes.collections) for axes in figure.axes) == methods  # beyond six there were none
+    assert len(figure.axes) == panels
+
+
+def test_bands_are_written(tmp_path: Path) -> None:
+    draw_bands({f"m{i}": [[(1, 0.1 * i), (2, 0.2)]] for i in range(7)}, "accuracy", tmp_path / "bands.svg")
     assert "<svg" in (tmp_path / "bands.svg").read_text()

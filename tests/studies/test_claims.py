@@ -95,6 +95,18 @@ def test_figures_are_read_from_runs(tmp_path: Path) -> None:
     assert math.isnan(Figure("final", "auc", 0.9, 2, lower=False)(record))
 
 
+def test_wobble_is_that_of_rounds_and_not_of_evaluations(tmp_path: Path) -> None:
+    # An evaluation every tenth round: the last twenty rounds hold two of them, and not all ten.
+    write_run(tmp_path / "run", [0.1, 0.2, 0.9, 0.1, 0.9, 0.1, 0.9, 0.5, 0.6, 0.8], ["c0"] * 10)
+    history = tmp_path / "run" / "history.csv"
+    lines = history.read_text().splitlines()
+    later = [f"{10 * t},{line.partition(',')[2]}" for t, line in enumerate(lines[1:], 1)]
+    history.write_text("\n".join([lines[0], *later]) + "\n")
+    record = Record.of(tmp_path / "run")
+    assert Figure("wobble", "accuracy", 0.5, 20, lower=False)(record) == pytest.approx(0.1)
+    assert math.isnan(Figure("wobble", "accuracy", 0.5, 10, lower=False)(record))  # one value has no deviation
+
+
 def test_claims_are_judged_by_the_runs_of_a_folder(tmp_path: Path) -> None:
     cells = []
     for method, ends in {"a": [0.6, 0.8], "b": [0.5, 0.69]}.items():

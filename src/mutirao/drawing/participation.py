@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mutirao.drawing.looks import BRIGHT, INK, MUTED, PALE, add_legend, blank, count_on, every, save, tidy
-from mutirao.drawing.plots import MOST_BANDS
+from mutirao.drawing.plots import panels_of
 from mutirao.runs.participation import Participation, lorenz, participation_in
 from mutirao.runs.reader import Record
 from mutirao.studies.participation import best_so_far, mean_best
@@ -49,22 +50,23 @@ def draw_participation(found: Participation, path: Path | str) -> None:
 
 
 def draw_best(methods: Mapping[str, Sequence[Record]], metric: str, targets: Sequence[float], path: Path | str) -> None:
-    """Draw the best value so far by round, averaged over runs; of few methods also the span of the runs, as a band."""
-    figure, axes = blank(7.6, 4.2)
-    for target in targets:
-        axes.axhline(target, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        place = {"xycoords": ("axes fraction", "data"), "va": "bottom", "ha": "right"}
-        axes.annotate(f"{target:g}", (1, target), color=INK, **place)
-    for (name, runs), colour in zip(methods.items(), _colours(len(methods)), strict=True):
+    """Draw the best value so far by round, averaged over runs, with the span of the runs as a band."""
+    figure, panels = panels_of(len(methods))
+    for (name, runs), axes, colour in zip(methods.items(), panels, _colours(len(methods)), strict=True):
         mean = mean_best(runs, metric)
         each = np.array([best_so_far(run, metric)[: len(mean)] for run in runs])
         rounds = np.arange(1, len(mean) + 1)
-        if len(methods) <= MOST_BANDS:
-            axes.fill_between(rounds, each.min(0), each.max(0), color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(rounds, each.min(0), each.max(0), color=colour, alpha=0.12, linewidth=0)
         axes.plot(rounds, mean, color=colour, linewidth=1.8, label=f"{name}")
-    axes.set(xlabel="round", ylabel=f"best {metric} so far")
-    tidy(axes, grid="both")
-    add_legend(axes, loc="lower right")
+    for axes in figure.axes:
+        for target in targets:
+            axes.axhline(target, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+            place: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "ha": "right"}
+            axes.annotate(f"{target:g}", (1, target), color=INK, **place)
+        axes.set(ylabel=f"best {metric} so far")
+        tidy(axes, grid="both")
+        add_legend(axes, loc="lower right")
+    figure.axes[-1].set_xlabel("round")
     save(figure, path)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BARS = 120  # more clients than this are shown by a sample: thinner bars could not be told apart
-MOST_BANDS = 6  # more methods than this are drawn without bands, which would cover each other
+MOST_BANDS = 6  # of more methods than this the bands would cover each other: they get panels of their own
 STYLES = ("solid", (0, (5, 2)), (0, (1, 1.5)))  # with more curves than colours the style tells them apart
 MOST_NAMED = 24  # more classes than this get a scale of colours instead of a name each
 
@@ -117,20 +117,30 @@ def make_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], title
     return figure
 
 
+def panels_of(methods: int) -> tuple["Figure", list[Any]]:
+    """A figure of as few panels as hold all bands, at most six in each, and the panel of each method."""
+    down = max(1, math.ceil(methods / MOST_BANDS))
+    each = math.ceil(methods / down)
+    figure, grid = blank(7.6, 4.2 if down == 1 else 3.2 * down, down, 1, squeeze=False, sharex=True, sharey=True)
+    return figure, [grid[i // each, 0] for i in range(methods)]
+
+
 def draw_bands(
     methods: Mapping[str, Sequence[Sequence[tuple[int, float]]]], metric: str, path: Path | str, title: str = ""
 ) -> None:
-    """Draw the mean curve of each method over its runs; of few methods also the 95% interval of the mean, as a band."""
-    figure, axes = blank(7.6, 4.2)
-    for i, (method, runs) in enumerate(methods.items()):
+    """Draw the mean curve of each method over its runs, with the 95% interval of the mean as a band."""
+    figure, panels = panels_of(len(methods))
+    for i, ((method, runs), axes) in enumerate(zip(methods.items(), panels, strict=True)):
         rounds, mean, half = average(runs)
         colour, style = BRIGHT[i % len(BRIGHT)], STYLES[i // len(BRIGHT) % len(STYLES)]
-        if len(methods) <= MOST_BANDS:
-            axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=method)
-    axes.set(xlabel="round", ylabel=metric, title=title)
-    tidy(axes, grid="both")
-    add_legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for axes in figure.axes:
+        axes.set(ylabel=metric)
+        tidy(axes, grid="both")
+        add_legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.axes[0].set_title(title)
+    figure.axes[-1].set_xlabel("round")
     save(figure, path)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
-from mutirao.metrics import rounds_to
+from mutirao.metrics import rounds_to, wobble_in
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import paired
@@ -49,15 +49,19 @@ def final(figure: Figure, record: Record) -> float:
     return float(record.summary["final"].get(figure.metric, math.nan))
 
 
+def curve_in(figure: Figure, record: Record) -> list[tuple[int, float]]:
+    """Rounds and values of the metric, where it was measured."""
+    return [(int(row["round"]), row[figure.metric]) for row in record.rows if figure.metric in row]
+
+
 def wobble(figure: Figure, record: Record) -> float:
     """The standard deviation of the metric over the last rounds."""
-    values = [row[figure.metric] for row in record.rows if figure.metric in row]
-    return float(np.std(values[-figure.last :])) if values else math.nan
+    return wobble_in(curve_in(figure, record), figure.last)
 
 
 def rounds(figure: Figure, record: Record) -> float:
     """The rounds until the metric is at the threshold; one more than there were if it never is."""
-    curve = [(int(row["round"]), row[figure.metric]) for row in record.rows if figure.metric in row]
+    curve = curve_in(figure, record)
     sign = -1.0 if figure.lower else 1.0
     place = rounds_to([sign * value for _, value in curve], sign * figure.threshold)
     return float(curve[place - 1][0] if place else record.rounds + 1)

@@ -12,7 +12,7 @@ import numpy as np
 from mutirao.core.files import write_whole
 from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
-from mutirao.metrics import Direction, rounds_to
+from mutirao.metrics import Direction, rounds_to, wobble_in
 from mutirao.randomness import rng
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interval, paired
@@ -80,7 +80,6 @@ def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
     cells = {place: run for place, run in runs[method].items() if metric in run.summary["final"]}
     ends = {place: run.summary["final"][metric] for place, run in cells.items()}
     timed = [[(int(row["round"]), row[metric]) for row in run.rows if metric in row] for run in cells.values()]
-    curves = [[value for _, value in curve] for curve in timed]
     theirs = {p: run.summary["final"] for p, run in runs.get(study.baseline, {}).items()}
     common = [p for p in cells if metric in theirs.get(p, {})]
     against, way = None, way_of(runs, metric)
@@ -96,7 +95,7 @@ def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
         final=interval(values),
         spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
         best=interval([run.summary["best"].get(metric, math.nan) for run in cells.values()]),
-        wobble=float(np.mean([np.std(c[-study.last :]) for c in curves if c])) if any(curves) else math.nan,
+        wobble=float(np.mean([wobble_in(curve, study.last) for curve in timed if curve])) if any(timed) else math.nan,
         reached=reached_in(timed, study.threshold[metric], way == "lower") if way and metric in study.threshold else "",
         against=against,
         p_holm=math.nan,
