@@ -17,8 +17,6 @@ from mutirao.metrics import mrr, ndcg
 from mutirao.privacy import build_privacy
 from mutirao.randomness import rng
 from mutirao.ranking.data import RankingData
-from mutirao.ranking.generate import mslr_like
-from mutirao.ranking.letor import folds
 from mutirao.ranking.online.clicks import LOGGED, MIXED, NAMES, Cascade
 from mutirao.ranking.online.lists import Lists, User, normalise
 from mutirao.ranking.online.log import is_log, read_log
@@ -26,7 +24,8 @@ from mutirao.ranking.online.noise import Shares
 from mutirao.ranking.online.rankers import make_ranker
 from mutirao.ranking.online.tally import add_up
 from mutirao.ranking.online.users import Searching
-from mutirao.ranking.split import deal, fold_rows
+from mutirao.ranking.sources import load_parts
+from mutirao.ranking.split import deal
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.schedules import schedule_of
 from mutirao.selection import how_many
@@ -42,8 +41,11 @@ class Config(Common):
     clients: int = setting(100, "how many users (0: of a log, all)", low=0)
     per_round: int | float = setting(1.0, "users that take part in a round: a count, or a share", low=1e-9)
     lr: float = setting(0.1, "learning rate of the users", low=1e-12)
-    data: str = setting("generated", "'generated', the folder that holds Fold1 to Fold5, or a log as AOL4FOLTR has it")
-    fold: int = setting(1, "which of the five folds", low=1, high=5)
+    data: str = setting(
+        "generated", "'generated', a folder or file as `ranking` takes them, or a log as AOL4FOLTR has it"
+    )
+    fold: int = setting(0, "which of the five folds (0: the one that data names, or else the first)", low=0, high=5)
+    qrels: str = setting("", "judgements in place of the file's grades: a TREC qrels file, or irds:NAME")
     queries: int = setting(400, "queries of generated data, all five parts together", low=50)
     scale: str = setting("query", "features brought to 0 .. 1 in each query, or as they are", choices=("query", "none"))
     partition: Part = setting(Part("shared", home="mutirao.ranking.online.lists"), "which queries a user may ask")
@@ -66,11 +68,7 @@ def load(config: Config) -> tuple[dict[ClientId, User], RankingData]:
         raise ConfigError("clicks=logged: these data have grades and no clicks; use perfect, or another model")
     if not config.clients:
         raise ConfigError("clients=0: only a log knows how many users there are")
-    if config.data == "generated":
-        everything = mslr_like(config.queries, rng(config.seed, 0, "generated"))
-        train, vali, test = (everything.take(rows) for rows in fold_rows(everything.queries, config.fold))
-    else:
-        train, vali, test = folds(path, config.fold)
+    train, vali, test = load_parts(config)
     train, judged = (scaled(config, part) for part in (train, test if config.judge_by == "test" else vali))
     split = build("partition", config.partition)
     draw = rng(config.seed, 0, "partition")
@@ -118,7 +116,7 @@ def task(config: Config) -> Task:
     users, judged = load(config)
     lists = next(iter(users.values())).lists
     ranker = make_ranker(judged.features, config.hidden)
-    together = how_many(config.per_round, config.clients or len(users))
+    together = how_many(config.per_round, config.clients if config.centralised else len(users))
     each = config.interactions * (together if config.centralised else 1)  # as many interactions a round as users have
     shares = build_privacy(config)
     own = shares if isinstance(shares, Shares) else None
