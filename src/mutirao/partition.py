@@ -1,7 +1,7 @@
 """How the samples of one data set are dealt to clients, from all alike to each its own classes.
 
 A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only equal
-sizes that do not use up the set, and users not drawn, leave some out). All chance comes from the generator handed over.
+sizes that do not use up the set, rare classes, and users not drawn, leave some out). All chance comes from the generator handed over.
 """
 
 import heapq
@@ -196,6 +196,43 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
     return _deal_classes("k_classes", y, order, per_class, owners, clients)
 
 
+def rare(
+    labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2, holders: int = 3, alpha: float = 0.5
+) -> list[Indices]:
+    """Give each of so many `classes`, drawn, to `holders` clients alone, who have nothing else: most never see them.
+
+    A holder has n // `clients` of the n samples, or an even share of its class if that is less. All others deal the
+    other classes by `dirichlet` with as equal sizes. What is left over, most of the rare classes, is in no client.
+
+    >>> y = np.repeat(np.arange(10), 100)
+    >>> dealt = describe(y, rare(y, 20, np.random.default_rng(0)))
+    >>> np.sort((dealt.counts > 0).sum(0)).tolist()[:2], int(dealt.sizes.min()), int(dealt.sizes.max())
+    ([3, 3], 33, 50)
+    """
+    y = check_labels(labels, clients)
+    names = np.unique(y)
+    for name, value in (("classes", classes), ("holders", holders)):
+        check_least(f"partition.{name}", value, 1)
+    if classes >= len(names) or classes * holders >= clients:
+        raise ConfigError(
+            f"partition=rare: {classes} of {len(names)} classes with {count_of(holders, 'holder')} each among "
+            f"{count_of(clients, 'client')} leave no other class or no other client"
+        )
+    size = len(y) // clients
+    order = rng.permutation(clients)
+    parts: dict[int, Indices] = {}
+    drawn = rng.permutation(names)[:classes]
+    for i, name in enumerate(drawn):
+        rows = rng.permutation(np.flatnonzero(y == name))[: holders * size]
+        parts |= zip(order[i * holders : (i + 1) * holders].tolist(), np.array_split(rows, holders), strict=True)
+    rest, others = np.flatnonzero(~np.isin(y, drawn)), order[classes * holders :].tolist()
+    dealt = dirichlet(y[rest], len(others), alpha, rng, size=min(size, len(rest) // len(others)))
+    parts |= zip(others, (rest[part] for part in dealt), strict=True)
+    if empty := sorted(i for i, part in parts.items() if not len(part)):
+        raise ConfigError(f"partition=rare: client {empty[0]} gets no samples; take fewer holders or clients")
+    return [np.sort(parts[i]) for i in range(clients)]
+
+
 def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Generator | None = None) -> list[Indices]:
     """Make each distinct key (a hospital, a slide, a user) a client, in the order of the sorted keys.
 
@@ -276,6 +313,7 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
     "shards": shards,
     "by_class": by_class,
     "k_classes": k_classes,
+    "rare": rare,
     "by_key": by_key,
     "natural": natural,
     "quantity": quantity,

@@ -75,11 +75,19 @@ class Dealt:
 
 
 def deal_labelled(
-    config: Common, seed: int | None = None, most: int = 100, equal: bool = False, judge_by: str = "test"
+    config: Common,
+    seed: int | None = None,
+    most: int = 100,
+    equal: bool = False,
+    judge_by: str = "test",
+    split: int | None = None,
 ) -> Dealt:
-    """The set that `data` names, dealt as `partition` says, `equal` if it can: equally many samples a client."""
+    """The set that `data` names, dealt as `partition` says, `equal` if it can: equally many samples a client.
+
+    `split` is the seed that draws a test part where the set has none of its own, if it is not the one that deals.
+    """
     seed = config.seed if seed is None else seed
-    data = load_judged(config.data, seed, judge_by)
+    data = load_judged(config.data, seed if split is None else split, judge_by)
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
     own = deal_tests(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:

@@ -29,7 +29,7 @@ class Config(Common):
     lr: float = setting(0.03, "learning rate of the clients", low=1e-12)
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
-    partition_seed: int = setting(42, "where the randomness of dealing starts, whatever the seed of the run", low=0)
+    partition_seed: int = setting(42, "seed of dealing, whatever that of the run (-1: that of the run)", low=-1)
     select: Part = setting(Part("aoiu"), "who takes part in a round")
     model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
     own_test: int = setting(100, "test samples a client is judged by at most, of its own classes", low=1)
@@ -38,7 +38,8 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
-    dealt = deal_labelled(config, config.partition_seed, config.own_test, equal=True, judge_by=config.judge_by)
+    seed, split = (config.partition_seed,) * 2 if config.partition_seed >= 0 else (config.seed, 0)
+    dealt = deal_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
     shape, outputs = dealt.data.shape, len(dealt.data.names)
     if len(shape) == 1 and config.model in NETWORK_NAMES:
         raise ConfigError(
