@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.core.files import write_whole
 from mutirao.drawing.participation import draw_best, draw_shares
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.studies import participation
+from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import count_rounds, dominance, mean_best, values
 from mutirao.studies.policies import last_known, markdown
 
@@ -94,15 +94,10 @@ def runs_of(methods: Mapping[str, Sequence[Record]]) -> str:
 def main(folder: Path) -> None:
     """Write tables and pictures."""
     methods = finished(folder)
-    text = PAGE.read_text(encoding="utf-8")
     draw_best(methods, "accuracy", (0.6, 0.65), IMAGES / "aoiu-curves.png")
     draw_shares(methods, IMAGES / "aoiu-fairness.png")
     made = {"runs": runs_of(methods), "table 2": table_2(methods), "table 3": table_3(methods), **FIGURES}
-    for name, content in made.items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{mark}\n{content}\n{end}{after}"
-    write_whole(PAGE, text)
+    fill_page(PAGE, made)
     print(f"written: {PAGE} and two pictures in {IMAGES}; {runs_of(methods)}", end="")
 
 

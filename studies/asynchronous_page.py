@@ -15,6 +15,7 @@ from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.reader import Record
+from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import best_so_far, cost_to, runs_of, values
 from mutirao.studies.policies import markdown
 
@@ -106,12 +107,7 @@ def main(folder: Path) -> None:
     made = {name: times(methods) for name, methods in found.items()}
     made["apart"] = ends(run_apart(folder / "apart"), (300, 600, 1000))
     draw(found["tifl"], PICTURE)
-    text = PAGE.read_text(encoding="utf-8")
-    for name, content in made.items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{mark}\n{content}\n{end}{after}"
-    write_whole(PAGE, text)
+    fill_page(PAGE, made)
     print(f"written: {PAGE} and {PICTURE}")
 
 

@@ -7,9 +7,9 @@ named by their epsilon; others have no noise.
 import sys
 from pathlib import Path
 
-from mutirao.core.files import write_whole
 from mutirao.drawing.looks import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
+from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import runs_of
 from mutirao.studies.policies import markdown
 
@@ -57,13 +57,8 @@ def draw(panels: dict[str, Ends]) -> None:
 
 def main(digits: Path, movies: Path) -> None:
     """Write both tables and the picture."""
-    text, panels = PAGE.read_text(encoding="utf-8"), {}
-    for name, folder in (("digits", digits), ("movies", movies)):
-        panels[name] = ends(folder, STUDIES[name][0])
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{mark}\n{table(panels[name], STUDIES[name][0])}\n{end}{after}"
-    write_whole(PAGE, text)
+    panels = {name: ends(f, STUDIES[name][0]) for name, f in (("digits", digits), ("movies", movies))}
+    fill_page(PAGE, {name: table(panel, STUDIES[name][0]) for name, panel in panels.items()})
     draw(panels)
 
 

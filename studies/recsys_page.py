@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.core.files import write_whole
 from mutirao.drawing.plots import draw_bands
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
 from mutirao.stats import interval
+from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
 
 ROOT = Path(__file__).parent.parent
@@ -93,13 +93,10 @@ def main(folder: Path) -> None:
         if not (folder / name / "study.json").exists() or f"<!-- {name} -->" not in text:
             continue
         methods = curves(folder / name)
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{mark}\n{table(methods)}\n{end}{after}"
+        fill_page(PAGE, {name: table(methods)})
         if name in PICTURES:
             shown = {m: [sorted(run.items()) for run in methods[m]] for m in PICTURES[name] or methods}
             draw_bands(shown, "RMSE on unseen users", IMAGES / f"recsys-{name}.png")
-    write_whole(PAGE, text)
 
 
 if __name__ == "__main__":

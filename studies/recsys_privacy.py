@@ -15,7 +15,6 @@ import numpy as np
 
 from mutirao.clipping import clip_update
 from mutirao.config import resolve
-from mutirao.core.files import write_whole
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
 from mutirao.core.rows import ROWS
@@ -26,6 +25,7 @@ from mutirao.recipes.task import find
 from mutirao.recsys.attack import Attacker
 from mutirao.recsys.attack_sums import read_sum
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
+from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
 
 ROOT = Path(__file__).parent.parent
@@ -123,11 +123,7 @@ def write_page(out: Path, drill: Path) -> None:
         cost = f"{t['epsilon']:.3g}" if t["epsilon"] else ""
         shares = (f"{100 * t[k]:.1f}%" for k in ("read", "guessed", "usual", "precision", "recall"))
         lines.append((f"**{t['rule']}**" if t["private"] else t["rule"], cost, *shares))
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("cost", markdown(rows)), ("drill", markdown(lines))):
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        text = f"{before}{mark}\n{table}\n" + "<!-- end -->" + rest.partition("<!-- end -->")[2]
-    write_whole(PAGE, text)
+    fill_page(PAGE, {"cost": markdown(rows), "drill": markdown(lines)})
     draw(cells)
 
 

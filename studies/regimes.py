@@ -1,39 +1,32 @@
 """Where age or entropy helps: policies against random selection in eleven regimes, as tables and one picture.
 
-    python studies/regimes.py runs/regimes --seeds 20           # makes what is not there yet, then page and picture
-    python studies/regimes.py runs/regimes --only rare,sizes
+    python studies/regimes.py runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
+    python studies/regimes.py runs/regimes --only rare --only sizes
 
-A regime is a study file and settings more, all chosen before any result was looked at. Each policy is held against
-random selection seed by seed, by three figures of a run:
-
-- `final`, the mean accuracy of the last ten rounds, of those that ended within half of random's simulated seconds
-  where devices are slow;
-- `worst`, the mean over the same rounds of the accuracy of the tenth of the clients that fare worst;
-- `sooner`, how much of random's rounds (of its simulated seconds, where devices are slow) is saved on the way to 95% of
-  random's final accuracy, as the mean of five rounds; a run that never gets there counts as one round more than it had.
+A regime is a study file and some settings more. What is compared, and how: `mutirao.studies.gains`.
 """
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mutirao.config import parse_assignment
-from mutirao.core.files import write_whole
-
+from mutirao.drawing.gains import Field, draw_gains
+from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
-from mutirao.stats import Comparison, holm, paired
-from mutirao.studies.participation import values
+from mutirao.stats import Comparison, interval
+from mutirao.studies.gains import BASELINE, Gains, compare_all, figures_of, shown_of
+from mutirao.studies.pages import fill_page
+from mutirao.studies.participation import dominance, swing_of
 from mutirao.studies.policies import markdown
 from mutirao.studies.study import carry_out, read_study, results
 
 HERE = Path(__file__).parent
-PAGE, PICTURE = HERE.parent / "docs/reproductions/selection-regimes.md", HERE.parent / "docs/images/selection-regimes.png"
-ROUNDS, LAST, SMOOTH, NEAR = 10, 20, 5, 0.95
+PAGE = HERE.parent / "docs/reproductions/selection-regimes.md"
+PICTURE = HERE.parent / "docs/images/selection-regimes.png"
 BASE, SLOW = "selection-regimes.toml", "selection-slow.toml"
 
 
@@ -68,7 +61,11 @@ REGIMES = {
     "many": Regime("30 of 100 a round", ("per_round=30",)),
     "slow": Regime("slow devices, by time", (), SLOW),
 }
-FIGURES = {"final": "accuracy", "worst": "worst decile", "sooner": "sooner"}
+FIGURES = {
+    "final": ("accuracy, last ten rounds (points)", "+.1f", 4.0),
+    "worst": ("worst decile of clients (points)", "+.1f", 8.0),
+    "sooner": ("rounds or seconds saved (%)", "+.0f", 40.0),
+}
 Runs = dict[str, dict[int, Record]]  # by policy and seed
 
 
@@ -84,43 +81,62 @@ def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str]) -> Runs:
     return {method: found for method, found in runs.items() if found}
 
 
-def clock(record: Record) -> np.ndarray[Any, Any]:
-    """What has been spent after each round: simulated seconds if devices have speeds, else rounds."""
-    return np.cumsum([row.get("sim_seconds", 1.0) for row in record.rows])
+def draw(made: Mapping[str, Runs], all_gains: Gains, path: Path) -> None:
+    """The picture: what each policy gains where."""
+    policies = list(dict.fromkeys(m for runs in made.values() for m in runs if m != BASELINE))
+    fields = []
+    for name, (title, form, most) in FIGURES.items():
+        of = all_gains[name]
+        fields.append(Field(title, {k: 100 * c.difference.mean for k, c in of.items()}, shown_of(of), form, most))
+    draw_gains({name: REGIMES[name].title for name in made}, policies, fields, path)
 
 
-def end_of(record: Record, metric: str, budget: float) -> float:
-    """The mean of the last rounds that are over when the budget is."""
-    known = np.array(values(record, metric))[clock(record) <= budget]
-    return float(np.nanmean(known[-ROUNDS:])) if len(known) else math.nan
+def table_of(name: str, runs: Runs, all_gains: Gains) -> str:
+    """One regime: what random selection reaches, and what each policy gains over it, with 95% intervals."""
+    shown = {figure: shown_of(found) for figure, found in all_gains.items()}
+    rows = [("policy", "accuracy", "worst decile", "saved", "swing", "change", "Gini", "leads")]
+    common = set.intersection(*({*of} for of in runs.values()))
+    each = [dominance({m: [of[s]] for m, of in runs.items()}, "accuracy") for s in sorted(common)]
+    own = figures_of(runs)
+    for method, of in runs.items():
+        cells = [f"{np.mean(list(own[f][method].values())):.3f}" for f in ("final", "worst")] + [""]
+        if method != BASELINE:
+            cells = [tell(all_gains[f][name, method], f, (name, method) in shown[f]) for f in FIGURES]
+        swings = np.mean([swing_of(record, "accuracy") for record in of.values()], axis=0)
+        gini = np.mean([participation_in(record).gini for record in of.values()])
+        leads = interval([shares[method] for shares in each])
+        tail = (f"{swings[0]:.4f}", f"{swings[1]:.4f}", f"{gini:.2f}", f"{leads.mean:.0%} ± {leads.half:.0%}")
+        rows.append((method, *cells, *tail))
+    return markdown(rows)
 
 
-def spent_to(record: Record, target: float) -> float:
-    """What it took until the mean of some rounds is at the target; one round more than all if it never is."""
-    curve, spent = np.array(values(record, "accuracy")), clock(record)
-    smooth = np.convolve(curve, np.full(SMOOTH, 1 / SMOOTH), "valid")
-    there = np.flatnonzero(smooth >= target)
-    return float(spent[there[0] + SMOOTH - 1]) if len(there) else float(spent[-1] + spent[-1] / len(spent))
+def tell(found: Comparison, figure: str, shown: bool) -> str:
+    """A gain with its interval, bold where it is shown."""
+    digits = 0 if figure == "sooner" else 1
+    text = f"{100 * found.difference.mean:+.{digits}f} ± {100 * found.difference.half:.{digits}f}"
+    return f"**{text}**" if shown else text
 
 
-def figures_of(runs: Runs) -> dict[str, dict[str, dict[int, float]]]:
-    """Each figure by policy and seed."""
-    timed = any("sim_seconds" in record.rows[0] for record in runs["random"].values())
-    budgets = {seed: clock(record)[-1] * (0.5 if timed else 1.0) for seed, record in runs["random"].items()}
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    for name, metric in (("final", "accuracy"), ("worst", "accuracy_worst_decile")):
-        found[name] = {
-            m: {s: end_of(r, metric, budgets[s]) for s, r in of.items() if s in budgets} for m, of in runs.items()
-        }
-    target = NEAR * float(np.mean(list(found["final"]["random"].values())))
-    spent = {m: {s: spent_to(r, target) for s, r in of.items()} for m, of in runs.items()}
-    usual = float(np.mean(list(spent["random"].values())))
-    found["sooner"] = {m: {s: -value / usual for s, value in of.items()} for m, of in spent.items()}
-    return found
+def main() -> None:
+    """Make, compare, write."""
+    told = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    told.add_argument("folder", type=Path)
+    told.add_argument("--seeds", type=int, default=20)
+    told.add_argument("--only", action="append", choices=REGIMES, help="one regime (may be given again)")
+    told.add_argument("--set", action="append", default=[], help="a setting for all runs, such as rounds=50")
+    told.add_argument("--page", type=Path, default=PAGE)
+    told.add_argument("--picture", type=Path, default=PICTURE)
+    given = told.parse_args()
+    made = {n: make(REGIMES[n], given.folder / n, given.seeds, given.set) for n in given.only or REGIMES}
+    made = {name: runs for name, runs in made.items() if len(runs) > 1}
+    found = compare_all(made)
+    draw(made, found, given.picture)
+    tables = {name: table_of(name, runs, found) for name, runs in made.items()}
+    if not given.only:
+        fill_page(given.page, tables)
+    for name, table in tables.items():
+        print(f"{REGIMES[name].title}\n\n{table}")
 
 
-def gains(found: Mapping[str, Mapping[int, float]]) -> dict[str, Comparison]:
-    """Each policy against random selection, seed by seed."""
-    base = found["random"]
-    pairs = {m: sorted({*of} & {*base}) for m, of in found.items() if m != "random"}
-    return {m: paired([found[m][s] for s in seeds], [base[s] for s in seeds]) for m, seeds in pairs.items() if seeds}
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ from mutirao.partition import (
     like,
     most_alike,
     natural,
+    rare,
     shards,
 )
 
@@ -51,6 +52,38 @@ def or_refused(deal):
     assert refusal.count("\n") == 0
     assert len(refusal) > 20
     return None
+
+
+@given(labels_lists, st.integers(1, 40), st.integers(0, 4), st.integers(0, 4), seeds)
+def test_a_rare_class_is_with_its_holders_alone_and_they_have_nothing_else(labels, clients, classes, holders, seed):
+    parts = or_refused(lambda: rare(labels, clients, rng(seed), classes, holders))
+    if parts is None:
+        return
+    y = np.array(labels)
+    held = np.concatenate(parts)
+    assert len(parts) == clients
+    assert len(set(held.tolist())) == len(held)  # nobody shares a sample
+    of = [set(y[part].tolist()) for part in parts]
+    alone = [
+        c for c in set(labels) if sum(c in mine for mine in of) == holders and all(len(m) == 1 for m in of if c in m)
+    ]
+    assert len(alone) >= classes
+    sizes = [len(part) for part in parts]
+    assert min(sizes) >= 1
+    assert max(sizes) <= len(labels) // clients
+
+
+def test_rare_classes_and_their_holders_are_drawn():
+    firsts = [describe(TEN, rare(TEN, 50, rng(seed))).counts for seed in range(40)]
+    few = [np.flatnonzero((counts > 0).sum(0) == 3).tolist() for counts in firsts]
+    assert all(len(two) == 2 for two in few)
+    assert {c for two in few for c in two} == set(range(10))
+    holders = [np.flatnonzero(counts[:, two].sum(1)).tolist() for counts, two in zip(firsts, few, strict=True)]
+    assert {len(six) for six in holders} == {6}
+    assert len({i for six in holders for i in six}) > 45
+    for wrong in ({"classes": 10}, {"holders": 25}, {"classes": 0}, {"holders": 0}):
+        with pytest.raises(ConfigError):
+            rare(TEN, 50, rng(), **wrong)
 
 
 def test_the_examples_in_the_docs_are_true():
@@ -152,7 +185,10 @@ def test_by_key_keeps_every_key_whole(keys, clients, seed):
 def test_every_name_in_a_configuration_is_called_the_same_way_and_depends_on_the_generator_alone(name):
     partition = build("partition", complete("partition", Part(name)))
     parts, again, other = (partition(TEN, clients=10, rng=rng(seed)) for seed in (5, 5, 6))
-    assert_each_once(parts, len(TEN))
+    if name == "rare":  # which leaves most of a rare class with nobody
+        assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts)) < len(TEN)
+    else:
+        assert_each_once(parts, len(TEN))
     assert len(parts) == 10
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
     changed = not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))

@@ -1,7 +1,8 @@
 """How the samples of one data set are dealt to clients, from all alike to each its own classes.
 
 A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only equal
-sizes that do not use up the set, rare classes, and users not drawn, leave some out). All chance comes from the generator handed over.
+sizes that do not use up the set, rare classes, and users not drawn leave some out). All chance comes from the generator
+handed over.
 """
 
 import heapq
@@ -197,7 +198,12 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
 
 
 def rare(
-    labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2, holders: int = 3, alpha: float = 0.5
+    labels: npt.ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    classes: int = 2,
+    holders: int = 3,
+    alpha: float = 0.5,
 ) -> list[Indices]:
     """Give each of so many `classes`, drawn, to `holders` clients alone, who have nothing else: most never see them.
 
@@ -218,18 +224,20 @@ def rare(
             f"partition=rare: {classes} of {len(names)} classes with {count_of(holders, 'holder')} each among "
             f"{count_of(clients, 'client')} leave no other class or no other client"
         )
-    size = len(y) // clients
-    order = rng.permutation(clients)
-    parts: dict[int, Indices] = {}
+    size, order = len(y) // clients, rng.permutation(clients)
     drawn = rng.permutation(names)[:classes]
+    rest, others = np.flatnonzero(~np.isin(y, drawn)), order[classes * holders :].tolist()
+    parts: dict[int, Indices] = {}
     for i, name in enumerate(drawn):
         rows = rng.permutation(np.flatnonzero(y == name))[: holders * size]
         parts |= zip(order[i * holders : (i + 1) * holders].tolist(), np.array_split(rows, holders), strict=True)
-    rest, others = np.flatnonzero(~np.isin(y, drawn)), order[classes * holders :].tolist()
-    dealt = dirichlet(y[rest], len(others), alpha, rng, size=min(size, len(rest) // len(others)))
-    parts |= zip(others, (rest[part] for part in dealt), strict=True)
-    if empty := sorted(i for i, part in parts.items() if not len(part)):
-        raise ConfigError(f"partition=rare: client {empty[0]} gets no samples; take fewer holders or clients")
+    size = min(size, len(rest) // len(others))
+    if not size or not all(map(len, parts.values())):
+        raise ConfigError(
+            f"partition=rare: {count_of(len(y), 'sample')} are not enough for {count_of(clients, 'client')}, of whom "
+            f"{holders} have one class; take fewer"
+        )
+    parts |= zip(others, (rest[part] for part in dirichlet(y[rest], len(others), alpha, rng, size=size)), strict=True)
     return [np.sort(parts[i]) for i in range(clients)]
 
 

@@ -72,6 +72,11 @@ def test_every_client_has_equally_many_samples_whatever_the_seed_of_the_run() ->
         np.testing.assert_array_equal(one, two)
     other = find("selection").task(resolve(Config, {"partition_seed": 7}))
     assert other.population["c00"].train.index.tolist() != tasks[0].population["c00"].train.index.tolist()
+    anew = [
+        find("selection").task(resolve(Config, {"seed": s, "partition_seed": -1})).population["c00"] for s in (0, 1)
+    ]
+    assert anew[0].train.index.tolist() != anew[1].train.index.tolist()
+    np.testing.assert_array_equal(anew[0].test.x, anew[1].test.x)  # the part that judges stays
     with pytest.raises(ConfigError, match="100 clients of 15 samples need 1500 samples"):
         find("selection").task(resolve(Config, {"partition.size": 15}))
 

@@ -56,6 +56,7 @@ def test_a_value_is_held_by_each_run_or_by_the_mean() -> None:
 WRONG = [
     ({"rule": "moer", "method": "a"}, "rule 'moer' is not known"),
     ({"rule": "more", "method": "a"}, "compares with others"),
+    ({"rule": "leads", "method": "a"}, "compares with others"),
     ({"rule": "mean", "method": "a"}, "compares with a value"),
     ({"rule": "more", "method": "a", "than": "b", "of": "end"}, "of 'end' is not known"),
     ({"rule": "more", "method": "a", "then": "b"}, "unknown key 'then'"),
@@ -123,3 +124,28 @@ def test_claims_are_judged_by_the_runs_of_a_folder(tmp_path: Path) -> None:
     assert [j.verdict for j in judged] == ["holds", "not shown", "not shown"]
     assert judged[0].ours.startswith("0.7 against 0.595; difference +0.105")
     assert judged[2].ours == "no finished run of c"
+
+
+def curves(folder: Path, seeds: int, **by_method: list[float]) -> tuple[Study, Path]:
+    """A study whose methods have these accuracies by round, with every seed."""
+    cells = [Cell(m, PLACES[seed], (("seed", seed),)) for m in by_method for seed in range(seeds)]
+    for cell in cells:
+        write_run(folder / "cells" / cell.name, by_method[cell.method], ["c0"] * len(by_method[cell.method]))
+    return Study("quickstart", tuple(cells), tuple(by_method), "b", ("accuracy",)), folder
+
+
+LEADS = [
+    (2, [0.1, 0.3, 0.2, 0.4], [0.2, 0.2, 0.2, 0.2], "holds", "leads 75% ± 0% of the rounds, 2 places"),
+    (2, [0.1, 0.1, 0.1, 0.4], [0.2, 0.2, 0.2, 0.2], "does not hold", "leads 25% ± 0% of the rounds, 2 places"),
+    (2, [0.1, 0.1, 0.3, 0.4], [0.2, 0.2, 0.2, 0.2], "not shown", "leads 50% ± 0% of the rounds, 2 places"),
+    (1, [0.3, 0.3, 0.3, 0.4], [0.2, 0.2, 0.2, 0.2], "not shown", "1 place has runs of all 2, and two are needed"),
+]
+
+
+@pytest.mark.parametrize(("seeds", "ours", "theirs", "verdict", "told"), LEADS)
+def test_to_lead_most_rounds_is_to_be_best_so_far_in_more_than_half_of_them(
+    tmp_path: Path, seeds: int, ours: list[float], theirs: list[float], verdict: str, told: str
+) -> None:
+    study, out = curves(tmp_path, seeds, a=ours, b=theirs)
+    (judged,) = judge(study, [Claim("a leads", "a", "leads", metric="accuracy", than=("b",))], out)
+    assert (judged.verdict, judged.ours) == (verdict, told)

@@ -13,7 +13,8 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import rounds_to, wobble_in
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
-from mutirao.stats import paired
+from mutirao.stats import interval, paired
+from mutirao.studies.participation import dominance
 from mutirao.studies.study import Study, results
 
 Verdict = Literal["holds", "does not hold", "not shown"]
@@ -24,6 +25,8 @@ RULES = {
     "less": "the 95% interval of the paired difference lies below zero (above: it does not hold; both: not shown)",
     "each": "every run's figure is the value, give or take the tolerance",
     "mean": "the mean over the runs is the value, give or take the tolerance",
+    "leads": "the 95% interval of the share of rounds in which its best value so far is the highest of all lies above "
+    "a half (below: it does not hold; both: not shown)",
 }
 TEXTS = ("says", "published", "rule", "of", "metric", "method", "only")
 KEYS = {*TEXTS, "than", "value", "tolerance"}
@@ -132,7 +135,7 @@ def claim_of(where: str, table: Mapping[str, Any]) -> Claim:
             raise ConfigError(f"{where}: {key} {table.get(key)!r} is not known{nearest(str(table.get(key)), known)}")
     than = table.get("than", ())
     claim = Claim(**{**table, "than": (than,) if isinstance(than, str) else tuple(than)})
-    if claim.rule in ("more", "less") and not claim.than:
+    if claim.rule in ("more", "less", "leads") and not claim.than:
         raise ConfigError(f"{where}: rule {claim.rule!r} compares with others: than = METHOD")
     if claim.rule in ("each", "mean") and math.isnan(claim.value):
         raise ConfigError(f"{where}: rule {claim.rule!r} compares with a value")
@@ -151,6 +154,8 @@ def judge_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any
     """One claim."""
     if lacking := sorted(claim.methods - {*runs}):
         return Judged(claim, "not shown", f"no finished run of {', '.join(lacking)}")
+    if claim.rule == "leads":
+        return Judged(claim, *hold_lead(claim, runs))
     ways = [way for cells in runs.values() for record in cells.values() if (way := record.direction(claim.metric))]
     figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, "lower" in ways)
     figures = {m: known(figure, runs[m]) for m in claim.methods}
@@ -187,3 +192,17 @@ def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: f
     if abs(found.mean) <= found.half or not found.mean:
         return "not shown", told
     return ("holds" if (found.mean > 0) == (claim.rule == "more") else "does not hold"), told
+
+
+def hold_lead(claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> tuple[Verdict, str]:
+    """Rule `leads`: in every place, the rounds that the method leads among those it is compared with."""
+    of = [claim.method, *claim.than]
+    common = [place for place in runs[claim.method] if all(place in runs[m] for m in of)]
+    shares = [dominance({m: [runs[m][place]] for m in of}, claim.metric)[claim.method] for place in common]
+    if len(shares) < 2:
+        return "not shown", f"{len(shares)} place has runs of all {len(of)}, and two are needed"
+    found = interval(shares)
+    told = f"leads {found.mean:.0%} ± {found.half:.0%} of the rounds, {len(shares)} places"
+    if found.holds(0.5):
+        return "not shown", told
+    return ("holds" if found.mean > 0.5 else "does not hold"), told
