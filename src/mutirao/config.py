@@ -239,7 +239,8 @@ def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: floa
     if value in words:
         return value
     if words and (len(wanted) == 1 or isinstance(value, str)):
-        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, words))}")
+        known = [*(["true", "false"] if bool in wanted else []), *words]
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, known))}")
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)

@@ -26,7 +26,7 @@ def judge(scene: Scene, state: Grouping, row: Row, due: bool) -> None:
     replies, members = ask_to_judge(scene, state) if plan.judged and (due or every) else ({}, {})
     if due:
         if not plan.judged and plan.evaluate is not None:
-            evaluate(scene, state, row, plan.evaluate)
+            evaluate(scene, state, row, plan.evaluate, every)
         for name in plan.told:
             if values := [r.metrics[name] for r in replies.values() if name in r.metrics]:
                 row[name] = float(np.mean(values))
@@ -38,13 +38,13 @@ def judge(scene: Scene, state: Grouping, row: Row, due: bool) -> None:
                 settle(state, g, plan)
         found = quality(state.groups, plan.truth(run.round))
         row.update({k: found[k] for k in ("groups", "rand") if k in found})
-    if every:
+    if every and plan.judged:
         values = [r.metrics[plan.judge] for r in replies.values() if plan.judge in r.metrics]
         row.update(summarise(plan.judge, values, plan.higher))
 
 
-def evaluate(scene: Scene, state: Grouping, row: Row, by: EvaluateGroups) -> None:
-    """Enter how the models do by the plan's own evaluation, together and group by group."""
+def evaluate(scene: Scene, state: Grouping, row: Row, by: EvaluateGroups, every: bool = False) -> None:
+    """Enter how the models do by the plan's own evaluation, together and group by group, and what each client has."""
     run, plan = scene.run, scene.plan
     together, each = by({g: part_of(run.arrays, g) for g in state.groups.names}, state.groups)
     row.update(together)
@@ -52,6 +52,10 @@ def evaluate(scene: Scene, state: Grouping, row: Row, by: EvaluateGroups) -> Non
         if plan.judge in figures:
             state.scores.setdefault(group, []).append((run.round, float(figures[plan.judge])))
             settle(state, group, plan)
+    if every:
+        scores = {g: float(figures[plan.judge]) for g, figures in each.items() if plan.judge in figures}
+        sizes = {g: len(who) for g, who in state.groups.members().items()}
+        row.update(summarise(plan.judge, [s for g, s in scores.items() for _ in range(sizes.get(g, 0))], plan.higher))
 
 
 def told_by(replies: Mapping[ClientId, Reply], client: ClientId) -> Mapping[str, float]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,11 @@ from mutirao.core.moments import Transform, combine_moments, measure_moments, st
 from mutirao.datasets.labelled import digest_of_set
 from mutirao.partition import deal_tests, describe
 from mutirao.randomness import number, rng
-from mutirao.ranking.data import RankingData
 from mutirao.ranking.judging import METRICS, judge, write_queries
 from mutirao.ranking.sources import load_parts
 from mutirao.ranking.split import deal
 from mutirao.recipes.exhibits import Exhibits, partition_of
+from mutirao.recipes.pooled_trees import TREES, grow_trees, only_trees
 from mutirao.recipes.task import Recipe, Task
 
 OWN_TEST = 200  # documents a client with a personal model is judged by at most
@@ -42,12 +42,16 @@ class Config(Common):
     loss: str = setting("grades", "classify grades, or rank lists", choices=("grades", "listnet", "lambdarank"))
     hidden: int = setting(64, "width of the hidden layer", low=1)
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+    centralised: bool | Literal["lightgbm"] = setting(  # type: ignore[assignment]
+        False, "train on the pooled data instead, the network or LightGBM's trees: the reference"
+    )
+    trees: Part = setting(
+        Part("lambdamart", home="mutirao.ranking.lambdamart"), "centralised=lightgbm: how trees are grown"
+    )
 
-
-def load(config: Config) -> tuple[RankingData, RankingData]:
-    """What clients train on, and what the model is judged by."""
-    parts = load_parts(config)
-    return parts[0], parts[2 if config.judge_by == "test" else 1]
+    def __post_init__(self) -> None:
+        """Settings of a pooled forest say what is done."""
+        only_trees(self)
 
 
 def task(config: Config) -> Task:
@@ -56,18 +60,21 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import Samples, pool_clients, virtual_clients
     from mutirao.training.trainer import Trainer
 
-    train, judged = load(config)
+    train, vali, test = load_parts(config)
+    judged = test if config.judge_by == "test" else vali
+    if config.centralised == TREES:
+        return grow_trees(config, train, vali, judged)
     split = build("partition", config.partition)
     parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
     mean, std = combine_moments([measure_moments(train.x[part], config.transform) for part in parts])
-    x, test = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
+    x, tested = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
     grades, highest = train.grades, int(max(train.grades.max(), judged.grades.max(), 1))
 
     if config.loss == "grades":
         own: tuple[Any, Any] = (None, ())
         if config.personal.name != "none":  # then each client is judged by documents with grades like its own
             likes = deal_tests(grades, parts, judged.grades, config.seed, OWN_TEST)
-            own = (Samples(test, judged.grades), likes)
+            own = (Samples(tested, judged.grades), likes)
         clients = virtual_clients(x, grades, parts, config.samples, number(config.seed, 0, "samples"), *own)
         trainer = Trainer.of(config, lambda: classifier(train.features, config.hidden, highest + 1))
     else:
@@ -76,7 +83,7 @@ def task(config: Config) -> Task:
         trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
 
     def scored(arrays: Arrays) -> npt.NDArray[np.float64]:
-        return score(trainer.fill(arrays), test)
+        return score(trainer.fill(arrays), tested)
 
     pictures = Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts))
     return Task(

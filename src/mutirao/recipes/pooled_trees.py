@@ -1,0 +1,50 @@
+"""The ranking recipe's other reference: trees of everybody's documents (`centralised=lightgbm`), as an ordinary run."""
+
+from dataclasses import fields
+from functools import cache, partial
+from typing import Any
+
+from mutirao.config import Part, build
+from mutirao.datasets.labelled import digest_of_set
+from mutirao.errors import ConfigError
+from mutirao.ranking.data import RankingData
+from mutirao.ranking.forest import bare_forest, score_by_trees
+from mutirao.ranking.judging import METRICS, judge, write_queries
+from mutirao.ranking.lambdamart import Grower, Pool, load_lightgbm
+from mutirao.recipes.exhibits import Exhibits
+from mutirao.recipes.task import Task
+
+TREES = "lightgbm"
+NOT_OF_TREES = ("privacy", "drift", "screen", "available", "devices")  # what clients do, of which there are none
+
+
+def only_trees(config: Any) -> None:
+    """Make the settings of a pooled forest say what is done: one site answers, and its answer is the model."""
+    if config.centralised != TREES:
+        return
+    usual = {f.name: f.default for f in fields(config)}
+    for name in NOT_OF_TREES:
+        if getattr(config, name).name != usual[name].name:
+            raise ConfigError(f"{name}: centralised={TREES} has no clients; use {name}={usual[name].name}")
+    object.__setattr__(config, "aggregate", Part("fedavg"))  # of one, as it is
+    object.__setattr__(config, "select", Part("uniform"))
+
+
+def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: RankingData) -> Task:
+    """One site with all documents; a round adds as many trees as the others, so that there is a curve to look at."""
+    load_lightgbm()  # refused before the first round where it is missing
+    how = build("trees", config.trees)
+
+    def scored(arrays: Any) -> Any:
+        return score_by_trees(arrays, judged.x)
+
+    return Task(
+        handler=Grower(how, config.rounds),
+        population={"pooled": Pool(train, vali)},
+        initial=lambda: bare_forest(how.trees, how.leaves),
+        evaluate=lambda arrays: judge(scored(arrays), judged, METRICS),
+        judge="ndcg@5",
+        basis=cache(lambda: {"features": digest_of_set([TREES], train.x, train.grades)}),
+        metrics=tuple(METRICS),
+        exhibits=Exhibits(files={"queries.csv": partial(write_queries, scored, judged, METRICS)}),
+    )
