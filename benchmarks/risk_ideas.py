@@ -1,0 +1,294 @@
+"""Ways to weigh the clients of a round by risk, each with the control that does all the same but for the risk.
+
+Weights sum to one, so that all make steps of one length, and all go through the same server momentum:
+v' = 0.9 v + sum_k w_k (x_k - x), x' = x + v'. What the server's own queries tell of a model is the nDCG of each.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao import Trainer
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.parts import Merged
+from mutirao.fedrisk import FedRisk
+from mutirao.ranking.models import score
+from mutirao.risk import geo_risk, ideal_risk
+
+Floats = npt.NDArray[np.float64]
+CUT = 10  # what the server looks at: nDCG@10
+MOMENTUM = 0.9
+
+
+class Queries:
+    """Documents by query, and how a model does on each query."""
+
+    def __init__(self, x: npt.NDArray[np.float32], grades: npt.ArrayLike, queries: npt.ArrayLike) -> None:
+        order = np.argsort(queries, kind="stable")
+        self.x, self.gains = np.ascontiguousarray(x[order]), np.exp2(np.asarray(grades, np.float64)[order]) - 1
+        _, self.query, counts = np.unique(np.asarray(queries)[order], return_inverse=True, return_counts=True)
+        self.rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.ideal = {k: self.gather(np.lexsort((-self.gains, self.query)), k) for k in (5, 10)}
+
+    def gather(self, order: npt.NDArray[np.intp], k: int) -> Floats:
+        """DCG@k of each query, with its documents in this order."""
+        discount = np.where(self.rank < k, 1 / np.log2(self.rank + 2.0), 0.0)
+        return np.bincount(self.query, self.gains[order] * discount)
+
+    def ndcg(self, trainer: Trainer, arrays: Arrays, k: int = CUT) -> Floats:
+        """nDCG@k of each query; 0 where nothing is relevant."""
+        scores = score(trainer.fill(arrays), self.x)
+        ideal = self.ideal[k]
+        return self.gather(np.lexsort((-scores, self.query)), k) / np.where(ideal > 0, ideal, 1.0)
+
+
+@dataclass
+class Scene:
+    """One fold and seed: what clients hold, and the queries that the server and the judge look at."""
+
+    trainer: Trainer
+    clients: Mapping[ClientId, Any]
+    lists: Mapping[ClientId, Queries | None]  # each client's own, None if none of them can be ordered wrongly
+    server: Queries
+    judge: Queries
+    seed: int
+
+
+@dataclass
+class Joining:
+    """What can be known of a round's clients: their replies, and how models made of them do on the server's queries."""
+
+    scene: Scene
+    current: Arrays
+    replies: Mapping[ClientId, Reply]
+    velocity: Arrays
+    memory: dict[ClientId, float]  # of the whole run
+    clients: list[ClientId] = field(init=False)
+    updates: Arrays = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clients = sorted(self.replies)
+        ends = {k: np.stack([self.replies[c].arrays[k] for c in self.clients]) for k in self.current}
+        self.updates = {k: v - self.current[k].astype(np.float64) for k, v in ends.items()}
+
+    @property
+    def even(self) -> Floats:
+        return np.full(len(self.clients), 1 / len(self.clients))
+
+    def losses(self) -> Floats:
+        """What each client tells of its loss."""
+        return np.array([self.replies[c].metrics["loss"] for c in self.clients])
+
+    def model(self, weights: npt.ArrayLike, ahead: bool) -> Arrays:
+        """x + sum_k w_k (x_k - x), and if `ahead` the momentum of the rounds before."""
+        before = self.velocity if ahead and self.velocity else dict.fromkeys(self.current, 0.0)
+        parts = (
+            (k, x, MOMENTUM * before[k] + np.tensordot(weights, self.updates[k], 1)) for k, x in self.current.items()
+        )
+        return {k: (x + moved).astype(np.float32) for k, x, moved in parts}
+
+    def look(self, weights: npt.ArrayLike, ahead: bool) -> Floats:
+        """nDCG of the server's queries: a row for each row of weights."""
+        rows = [self.model(w, ahead) for w in np.atleast_2d(weights)]
+        return np.stack([self.scene.server.ndcg(self.scene.trainer, arrays) for arrays in rows])
+
+
+def standard(values: npt.ArrayLike) -> Floats:
+    """(v - mean) / standard deviation, so that one temperature suits all scores."""
+    v = np.asarray(values, np.float64)
+    return (v - v.mean()) / v.std() if v.std() > 1e-12 else np.zeros_like(v)
+
+
+def soften(values: npt.ArrayLike, temper: float = 0.5) -> Floats:
+    """w_k = exp(temper z_k) / sum_j exp(temper z_j), z the standardised values."""
+    raised = np.exp(temper * standard(values))
+    return np.asarray(raised / raised.sum())
+
+
+def gains(q: Floats, base: Floats, aversion: float) -> Floats:
+    """Of each query what is won, or (1 + aversion) times what is lost."""
+    return np.asarray(np.where(q > base, q - base, (1 + aversion) * (q - base)))
+
+
+def u_risk(q: Floats, base: Floats, aversion: float) -> Floats:
+    """The mean of these gains (Wang, Bennett and Collins-Thompson, 2012)."""
+    return np.asarray(gains(q, base, aversion).mean(-1))
+
+
+def t_risk(q: Floats, base: Floats, aversion: float) -> Floats:
+    """URisk in standard errors (Dincer, Macdonald and Ounis, 2014)."""
+    g = gains(q, base, aversion)
+    error = g.std(-1, ddof=1) / np.sqrt(g.shape[-1])
+    return np.asarray(np.where(error > 0, g.mean(-1) / np.where(error > 0, error, 1.0), 0.0))
+
+
+def middle_risk(q: Floats, base: Floats, aversion: float, groups: int = 5) -> Floats:
+    """The median of URisk over groups of queries, which a few odd queries do not move."""
+    g = gains(q, base, aversion)
+    return np.asarray(np.median([g[..., i::groups].mean(-1) for i in range(groups)], axis=0))
+
+
+def worst_quarter(q: Floats, base: Floats, aversion: float) -> Floats:
+    """The mean gain of the quarter of queries that lose most: a conditional value at risk."""
+    return np.asarray(np.sort(q - base, -1)[..., : max(1, q.shape[-1] // 4)].mean(-1))
+
+
+def low_geo_risk(q: Floats, base: Floats, aversion: float) -> Floats:
+    """-GeoRisk of the errors 1 - nDCG, clients x queries: here all clients are judged by the same queries."""
+    return -geo_risk(np.maximum(0.0, 1 - q), aversion)
+
+
+Score = Callable[[Floats, Floats, float], Floats]
+Weigh = Callable[[Joining], Floats]
+
+
+def plain(of: Joining) -> Floats:
+    """1 / |S|."""
+    return of.even
+
+
+def by_samples(of: Joining) -> Floats:
+    """n_k / sum_j n_j: FedAvgM."""
+    n = np.array([of.replies[c].n for c in of.clients], np.float64)
+    return np.asarray(n / n.sum())
+
+
+def by_errors(of: Joining, temper: float = 0.0, ranks: bool = False) -> Floats:
+    """FedRisk's published 1 - risk_k of the documents' squared errors, made to sum to one; or softened; or by rank."""
+    risks = np.array(FedRisk().risks([of.replies[c] for c in of.clients]))
+    if ranks:
+        places = 1 + 0.5 * (2 * np.argsort(np.argsort(-risks)) / max(len(risks) - 1, 1) - 1)
+        return np.asarray(places / places.sum())
+    return soften(-risks, temper) if temper else np.asarray((1 - risks).clip(1e-9) / (1 - risks).clip(1e-9).sum())
+
+
+def by_query_errors(of: Joining, sign: int) -> Floats:
+    """GeoRisk of the errors 1 - nDCG that the client's own model has on its own queries, as the client tells them."""
+    told = [(i, of.scene.lists[c], c) for i, c in enumerate(of.clients)]
+    eye = np.eye(len(told))
+    models = {i: of.model(eye[i], ahead=False) for i, _, _ in told}
+    errors = {i: 1 - own.ndcg(of.scene.trainer, models[i]) for i, own, _ in told if own is not None}
+    usual = max(2, int(np.median([len(e) for e in errors.values()]))) if errors else 0
+    long = [i for i, e in errors.items() if len(e) >= usual]
+    used = long if len(long) > 1 else list(errors)
+    risks = np.zeros(len(told))
+    if len(used) > 1:
+        width = min(len(errors[i]) for i in used)
+        m = np.maximum(0.0, np.stack([errors[i][:width] for i in used]))
+        risks[used] = ideal_risk(m) - geo_risk(m, 2.0)
+    return soften(-sign * risks)
+
+
+def by_loss(of: Joining, temper: float) -> Floats:
+    """exp(temper z(loss_k)): tilted losses, TERM (Li et al., 2021)."""
+    return soften(of.losses(), temper)
+
+
+def by_worst_half(of: Joining) -> Floats:
+    """The half of the clients with the largest losses alone: superquantile (Laguel et al., 2021)."""
+    return np.asarray((of.losses() >= np.median(of.losses())) / (of.losses() >= np.median(of.losses())).sum())
+
+
+def by_minimax(of: Joining, eta: float = 0.3) -> Floats:
+    """Weights that a client keeps, l_k <- l_k + eta z(loss_k) within -2 to 2: AFL (Mohri, Sivek and Suresh, 2019)."""
+    for c, z in zip(of.clients, standard(of.losses()), strict=True):
+        of.memory[c] = float(np.clip(of.memory.get(c, 0.0) + eta * z, -2, 2))
+    raised = np.exp([of.memory[c] for c in of.clients])
+    return np.asarray(raised / raised.sum())
+
+
+def by_server(of: Joining, score: Score, aversion: float, ahead: bool = False, temper: float = 0.5) -> Floats:
+    """exp(temper z(score of client k's model against the current one)), on the server's queries.
+
+    If `ahead` the model is the next one with k's update alone, against the next one with the mean of all.
+    """
+    q = of.look(np.eye(len(of.clients)), ahead)
+    base = of.look(of.even if ahead else 0 * of.even, ahead)[0]
+    return soften(score(q, base, aversion), temper)
+
+
+def by_ascent(
+    of: Joining, score: Score, aversion: float, steps: int = 3, eta: float = 0.5, reach: float = 0.5
+) -> Floats:
+    """Exponentiated gradient on the simplex: weights that raise the score of the next model against the mean's.
+
+    w_k <- w_k exp(eta z(g_k)), g_k the score at w + reach (e_k - w) less that at w.
+    """
+    w, base = of.even, of.look(of.even, ahead=True)[0]
+    for _ in range(steps):
+        near = of.look(w + reach * (np.eye(len(w)) - w), ahead=True)
+        w = w * np.exp(eta * standard(score(near, base, aversion)))
+        w = w / w.sum()
+    return w
+
+
+def by_step(of: Joining, score: Score, aversion: float) -> Floats:
+    """The mean of updates times 0, 0.5, 1 or 1.5, whichever makes the best next model against the current one."""
+    scales = np.array([0.0, 0.5, 1.0, 1.5])
+    q, base = of.look(scales[:, None] * of.even, ahead=True), of.look(0 * of.even, ahead=False)[0]
+    return of.even * scales[int(np.argmax(score(q, base, aversion)))]
+
+
+class Idea(NamedTuple):
+    """A way to weigh clients, and the control that does all the same but for the risk."""
+
+    weigh: Weigh
+    control: str = "mean"
+
+
+def seen_by_server(name: str, way: Callable[..., Floats], **settings: Any) -> dict[str, Idea]:
+    """A way that looks at the server's queries, with its control, for which losses count no more than gains."""
+    scores = {"urisk1": (u_risk, 1.0), "urisk5": (u_risk, 5.0), "trisk1": (t_risk, 1.0)}
+    ideas = {
+        f"{name}-{k}": Idea(partial(way, score=f, aversion=a, **settings), f"{name}-neutral")
+        for k, (f, a) in scores.items()
+    }
+    return {f"{name}-neutral": Idea(partial(way, score=u_risk, aversion=0.0, **settings)), **ideas}
+
+
+IDEAS: dict[str, Idea] = {
+    "mean": Idea(plain),
+    "samples": Idea(by_samples),
+    "errors": Idea(by_errors),
+    "errors-soft": Idea(partial(by_errors, temper=0.5)),
+    "errors-rank": Idea(partial(by_errors, ranks=True)),
+    "query-errors": Idea(partial(by_query_errors, sign=1)),
+    "query-errors-described": Idea(partial(by_query_errors, sign=-1)),
+    "tilted": Idea(partial(by_loss, temper=0.5)),
+    "tilted-down": Idea(partial(by_loss, temper=-0.5)),
+    "worst-half": Idea(by_worst_half),
+    "minimax": Idea(by_minimax),
+    **seen_by_server("server", by_server),
+    "server-georisk": Idea(partial(by_server, score=low_geo_risk, aversion=2.0), "server-neutral"),
+    "server-georisk-published": Idea(
+        partial(by_server, score=low_geo_risk, aversion=2.0, temper=-0.5), "server-neutral"
+    ),
+    "server-middle": Idea(partial(by_server, score=middle_risk, aversion=1.0), "server-neutral"),
+    "server-worst": Idea(partial(by_server, score=worst_quarter, aversion=0.0), "server-neutral"),
+    **seen_by_server("ahead", by_server, ahead=True),
+    **seen_by_server("ascent", by_ascent),
+    **seen_by_server("step", by_step),
+}
+
+
+@dataclass
+class Joiner:
+    """The aggregator of an idea: its weights, then momentum."""
+
+    idea: Idea
+    scene: Scene
+    kept: dict[ClientId, float] = field(default_factory=dict)
+    needs = frozenset({"extras:squared_errors"})
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        """The next model."""
+        of = Joining(self.scene, current, replies, dict(memory), self.kept)
+        weights = self.idea.weigh(of)
+        memory |= {k: np.tensordot(weights, of.updates[k], 1) + MOMENTUM * memory.get(k, 0.0) for k in current}
+        arrays = {k: (x + memory[k]).astype(x.dtype) for k, x in current.items()}
+        return Merged(arrays, dict(zip(of.clients, weights.tolist(), strict=True)))
