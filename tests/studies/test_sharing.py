@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mutirao.errors import ConfigError
+from mutirao.ranking.sources import load_parts
 from mutirao.recipes.quickstart import Config as Quickstart
 from mutirao.recipes.ranking import Config as Ranking
-from mutirao.recipes.ranking import load
 from mutirao.recipes.task import NAMES, find
 from mutirao.studies.sharing import has_validation, ratio_of, shared_of
 from mutirao.studies.study import read_study
@@ -24,7 +24,7 @@ fold = [1, 2, 3]
 def test_folds_share_what_the_recipe_cuts_them_from(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(STUDY)
     study = read_study(tmp_path / "s.toml")
-    train, test = load(Ranking(fold=1))
+    train, _, test = load_parts(Ranking(fold=1))
     sizes = len(np.unique(test.queries)) / len(np.unique(train.queries))
     assert study.shared == pytest.approx(sizes)  # of five parts three train and one judges
 
