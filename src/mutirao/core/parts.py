@@ -6,6 +6,7 @@ A part says once what it `needs`, and what clients are told, asked and watched f
     extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
     probe:NAME         a number that clients tell when they are asked before the selection
     replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
+    replies:sketch     each client's update as a short vector; `replies:bias=10`: of the bias with ten entries
     replies:staleness  how many models were made since each client began; no round then waits for all of its clients
     replies:models     such late replies as they were trained, not as if begun from the current model
     replies:memory     of earlier rounds: a filter or selector that needs it is called with the run's memory, too

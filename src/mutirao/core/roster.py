@@ -30,7 +30,8 @@ class Roster:
     `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
     its loss was lower than the one before) are rounds (0: never), `n` is the last sample count that was believed,
     `first_n` the first, or what the client was admitted with (0: unknown), `asked` counts requests to train, also those
-    of rounds that were undone, `figures` holds the last value of each metric (NaN: unknown).
+    of rounds that were undone, `figures` holds the last value of each metric and `vectors` the last vector of each kind
+    that was found in its replies, a row a client (NaN: unknown).
     """
 
     ids: list[ClientId] = field(default_factory=list)
@@ -45,6 +46,7 @@ class Roster:
     first_n: npt.NDArray[np.int64] = field(default_factory=_column)
     asked: npt.NDArray[np.int64] = field(default_factory=_column)
     figures: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    vectors: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -98,7 +100,7 @@ class Roster:
         place = np.array([self._index[c] for c in old], np.intp)
 
         def widen(column: npt.NDArray[np.generic], empty: object) -> npt.NDArray[np.generic]:
-            wide = np.full(len(self.ids), empty, column.dtype)
+            wide = np.full((len(self.ids), *column.shape[1:]), empty, column.dtype)
             wide[place] = column
             return wide
 
@@ -106,6 +108,7 @@ class Roster:
             setattr(self, name, widen(getattr(self, name), 0))
         self.present = widen(self.present, False).astype(np.bool_)
         self.figures = {k: widen(v, np.nan).astype(np.float64) for k, v in self.figures.items()}
+        self.vectors = {k: widen(v, np.nan).astype(np.float64) for k, v in self.vectors.items()}
 
     def note(self, client: ClientId, figures: Mapping[str, float]) -> None:
         """Remember the last value of each figure of a client."""
@@ -139,6 +142,14 @@ class Roster:
             if name == "loss":
                 self.last_improved[rows[~(values >= column[rows])]] = round
             column[rows] = values
+
+    def keep(self, kind: str, found: Mapping[ClientId, npt.NDArray[np.float64]]) -> None:
+        """Remember the last vector of a kind that was found in the replies of these clients."""
+        width = len(next(iter(found.values()), ()))
+        if found and (kind not in self.vectors or self.vectors[kind].shape[1] != width):
+            self.vectors[kind] = np.full((len(self), width), np.nan)
+        for client, vector in found.items():
+            self.vectors[kind][self._index[client]] = vector
 
     def figure_of(self, client: ClientId, name: str) -> float:
         """One client's figure, NaN if it is not known."""
@@ -182,7 +193,8 @@ class Roster:
             names = np.frombuffer(some, np.uint8).copy()
         out: Arrays = {"ids": names}
         out |= {name: getattr(self, name)[rows] for name in COUNTS}
-        return out | {f"figure.{k}": v[rows] for k, v in self.figures.items()}
+        out |= {f"figure.{k}": v[rows] for k, v in self.figures.items()}
+        return out | {f"vector.{k}": v[rows] for k, v in self.vectors.items()}
 
     def _names_of(self, touched: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """The names of some rows as a JSON list, cut out of that of all: a name may hold any character."""
@@ -206,5 +218,6 @@ class Roster:
             ids=ids,
             present=np.zeros(len(ids), np.bool_),
             figures={k.removeprefix("figure."): v.copy() for k, v in arrays.items() if k.startswith("figure.")},
+            vectors={k.removeprefix("vector."): v.copy() for k, v in arrays.items() if k.startswith("vector.")},
             **{name: arrays[name].copy() for name in COUNTS if name in arrays},  # older runs have fewer
         )

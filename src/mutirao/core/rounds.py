@@ -25,6 +25,7 @@ from mutirao.core.record import Round as Round
 from mutirao.core.record import Row, reasons
 from mutirao.core.roster import Roster
 from mutirao.core.rows import whole
+from mutirao.core.vectors import check_vectors, vectors_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 
 log = logging.getLogger("mutirao")
@@ -86,6 +87,8 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
     for made in enough:
         run.roster.mark(number, made.chosen, {c: r.n for c, r in made.replies.items()})
     run.roster.hear_all(number, found)
+    for made in enough:
+        keep_vectors(run, made)
     for name, result in merged.items():
         run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
     run.memory, run.round, run.sites = memory, number, fleet.snapshot()
@@ -133,6 +136,7 @@ def train(
     """
     patience = patience or Patience()
     everybody = Cohort(select, aggregate, filters=filters, tell=tell, size_cap=size_cap, metrics=metrics)
+    check_vectors(everybody.needs, run.arrays)
     begin(run, fleet, expect, patience)
     while run.round < rounds:
         done = step(run, fleet, [everybody], patience=patience)
@@ -294,6 +298,13 @@ def findings(run: Run, made: Try, merged: Merged) -> dict[ClientId, dict[str, fl
     if "update_norm" in names_of(made.cohort.needs, "replies"):
         lengths = measure_updates(current, made.replies)
     return {c: r.metrics | lengths.get(c, {}) | merged.figures.get(c, {}) for c, r in made.replies.items()}
+
+
+def keep_vectors(run: Run, made: Try) -> None:
+    """Put into the roster the vectors that the cohort's parts go by; before the model moves on."""
+    current = part_of(run.arrays, made.cohort.name)
+    for kind, found in vectors_of(made.cohort.needs, current, made.replies, run.seed).items():
+        run.roster.keep(kind, found)
 
 
 def measure_updates(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, dict[str, float]]:

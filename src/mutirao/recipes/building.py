@@ -37,7 +37,7 @@ def build_select(config: Any, classes: int | None) -> AnySelector:
         if "count" in config.select.settings:
             raise ConfigError("select.count cannot be set with devices.overcommit, which goes by per_round")
         count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
-    return build("select", config.select, count=count, classes=classes)  # type: ignore[no-any-return]
+    return build("select", config.select, count=count, classes=classes, rounds=config.rounds)  # type: ignore[no-any-return]
 
 
 def build_aggregate(config: Any, task: Any, clients: int | None = None) -> AnyAggregator:

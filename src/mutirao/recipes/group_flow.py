@@ -67,7 +67,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     screen = build_screen(config, head=head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
-        select = build("select", config.select, count=config.per_round, classes=task.classes)
+        select = build("select", config.select, count=config.per_round, classes=task.classes, rounds=config.rounds)
         aggregate = build_aggregate(config, task, clients)
         check_waits(config, aggregate, "groups do")
         check_regroup(config, aggregate)

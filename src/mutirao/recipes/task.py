@@ -173,7 +173,9 @@ def federate(
     every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     fleet = around(secure.at_server(fleet, task.provides))
-    fleet, select = stagger(fleet, config, run, select, aggregate, len(task.population), classes=task.classes)
+    fleet, select = stagger(
+        fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
+    )
     few = config.min_replies or (1 if is_staggered(aggregate) else None)  # None: half of the selected
     rounds = train(
         run,

@@ -89,7 +89,8 @@ class Journal:
         for at, part in zip(rows, parts, strict=True):
             for name, values in part.items():
                 if name not in found:
-                    found[name] = np.full(len(names), 0 if name in COUNTS else np.nan, values.dtype)
+                    shape = (len(names), *values.shape[1:])
+                    found[name] = np.full(shape, 0 if name in COUNTS else np.nan, values.dtype)
                 found[name][place[at]] = values
         return Roster.of([names[i] for i in order.tolist()], found)
 
@@ -99,21 +100,23 @@ class Journal:
         if self._ids is not roster.ids:
             place = np.array([roster.row(c) for c in self._ids], np.intp)
             self._ids, before = roster.ids, self._last
-            self._last = {k: newcomers(k, len(roster)) for k in now.keys() | before.keys()}
+            self._last = {k: newcomers(k, len(roster), v) for k, v in (before | now).items()}
             for name, column in before.items():
                 self._last[name][place] = column
         differs = np.zeros(len(roster), np.bool_)
         for name, column in now.items():
-            last = self._last.setdefault(name, newcomers(name, len(roster)))
-            differs |= column.view(np.int64) != last.view(np.int64)  # by their bits: what is not known stays so
+            last = self._last.setdefault(name, newcomers(name, len(roster), column))
+            changed = column.view(np.int64) != last.view(np.int64)  # by their bits: what is not known stays so
+            differs |= changed if changed.ndim == 1 else changed.any(axis=1)
         return np.flatnonzero(differs)
 
 
 def columns_of(roster: Roster) -> dict[str, Array]:
     """All columns that are kept, by the names they have in files."""
-    return {name: getattr(roster, name) for name in COUNTS} | {f"figure.{k}": v for k, v in roster.figures.items()}
+    out = {name: getattr(roster, name) for name in COUNTS} | {f"figure.{k}": v for k, v in roster.figures.items()}
+    return out | {f"vector.{k}": v for k, v in roster.vectors.items()}
 
 
-def newcomers(name: str, rows: int) -> Array:
-    """A column of clients that nothing is known of."""
-    return np.zeros(rows, np.int64) if name in COUNTS else np.full(rows, np.nan)
+def newcomers(name: str, rows: int, like: Array) -> Array:
+    """A column like this one, of clients that nothing is known of."""
+    return np.zeros(rows, np.int64) if name in COUNTS else np.full((rows, *like.shape[1:]), np.nan)

@@ -12,13 +12,14 @@ from mutirao.selection.aoiu import AoI, AoIU, Entropy
 from mutirao.selection.counting import check_setting, how_many, names_in
 from mutirao.selection.drawing import sizes
 from mutirao.selection.fedcs import FedCS
+from mutirao.selection.hicsfl import HiCSFL
 from mutirao.selection.mix import Mix
 from mutirao.selection.oort import Oort
 from mutirao.selection.plain import RoundRobin, Uniform, everyone
 from mutirao.selection.powerofchoice import PowerOfChoice
 from mutirao.selection.probing import PROBE_SAMPLES
 
-PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS)
+PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL)
 NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "AoIU",
     "Entropy",
     "FedCS",
+    "HiCSFL",
     "Mix",
     "Oort",
     "PowerOfChoice",

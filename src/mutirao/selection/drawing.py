@@ -25,6 +25,21 @@ def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
     return fair if len(fair) >= needed else rows
 
 
+def strangers_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """At most so many of the rows without a vector of a kind, by lot, and the rows that have one.
+
+    Who has been selected more often than the others and was not heard of has had its turn.
+    """
+    if not len(rows):
+        return rows, rows
+    held = roster.vectors.get(kind)
+    known = np.zeros(len(rows), np.bool_) if held is None else ~np.isnan(held[rows]).any(axis=1)
+    due = ~known & (roster.selected[rows] <= roster.selected[rows].mean())
+    few = max(0, wanted - int(np.count_nonzero(known)))  # so many must be strangers, whether it is their turn or not
+    strangers = rows[due] if np.count_nonzero(due) >= few else rows[~known]
+    return rng.choice(strangers, min(wanted, len(strangers)), replace=False, shuffle=False), rows[known]
+
+
 def sizes(roster: Roster) -> Floats:
     """The samples of each client; of one that has not said, the mean of those who have."""
     known = roster.n > 0

@@ -31,6 +31,7 @@ from mutirao.core.rounds import (
     choose,
     findings,
     gather,
+    keep_vectors,
     mean_metrics,
     merge,
     rows_of,
@@ -189,6 +190,7 @@ class Strategy(FlowerStrategy):
         run.roster.mark(server_round, result.chosen, {c: r.n for c, r in result.replies.items()})
         for client, figures in found.items():
             run.roster.hear(server_round, client, figures)
+        keep_vectors(run, result)
         run.arrays, run.memory, run.round, self.lost = merged.arrays, memory, server_round, 0
         return pack(merged.arrays), MetricRecord({**mean_metrics(result.replies)})
 
