@@ -10,6 +10,7 @@ from typing import Any
 
 from mutirao.selection.aoiu import AoI, AoIU, Entropy
 from mutirao.selection.counting import check_setting, how_many, names_in
+from mutirao.selection.divfl import DivFL
 from mutirao.selection.drawing import sizes
 from mutirao.selection.fedcs import FedCS
 from mutirao.selection.hicsfl import HiCSFL
@@ -19,7 +20,7 @@ from mutirao.selection.plain import RoundRobin, Uniform, everyone
 from mutirao.selection.powerofchoice import PowerOfChoice
 from mutirao.selection.probing import PROBE_SAMPLES
 
-PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL)
+PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL, DivFL)
 NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PROBE_SAMPLES",
     "AoI",
     "AoIU",
+    "DivFL",
     "Entropy",
     "FedCS",
     "HiCSFL",
