@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.risk_ideas import IDEAS, Floats, Idea, Joiner, Queries, Scene, t_risk, u_risk
+from benchmarks.risk_ideas import IDEAS, Idea, Joiner, t_risk, u_risk
+from benchmarks.risk_scene import Floats, Queries, Scene
 from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from benchmarks import risk_ideas, risk_search
+from benchmarks import risk_ideas, risk_scene, risk_search
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply
@@ -49,11 +49,30 @@ def test_the_next_model_is_what_the_weights_and_the_momentum_say(scene):
     current, draw = scene.trainer.initial(0), np.random.default_rng(0)
     ends = [{k: v + draw.normal(size=v.shape).astype(np.float32) for k, v in current.items()} for _ in range(3)]
     replies = {f"c{i}": Reply(end, {}, {"loss": 1.0}, 10) for i, end in enumerate(ends)}
-    of = risk_ideas.Joining(scene, current, replies, {k: np.ones_like(v) for k, v in current.items()}, {})
+    of = risk_scene.Joining(scene, current, replies, {k: np.ones_like(v) for k, v in current.items()}, {})
     ahead, here = (of.model([0.25, 0.0, 0.75], ahead=way) for way in (True, False))
     for k in current:
         np.testing.assert_allclose(here[k], 0.25 * ends[0][k] + 0.75 * ends[2][k], atol=1e-6)
         np.testing.assert_allclose(ahead[k], here[k] + 0.9, atol=1e-6)
+
+
+def test_a_matched_step_is_as_long_as_the_means(scene):
+    current, draw = scene.trainer.initial(0), np.random.default_rng(1)
+    ends = [
+        {k: (v + (i + 1) * draw.normal(size=v.shape)).astype(np.float32) for k, v in current.items()} for i in (0, 1, 5)
+    ]
+    replies = {f"c{i}": Reply(end, {}, {"loss": 1.0}, 10) for i, end in enumerate(ends)}
+    of = risk_scene.Joining(scene, current, replies, {}, {})
+    weights = risk_ideas.IDEAS["short-matched"].weigh(of)
+
+    def length(w):
+        steps = [
+            sum(s * (end[k].astype(float) - v) for s, end in zip(w, ends, strict=True)) for k, v in current.items()
+        ]
+        return np.sqrt(sum((step**2).sum() for step in steps))
+
+    assert weights[0] > weights[1] > weights[2] > 0  # the shorter the more
+    assert length(weights) == pytest.approx(length([1 / 3] * 3), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", risk_ideas.IDEAS)
