@@ -48,6 +48,7 @@ class Scene:
     lists: Mapping[ClientId, Queries | None]  # each client's own, None if none of them can be ordered wrongly
     server: Queries
     judge: Queries
+    shared: float  # queries that judge, for one of training
     seed: int
 
 

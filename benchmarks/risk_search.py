@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.risk_ideas import IDEAS, Idea, Joiner, t_risk, u_risk
-from benchmarks.risk_scene import Floats, Queries, Scene
+from benchmarks.risk_scene import CUT, Floats, Queries, Scene
 from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
@@ -53,7 +53,8 @@ def set_scene(config: Config, liars: float = 0.0) -> Scene:
     own = np.isin(vali.queries, rng(config.seed, 0, "half").permutation(many)[: many // 2])
     server, other = (Queries(x_vali[rows], vali.grades[rows], vali.queries[rows]) for rows in (own, ~own))
     judge = other if config.judge_by == "vali" else Queries(x_test, test.grades, test.queries)
-    return Scene(trainer, clients, lists, server, judge, config.seed)
+    shared = len(judge.ideal[CUT]) / len(learn.query_ids)
+    return Scene(trainer, clients, lists, server, judge, shared, config.seed)
 
 
 def lists_in(x: npt.NDArray[np.float32], grades: Any, queries: Any, rows: Any) -> Queries | None:
@@ -79,12 +80,12 @@ def try_idea(idea: Idea, scene: Scene, rounds: int = 100, per_round: int = 10) -
     return {k: np.mean(values, axis=0) for k, values in seen.items()}
 
 
-def compare(ours: list[Found], theirs: list[Found], k: int) -> dict[str, Any]:
+def compare(ours: list[Found], theirs: list[Found], k: int, shared: float) -> dict[str, Any]:
     """An idea beside another: run by run, and query by query, where the other is the baseline of URisk and TRisk.
 
-    What runs share counts: a query that judges for three of training (Nadeau and Bengio, 2003).
+    What runs share counts, by `shared` queries that judge for one of training (Nadeau and Bengio, 2003).
     """
-    runs = paired([r[k].mean() for r in ours], [r[k].mean() for r in theirs], shared=1 / 3)
+    runs = paired([r[k].mean() for r in ours], [r[k].mean() for r in theirs], shared)
     q, base = np.concatenate([r[k] for r in ours]), np.concatenate([r[k] for r in theirs])
     risks = {f"urisk{a}": round(float(u_risk(q, base, a)), 4) for a in (1, 5)}
     risks |= {f"trisk{a}": round(float(t_risk(q, base, a)), 2) for a in (1, 5)}
@@ -106,6 +107,8 @@ def main() -> None:
     ask.add_argument("--confirm", action="store_true", help="judge by the test queries; do this once")
     given = ask.parse_args()
     asked = given.ideas.split(",")
+    if unknown := [name for name in asked if name not in IDEAS]:
+        ask.error(f"there is no idea {unknown[0]!r}; right would be one of {', '.join(IDEAS)}")
     names = list(dict.fromkeys(["mean", *(IDEAS[n].control for n in asked), *asked]))
     found: dict[str, list[Found]] = {name: [] for name in names}
     table = {"data": given.data, "partition": given.partition, "clients": given.clients, "lr": given.lr}
@@ -117,7 +120,7 @@ def main() -> None:
     for name, k in product(names, (5, 10)):
         line = {"idea": name, f"ndcg@{k}": round(float(np.mean([r[k].mean() for r in found[name]])), 4)}
         for other in dict.fromkeys(["mean", IDEAS[name].control]):
-            beside = {"against": other, **compare(found[name], found[other], k)} if name != other else {}
+            beside = {"against": other, **compare(found[name], found[other], k, scene.shared)} if name != other else {}
             print(json.dumps(line | beside))
 
 
