@@ -108,6 +108,45 @@ def test_wobble_is_that_of_rounds_and_not_of_evaluations(tmp_path: Path) -> None
     assert math.isnan(Figure("wobble", "accuracy", 0.5, 10, lower=False)(record))  # one value has no deviation
 
 
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ([0.1, 0.5, 0.5, 0.5], 2),
+        ([0.5, 0.5, 0.5, 0.5], 1),
+        ([0.5, 0.6, 0.51, 0.5], 3),  # it left once more
+        ([0.5, 0.5, 0.7, 0.3], 5),  # never: one more than there were
+    ],
+)
+def test_a_curve_is_stable_from_where_it_stays(tmp_path: Path, values: list[float], first: int) -> None:
+    write_run(tmp_path / "run", values, ["c0"] * 4)
+    assert Figure("stable", "accuracy", 0.5, 2, lower=False)(Record.of(tmp_path / "run")) == first
+
+
+def test_equal_is_shown_by_an_interval_within_the_tolerance() -> None:
+    claim = claim_of("x", {"says": "", "method": "a", "than": "b", "rule": "equal", "tolerance": 0.02})
+    places = [(("fold", i),) for i in range(5)]
+
+    def verdict(*differences: float) -> str:
+        ours = dict(zip(places, [0.5 + d for d in differences], strict=True))
+        return hold_pairs(claim, ours, [dict.fromkeys(places, 0.5)], shared=0.0)[0]
+
+    assert verdict(0.0, 0.001, -0.001, 0.002, 0.0) == "holds"
+    assert verdict(0.1, 0.101, 0.102, 0.1, 0.1) == "does not hold"
+    assert verdict(0.1, -0.1, 0.05, -0.05, 0.0) == "not shown"  # no difference is not equality
+
+
+def test_below_is_shown_by_the_interval_of_the_mean() -> None:
+    claim = claim_of("x", {"says": "", "method": "a", "rule": "below", "value": 20, "of": "stable"})
+    assert hold_value(claim, [10, 11, 12])[0] == "holds"
+    assert hold_value(claim, [30, 31, 32])[0] == "does not hold"
+    assert hold_value(claim, [10, 30, 20])[0] == "not shown"
+    assert hold_value(claim, [10])[0] == "not shown"
+    assert hold_value(claim, [12, 13, 14, 17])[0] == "holds"
+    assert hold_value(claim, [12, 13, 14, 17], shared=5.0)[0] == "not shown"  # runs that share data say less
+    with pytest.raises(ConfigError, match="compares with a value"):
+        claim_of("x", {"says": "", "method": "a", "rule": "below"})
+
+
 def test_claims_are_judged_by_the_runs_of_a_folder(tmp_path: Path) -> None:
     cells = []
     for method, ends in {"a": [0.6, 0.8], "b": [0.5, 0.69]}.items():

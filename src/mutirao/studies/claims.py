@@ -23,11 +23,15 @@ Figures = dict[tuple[Any, ...], float]  # of each run of a method, by its place 
 RULES = {
     "more": "the 95% interval of the paired difference lies above zero (below: it does not hold; both: not shown)",
     "less": "the 95% interval of the paired difference lies below zero (above: it does not hold; both: not shown)",
+    "equal": "the 95% interval of the paired difference is within the tolerance (outside: does not hold; or not shown)",
     "each": "every run's figure is the value, give or take the tolerance",
     "mean": "the mean over the runs is the value, give or take the tolerance",
     "leads": "the 95% interval of the share of rounds in which its best value so far is the highest of all lies above "
     "a half (below: it does not hold; both: not shown)",
+    "below": "the 95% interval of the mean over the runs lies below the value (above: does not hold; else not shown)",
 }
+AMONG = ("more", "less", "equal", "leads")  # rules that compare with other methods
+SETTLED = 0.05  # a curve is stable where it stays this close to the mean of its last rounds, as a share of it
 TEXTS = ("says", "published", "rule", "of", "metric", "method", "only")
 KEYS = {*TEXTS, "than", "value", "tolerance"}
 
@@ -70,6 +74,17 @@ def rounds(figure: Figure, record: Record) -> float:
     return float(curve[place - 1][0] if place else record.rounds + 1)
 
 
+def stable(figure: Figure, record: Record) -> float:
+    """From which round on the metric stays within 5% of its mean over the last ones; never: one more than all."""
+    curve = curve_in(figure, record)
+    if not curve:
+        return math.nan
+    end = float(np.mean([value for round, value in curve if round > curve[-1][0] - figure.last]))
+    away = [i for i, (_, value) in enumerate(curve) if abs(value - end) > SETTLED * abs(end)]
+    first = away[-1] + 1 if away else 0
+    return float(curve[first][0] if first < len(curve) else record.rounds + 1)
+
+
 def gini(figure: Figure, record: Record) -> float:
     """How unevenly clients were selected: 0 is evenly."""
     return participation_in(record).gini
@@ -85,6 +100,7 @@ FIGURES: dict[str, Callable[[Figure, Record], float]] = {
     "final": final,
     "wobble": wobble,
     "rounds": rounds,
+    "stable": stable,
     "gini": gini,
     "gap": gap,
 }
@@ -135,9 +151,9 @@ def claim_of(where: str, table: Mapping[str, Any]) -> Claim:
             raise ConfigError(f"{where}: {key} {table.get(key)!r} is not known{nearest(str(table.get(key)), known)}")
     than = table.get("than", ())
     claim = Claim(**{**table, "than": (than,) if isinstance(than, str) else tuple(than)})
-    if claim.rule in ("more", "less", "leads") and not claim.than:
+    if claim.rule in AMONG and not claim.than:
         raise ConfigError(f"{where}: rule {claim.rule!r} compares with others: than = METHOD")
-    if claim.rule in ("each", "mean") and math.isnan(claim.value):
+    if claim.rule not in AMONG and math.isnan(claim.value):
         raise ConfigError(f"{where}: rule {claim.rule!r} compares with a value")
     return claim
 
@@ -159,8 +175,8 @@ def judge_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any
     ways = [way for cells in runs.values() for record in cells.values() if (way := record.direction(claim.metric))]
     figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, "lower" in ways)
     figures = {m: known(figure, runs[m]) for m in claim.methods}
-    if claim.rule in ("each", "mean"):
-        return Judged(claim, *hold_value(claim, list(figures[claim.method].values())))
+    if claim.rule not in AMONG:
+        return Judged(claim, *hold_value(claim, list(figures[claim.method].values()), study.shared))
     return Judged(claim, *hold_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared))
 
 
@@ -170,17 +186,23 @@ def known(figure: Figure, cells: Mapping[tuple[Any, ...], Record]) -> Figures:
     return {place: value for place, value in found.items() if not math.isnan(value)}
 
 
-def hold_value(claim: Claim, values: Collection[float]) -> tuple[Verdict, str]:
-    """Rules `each` and `mean`."""
+def hold_value(claim: Claim, values: Collection[float], shared: float = 0.0) -> tuple[Verdict, str]:
+    """Rules `each`, `mean` and `below`."""
     if not values:
         return "not shown", "no run has the figure"
     told = f"{np.mean(list(values)):.4g} (mean of {len(values)}), from {min(values):.4g} to {max(values):.4g}"
+    if claim.rule == "below":
+        found = interval(list(values), shared=shared)
+        told += f", ± {found.half:.2g}"
+        if math.isnan(found.half) or found.holds(claim.value):
+            return "not shown", told
+        return ("holds" if found.mean < claim.value else "does not hold"), told
     off = [abs(v - claim.value) for v in (values if claim.rule == "each" else [float(np.mean(list(values)))])]
     return ("holds" if max(off) <= claim.tolerance + 1e-12 else "does not hold"), told
 
 
 def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: float) -> tuple[Verdict, str]:
-    """Rules `more` and `less`: pairs of the same place, theirs the mean of several methods."""
+    """Rules `more`, `less` and `equal`: pairs of the same place, theirs the mean of several methods."""
     common = [place for place in ours if all(place in other for other in theirs)]
     a = np.array([ours[place] for place in common])
     b = np.array([np.mean([other[place] for other in theirs]) for place in common])
@@ -189,6 +211,9 @@ def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: f
         return "not shown", f"{means}; {len(common)} pair, and two are needed"
     found = paired(a, b, shared).difference
     told = f"{means}; difference {found.mean:+.4g} ± {found.half:.2g}, {len(common)} pairs"
+    if claim.rule == "equal":
+        far = abs(found.mean) - claim.tolerance
+        return ("holds" if far <= -found.half else "does not hold" if far > found.half else "not shown"), told
     if abs(found.mean) <= found.half or not found.mean:
         return "not shown", told
     return ("holds" if (found.mean > 0) == (claim.rule == "more") else "does not hold"), told
