@@ -124,6 +124,7 @@ def test_a_log_gives_users_queries_and_clicks(tmp_path: Path) -> None:
     config = resolve(Config, settings)
     task = find("online").prepare(config)
     assert sorted(task.population) == ["300", "301", "302"]
+    assert len(find("online").task(resolve(Config, settings | {"clients": 0})).population) == 4
     summary = execute("online", config, tmp_path / "run", pictures=False)
     assert summary["final"]["mrr@10"] > 0.8  # the log's users like what a linear ranker can tell
 
@@ -132,6 +133,7 @@ def test_a_log_gives_users_queries_and_clicks(tmp_path: Path) -> None:
     ("settings", "text"),
     [
         ({"clicks": "logged"}, "these data have grades and no clicks"),
+        ({"epochs": 3}, "epochs: a user takes one step a query here"),
         ({"clients": 0}, "only a log knows how many users there are"),
         ({"clicks": "perfct"}, "is not a choice; did you mean 'perfect'"),
         ({"personal": "fedper"}, "has its own models"),

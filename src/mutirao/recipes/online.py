@@ -3,34 +3,30 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from mutirao.config import Common, Part, build, setting
+from mutirao.config import Common, Part, setting
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Fleet
+from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
 from mutirao.metrics import mrr, ndcg
 from mutirao.privacy import build_privacy
-from mutirao.randomness import rng
-from mutirao.ranking.data import RankingData
-from mutirao.ranking.online.clicks import LOGGED, MIXED, NAMES, Cascade
-from mutirao.ranking.online.lists import Lists, User, normalise
-from mutirao.ranking.online.log import is_log, read_log
+from mutirao.ranking.online.clicks import NAMES
+from mutirao.ranking.online.loading import load_users
 from mutirao.ranking.online.noise import Shares
 from mutirao.ranking.online.rankers import make_ranker
 from mutirao.ranking.online.tally import add_up
 from mutirao.ranking.online.users import Searching
-from mutirao.ranking.sources import load_parts
-from mutirao.ranking.split import deal
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.schedules import schedule_of
 from mutirao.selection import how_many
 
 CUT = 10
+# Settings of training on samples, of which there are none.
+UNUSED = ("epochs", "batch_size", "momentum", "weight_decay", "optimizer", "clip", "samples", "device", "precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,61 +55,12 @@ class Config(Common):
     privacy: Part = setting(Part("none", home="mutirao.ranking.online.noise"), "differential privacy, or FPDGD's own")
 
 
-def load(config: Config) -> tuple[dict[ClientId, User], RankingData]:
-    """The users with what they may ask, and what judges the model."""
-    path = Path(config.data).expanduser()
-    if config.data != "generated" and is_log(path):
-        return load_log(config, path)
-    if config.clicks == LOGGED:
-        raise ConfigError("clicks=logged: these data have grades and no clicks; use perfect, or another model")
-    if not config.clients:
-        raise ConfigError("clients=0: only a log knows how many users there are")
-    train, vali, test = load_parts(config)
-    train, judged = (scaled(config, part) for part in (train, test if config.judge_by == "test" else vali))
-    split = build("partition", config.partition)
-    draw = rng(config.seed, 0, "partition")
-    parts = deal(split, train.grades, train.queries, config.clients, draw, train.x)
-    lists, owned = Lists.of(train, [np.arange(len(train))] if config.centralised else parts, config.shown)
-    highest = max(1, int(train.grades.max()), int(judged.grades.max()))
-    width = len(str(config.clients - 1))
-    names = ["pooled"] if config.centralised else [f"u{i:0{width}}" for i in range(config.clients)]
-    return {c: User(lists, own, clicks_of(config, c, highest)) for c, own in zip(names, owned, strict=True)}, judged
-
-
-def load_log(config: Config, path: Path) -> tuple[dict[ClientId, User], RankingData]:
-    """The same of a log: its most active users, each with its own queries in their order; later ones judge."""
-    if config.clicks != LOGGED or config.noise or config.partition.name != "shared" or config.centralised:
-        raise ConfigError(
-            "a log has users and clicks of its own: use clicks=logged, noise=0, partition=shared, centralised=false"
-        )
-    earlier, later = read_log(path).split()
-    if config.judge_by == "vali":
-        earlier, later = earlier.split()
-    if not len(later.users) or not len(earlier.users):
-        raise ConfigError(f"{path}: {len(earlier.users) + len(later.users)} queries are too few to train and to judge")
-    train, judged = scaled(config, earlier.data), scaled(config, later.data)
-    lists, _ = Lists.of(train, [np.arange(len(train))], config.shown)
-    clicks = Cascade.of(LOGGED, 1)
-    names = earlier.most_active(config.clients or len(earlier.users))
-    return {name: User(lists, earlier.queries_of(name), clicks, log=True) for name in sorted(names)}, judged
-
-
-def scaled(config: Config, data: RankingData) -> RankingData:
-    """The data with their features as the users' own lists give them."""
-    return normalise(data) if config.scale == "query" else data
-
-
-def clicks_of(config: Config, client: ClientId, highest: int) -> Cascade:
-    """How a user clicks; of `mixed` ones each in a way of its own."""
-    name = config.clicks
-    if name == "mixed":
-        name = MIXED[int(rng(config.seed, 0, "clicks", client).integers(len(MIXED)))]
-    return Cascade.of(name, highest, config.noise)
-
-
 def task(config: Config) -> Task:
     """Users as clients; the ranker is judged by queries that nobody has asked."""
-    users, judged = load(config)
+    for key in UNUSED:
+        if getattr(config, key) != Config.__dataclass_fields__[key].default:
+            raise ConfigError(f"{key}: a user takes one step a query here, at the rate lr; leave it as it is")
+    users, judged = load_users(config)
     lists = next(iter(users.values())).lists
     ranker = make_ranker(judged.features, config.hidden)
     together = how_many(config.per_round, config.clients if config.centralised else len(users))

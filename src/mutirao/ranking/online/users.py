@@ -131,7 +131,7 @@ class Searching:
         seen = np.where(there, scores[documents], -np.inf)
         found = np.where(there, grades[documents], 0)
         tables = np.array([(turn.user.clicks.click, turn.user.clicks.stop) for turn in turns])
-        click, stop = (np.take_along_axis(tables[:, k], found, axis=1) for k in (0, 1))
+        click, stop = (tables[np.arange(len(turns))[:, None], k, found] for k in (0, 1))
         clicks = click_documents(np.where(there, click, 0.0), stop, later)
         weights = weigh_documents(seen, rest, clicks)
 
