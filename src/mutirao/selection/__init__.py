@@ -12,6 +12,7 @@ from mutirao.selection.aoiu import AoI, AoIU, Entropy
 from mutirao.selection.counting import check_setting, how_many, names_in
 from mutirao.selection.divfl import DivFL
 from mutirao.selection.drawing import sizes
+from mutirao.selection.fedcor import FedCor
 from mutirao.selection.fedcs import FedCS
 from mutirao.selection.hicsfl import HiCSFL
 from mutirao.selection.mix import Mix
@@ -20,7 +21,7 @@ from mutirao.selection.plain import RoundRobin, Uniform, everyone
 from mutirao.selection.powerofchoice import PowerOfChoice
 from mutirao.selection.probing import PROBE_SAMPLES
 
-PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL, DivFL)
+PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL, DivFL, FedCor)
 NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "DivFL",
     "Entropy",
     "FedCS",
+    "FedCor",
     "HiCSFL",
     "Mix",
     "Oort",

@@ -1,0 +1,124 @@
+"""FedCor: clients whose losses tell most of the losses of others."""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.core.arrays import Array, Arrays
+from mutirao.core.roster import ClientId, Roster
+from mutirao.scores import Floats, cut_tails
+from mutirao.selection.counting import Counted, check_setting, how_many, names_in
+from mutirao.selection.drawing import pass_over, sizes
+from mutirao.selection.gaussian import covariance, fit, most_telling
+from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
+
+PREFIX = "fedcor."
+FIRST = 10  # times as many steps when the process is learnt for the first time, as in the authors' code
+
+
+@dataclass(frozen=True)
+class FedCor(Counted):
+    """Clients whose changes of loss are correlated most with those of all, each after what the others already tell.
+
+    Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning", CVPR
+    2022. The changes of all clients' losses from round to round are a Gaussian process whose covariance is learnt by
+    the likelihood of the last `history` changes, a change r rounds old counting decay^r (see `gaussian.py`: linear
+    kernel, points of `dimension` numbers, `steps` of Adam). Clients are chosen one by one: the highest
+    discount^(times selected since the process was learnt) sum_i p_i S_ik / sqrt(S_kk), p_i their share of samples.
+
+    For that all clients are probed for their loss, on at most `samples`: in the first `warmup` rounds, whose clients
+    are drawn by lot, and then in two rounds running every `interval`. (The authors learn later changes from a round
+    that is made for the purpose and thrown away; here they are those of the run.) Losses are cut at the quantiles 0.05
+    and 0.95, so that a false one is no larger than an honest one; who was selected more than `most` times as often as
+    the mean (0: no matter) is passed over while there are others.
+    """
+
+    warmup: int = 15
+    interval: int = 10
+    history: int = 10
+    decay: float = 0.8
+    discount: float = 0.9
+    dimension: int = 15
+    steps: int = 100
+    samples: int = PROBE_SAMPLES
+    most: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probe("all", 1.0, self.samples)
+        for name in ("warmup", "history", "dimension", "steps"):
+            check_setting(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
+        check_setting("interval", self.interval >= 2, self.interval, "at least 2")
+        for name in ("decay", "discount"):
+            check_setting(name, 0 < getattr(self, name) <= 1, getattr(self, name), "above 0 and at most 1")
+        check_setting("most", self.most == 0 or self.most >= 1, self.most, "0 (no limit) or at least 1")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"probe:loss", limit(self.samples), "replies:memory"})
+
+    def learns(self, round: int) -> bool:
+        """Whether the process is learnt again before this round is selected for."""
+        return round > self.warmup and (round - self.warmup - 1) % self.interval == 0
+
+    def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        asked = round <= self.warmup or self.learns(round) or self.learns(round + 1)
+        return names_in(roster, roster.here()) if asked else []
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator, memory: Arrays) -> list[ClientId]:
+        here = roster.here()
+        wanted = how_many(self.count, len(here))
+        known = recall(memory, roster)
+        self.note_losses(known, roster, round)
+        if self.learns(round) and len(known["changes"]) and known["learnt"][0] != round:
+            self.learn(known, roster, round, rng)
+        memory |= {PREFIX + k: v for k, v in known.items()} | {PREFIX + "ids": as_bytes(roster.ids)}
+        if not known["learnt"][0]:
+            return names_in(roster, rng.choice(here, wanted, replace=False, shuffle=False))
+        allowed = np.flatnonzero(np.isin(here, pass_over(roster, here, self.most, wanted)))
+        times = np.asarray(roster.selected[here] - np.nan_to_num(known["counted"][here]), np.float64)
+        share = sizes(roster)[here] / sizes(roster)[here].sum()
+        sigma = covariance(known["points"][:, here])
+        return names_in(roster, here[most_telling(sigma, share, np.power(self.discount, times), allowed, wanted)])
+
+    def note_losses(self, known: dict[str, Floats], roster: Roster, round: int) -> None:
+        """Remember the losses of a probe, and how they changed since one of the round before."""
+        told = roster.last_probed == round
+        if not told.any() or known["round"][0] == round:
+            return
+        losses = cut_tails(np.where(told, roster.figure("loss"), np.nan))
+        if known["round"][0] == round - 1:
+            change = losses - known["losses"]
+            known["changes"] = np.vstack([known["changes"], change])[-self.history :]
+            known["rounds"] = np.append(known["rounds"], round)[-self.history :]
+        known |= {"losses": losses, "round": np.array([float(round)])}
+
+    def learn(self, known: dict[str, Floats], roster: Roster, round: int, rng: np.random.Generator) -> None:
+        """Learn the process from the changes, beginning from what it was, or from points by lot."""
+        points = known["points"] if len(known["points"]) else np.full((self.dimension, len(roster)), np.nan)
+        lot = rng.standard_normal(points.shape) / np.sqrt(len(points))  # lengths of 1 on average
+        steps = self.steps * (1 if known["learnt"][0] else FIRST)
+        weights = self.decay ** (round - known["rounds"])
+        points = fit(np.where(np.isnan(points), lot, points), known["changes"], weights, steps)
+        known |= {"points": points, "counted": roster.selected.astype(np.float64), "learnt": np.array([float(round)])}
+
+
+def as_bytes(ids: list[ClientId]) -> Array:
+    """Names as an array for the run's memory."""
+    return np.frombuffer(json.dumps(ids).encode(), np.uint8)
+
+
+def recall(memory: Arrays, roster: Roster) -> dict[str, Floats]:
+    """What is remembered, with a column for each client that the roster knows now; NaN of newcomers."""
+    ids = json.loads(memory[PREFIX + "ids"].tobytes()) if PREFIX + "ids" in memory else []
+    kept = [i for i, c in enumerate(ids) if roster.knows(c)]
+    place = [roster.row(ids[i]) for i in kept]
+    out = {k: memory.get(PREFIX + k, np.zeros(n)) for k, n in (("round", 1), ("learnt", 1), ("rounds", 0))}
+    for name, rows in (("changes", (0,)), ("points", (0,)), ("losses", ()), ("counted", ())):
+        old = memory.get(PREFIX + name, np.zeros((*rows, len(ids))))
+        out[name] = np.full((*old.shape[:-1], len(roster)), np.nan)
+        out[name][..., place] = old[..., kept]
+    return out
