@@ -25,7 +25,7 @@ from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.randomness import number, rng
-from mutirao.ranking.models import classifier
+from mutirao.ranking.scorers import dense
 from mutirao.ranking.sources import load_parts
 from mutirao.ranking.split import deal
 from mutirao.recipes.ranking import Config
@@ -48,7 +48,7 @@ def set_scene(config: Config, liars: float = 0.0) -> Scene:
     clients = virtual_clients(x, grades, dealt, 0, number(config.seed, 0, "samples"))
     lists = {c: lists_in(x, grades, learn.queries, rows) for c, rows in zip(clients, dealt, strict=True)}
     classes = 1 + int(max(part.grades.max() for part in (learn, vali, test)))
-    trainer = Trainer(partial(classifier, learn.features, 64, classes), lr=config.lr, batch_size=32, workers=1)
+    trainer = Trainer(partial(dense, learn.features, classes, 64), lr=config.lr, batch_size=32, workers=1)
     many = len(vali.query_ids)
     own = np.isin(vali.queries, rng(config.seed, 0, "half").permutation(many)[: many // 2])
     server, other = (Queries(x_vali[rows], vali.grades[rows], vali.queries[rows]) for rows in (own, ~own))

@@ -10,7 +10,7 @@ from benchmarks import risk_ideas, risk_scene, risk_search
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply
 from mutirao.metrics import ndcg
-from mutirao.ranking.models import score
+from mutirao.ranking.scorers import score
 from mutirao.recipes.ranking import Config
 
 

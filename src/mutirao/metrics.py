@@ -90,6 +90,58 @@ def mean_average_precision(
     return _mean_over_queries(precision / np.maximum(total, 1), total > 0, empty)
 
 
+def precision(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    k: int,
+    threshold: float = 1,
+    empty: float = 0.0,
+    ties: Literal["order", "worst"] = "order",
+) -> float:
+    """Mean over queries of (documents graded `threshold` or above among the first k) / k.
+
+    >>> precision([0.1, 0.9, 0.5], [1, 0, 1], [7, 7, 7], k=2)
+    0.5
+    """
+    _, y, q, rank = _rank(scores, labels, queries, ties)
+    if not len(q):
+        return float("nan")
+    total = np.bincount(q[y >= threshold], minlength=q[-1] + 1)
+    found = np.bincount(q[(y >= threshold) & (rank < k)], minlength=len(total))
+    return _mean_over_queries(np.asarray(found / k, np.float64), total > 0, empty)
+
+
+def err(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    k: int,
+    highest: int = 4,
+    empty: float = 0.0,
+    ties: Literal["order", "worst"] = "order",
+) -> float:
+    """Mean over queries of sum_{r<=k} 1/r R_r prod_{i<r} (1 - R_i), with R = (2^grade - 1) / 2^highest.
+
+    The expected reciprocal rank of the document that a user stops at, who is satisfied by one with probability R
+    (Chapelle et al., 2009). `highest` is the highest grade of the scale, whether or not a document has it.
+
+    >>> err([0.1, 0.9, 0.5], [0, 1, 2], [7, 7, 7], k=3, highest=2)
+    0.53125
+    """
+    _, y, q, rank = _rank(scores, labels, queries, ties)
+    if not len(q):
+        return float("nan")
+    if y.min() < 0 or y.max() > highest:
+        raise ValueError(f"grades from {y.min():g} to {y.max():g} are not on the scale from 0 to {highest}")
+    stops = (np.exp2(y) - 1) / np.exp2(highest)
+    logs = np.log1p(-stops)  # below 0, as no grade satisfies for certain
+    before = np.cumsum(logs) - logs
+    before -= before[np.flatnonzero(rank == 0)][q]
+    share = np.where(rank < k, np.exp(before) * stops / (rank + 1.0), 0.0)
+    return _mean_over_queries(np.asarray(np.bincount(q, share), np.float64), np.bincount(q, y) > 0, empty)
+
+
 def rmse(predictions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     """sqrt(mean (p - t)^2)."""
     p, t = np.asarray(predictions, np.float64), np.asarray(truth, np.float64)

@@ -6,7 +6,7 @@ import sys
 from mutirao.images.bodies import BODIES
 from mutirao.images.names import BODY_NAMES, DEPTHS, NETWORK_NAMES
 from mutirao.images.networks import NETWORKS
-from mutirao.ranking.models import LOSSES
+from mutirao.ranking.losses import LOSSES
 from mutirao.recipes import ranking
 
 HEAVY = "torch scipy sklearn PIL matplotlib numba flwr"

@@ -146,7 +146,6 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         ("quickstart", {"personal": "fedper", "aggregate": "scaffold"}, "needs 'comes:control' from the clients"),
         ("groups", {"personal": "fedper"}, "personal=fedper: the flow of this recipe has its own models"),
         ("recsys", {"personal": "ditto"}, "personal=ditto: the flow of this recipe has its own models"),
-        ("ranking", {"personal": "fedper", "loss": "listnet", "queries": 50}, "hold no test data of their own"),
         ("tabular", {"personal": "fedper", "test": 0.0}, "hold no test data of their own"),
         ("tabular", {"personal": "fedper", "model": "linear"}, "all that is trained would be personal"),
     ],

@@ -2,16 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
 from mutirao.errors import Diverged
 from mutirao.fleets.local import LocalFleet
-from mutirao.ranking.models import PAD, lambdarank, listnet, lists_of
-from mutirao.recipes.ranking import Config
+from mutirao.recipes.ranking import LOSS_NAMES, Config
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
@@ -30,10 +27,9 @@ def test_generated_documents_are_ranked_better_than_by_chance(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "by_query", "by_label_skew", "by_query_groups", "iid"])
-@pytest.mark.parametrize("loss", ["grades", "listnet", "lambdarank"])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_every_split_goes_with_every_loss(partition: str, loss: str) -> None:
-    aggregate = "fedrisk" if loss == "grades" else "fedavg"
-    config = resolve(Config, SMALL | {"rounds": 2, "partition": partition, "loss": loss, "aggregate": aggregate})
+    config = resolve(Config, SMALL | {"rounds": 2, "partition": partition, "loss": loss})
     task = find("ranking").task(config)
     run = Run(task.initial(), seed=0)
     rounds = list(find("ranking").flow(LocalFleet(task.handler, task.population), config, task, run))
@@ -66,19 +62,3 @@ def test_the_pooled_reference_and_folds_of_generated_data() -> None:
     judged = [find("ranking").task(resolve(Config, SMALL | {"fold": f})) for f in (1, 2)]
     sizes = [sum(len(s) for s in t.population.values()) for t in judged]
     assert sizes[0] != sizes[1]
-
-
-def test_lists_hold_every_document_once_and_padding_does_not_count() -> None:
-    x = np.arange(14, dtype=np.float32).reshape(7, 2)
-    grades, queries = np.array([0, 1, 2, 0, 1, 2, 0]), np.array([0, 0, 0, 1, 1, 2, 2])
-    lists, targets, owned = lists_of(x, grades, queries, [np.array([0, 1, 3]), np.array([2, 4, 5, 6])], most=1)
-    assert [len(o) for o in owned] == [3, 4]
-    lists, targets, owned = lists_of(x, grades, queries, [np.arange(7)], most=2)
-    assert sorted(lists[targets > PAD][:, 0].tolist()) == x[:, 0].tolist()
-    scores = torch.tensor([[2.0, 1.0, 5.0]])
-    for loss in (listnet, lambdarank):
-        padded = loss(scores, torch.tensor([[2.0, 0.0, PAD]]))
-        plain = loss(scores[:, :2], torch.tensor([[2.0, 0.0]]))
-        assert float(padded) == pytest.approx(float(plain), rel=1e-5)
-        right, wrong = (float(loss(torch.tensor([s]), torch.tensor([[2.0, 0.0]]))) for s in ([2.0, 1.0], [1.0, 2.0]))
-        assert right < wrong

@@ -12,6 +12,7 @@ from mutirao.deploy.layout import server_in
 from mutirao.deploy.processes import answers, birth, members
 from mutirao.deploy.submitting import run_folder, submit, why_app_ended
 from mutirao.errors import MutiraoError
+from mutirao.runs.execute import has_ended
 from mutirao.runs.folder import Folder
 
 log = logging.getLogger("mutirao")
@@ -66,7 +67,7 @@ def keep_going(
 def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
     """The summary of a run that has ended well, with so many rounds at least."""
     summary = Folder(out).summary() if (out / "summary.json").exists() else None
-    return summary if summary is not None and summary["rounds"] >= rounds else None
+    return summary if summary is not None and has_ended(summary, rounds) else None
 
 
 def at_work(out: Path, server: Path) -> bool:

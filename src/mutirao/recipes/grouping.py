@@ -191,10 +191,11 @@ def settings_of_groups(run: Run, config: Any, higher: bool = True) -> dict[str, 
 def opinions_by(task: Any) -> Opinions | None:
     """What the models of groups say of samples, if the task's clients are a Trainer of classes."""
     from mutirao.groups.member import outputs_of  # late: it brings torch
+    from mutirao.training.figures import OwnFigures
     from mutirao.training.trainer import Trainer
 
     trainer = task.handler
-    if not task.classes or not isinstance(trainer, Trainer):
+    if not task.classes or not isinstance(trainer, Trainer) or isinstance(trainer.loss, OwnFigures):
         return None
 
     def say(run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:

@@ -9,8 +9,9 @@ from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
 from mutirao.ranking.data import RankingData
 from mutirao.ranking.forest import bare_forest, score_by_trees
-from mutirao.ranking.judging import METRICS, judge, write_queries
+from mutirao.ranking.judging import Metrics, judge, write_queries
 from mutirao.ranking.lambdamart import Grower, Pool, load_lightgbm
+from mutirao.ranking.measures import DIRECTIONS
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.recipes.task import Task
 
@@ -26,11 +27,13 @@ def only_trees(config: Any) -> None:
     for name in NOT_OF_TREES:
         if getattr(config, name).name != usual[name].name:
             raise ConfigError(f"{name}: centralised={TREES} has no clients; use {name}={usual[name].name}")
+    if config.patience:
+        raise ConfigError(f"patience: centralised={TREES} has validation data of its own to stop by; use 0")
     object.__setattr__(config, "aggregate", Part("fedavg"))  # of one, as it is
     object.__setattr__(config, "select", Part("uniform"))
 
 
-def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: RankingData) -> Task:
+def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: RankingData, measures: Metrics) -> Task:
     """One site with all documents; a round adds as many trees as the others, so that there is a curve to look at."""
     load_lightgbm()  # refused before the first round where it is missing
     how = build("trees", config.trees)
@@ -42,9 +45,10 @@ def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: Ranki
         handler=Grower(how, config.rounds),
         population={"pooled": Pool(train, vali)},
         initial=lambda: bare_forest(how.trees, how.leaves),
-        evaluate=lambda arrays: judge(scored(arrays), judged, METRICS),
-        judge="ndcg@5",
+        evaluate=lambda arrays: judge(scored(arrays), judged, measures),
+        judge=next(iter(measures)),
         basis=cache(lambda: {"features": digest_of_set([TREES], train.x, train.grades)}),
-        metrics=tuple(METRICS),
-        exhibits=Exhibits(files={"queries.csv": partial(write_queries, scored, judged, METRICS)}),
+        metrics=tuple(measures),
+        directions=DIRECTIONS,
+        exhibits=Exhibits(files={"queries.csv": partial(write_queries, scored, judged, measures)}),
     )

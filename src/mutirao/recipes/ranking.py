@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,19 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
 from mutirao.datasets.labelled import digest_of_set
-from mutirao.partition import deal_tests, describe
-from mutirao.randomness import number, rng
-from mutirao.ranking.judging import METRICS, judge, write_queries
+from mutirao.partition import describe
+from mutirao.randomness import rng
+from mutirao.ranking.judging import judge, write_queries
+from mutirao.ranking.measures import DIRECTIONS, EMPTY, USUAL, measures_of, metric_names
 from mutirao.ranking.sources import load_parts
 from mutirao.ranking.split import deal
+from mutirao.recipes.ending import Ending, check_one_model
 from mutirao.recipes.exhibits import Exhibits, partition_of
 from mutirao.recipes.pooled_trees import TREES, grow_trees, only_trees
 from mutirao.recipes.task import Recipe, Task
 
-OWN_TEST = 200  # documents a client with a personal model is judged by at most
+LOSS_NAMES = ("grades", "listnet", "ranknet", "lambdarank", "approxndcg")
+GAINS = ("exponential", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,15 @@ class Config(Common):
         Part("dirichlet", {"alpha": 0.5}, home="mutirao.ranking.split"), "how documents are dealt to clients"
     )
     aggregate: Part = setting(Part("fedrisk", {"memory": "momentum"}), "how updates are joined")
-    loss: str = setting("grades", "classify grades, or rank lists", choices=("grades", "listnet", "lambdarank"))
-    hidden: int = setting(64, "width of the hidden layer", low=1)
+    loss: str = setting("grades", "classify grades, or rank lists", choices=LOSS_NAMES)
+    hidden: int = setting(64, "width of the hidden layers", low=1)
+    layers: int = setting(1, "how many hidden layers (0: linear)", low=0, high=16)
+    norm: str = setting("none", "what normalises the hidden layers", choices=("none", "batch", "layer"))
+    metrics: str = setting(USUAL, "what judges, such as ndcg@5,mrr@10,map,err@10,p@5; the first names the best round")
+    gain: str = setting("exponential", "what a grade is worth in nDCG: 2^grade - 1 or the grade", choices=GAINS)
+    empty: str = setting("0", "what a query without relevant documents counts in metrics", choices=tuple(EMPTY))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+    patience: int = setting(0, "rounds without gain on the validation part that end a run (0: none do)", low=0)
     centralised: bool | Literal["lightgbm"] = setting(  # type: ignore[assignment]
         False, "train on the pooled data instead, the network or LightGBM's trees: the reference"
     )
@@ -56,46 +65,48 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Documents dealt to the clients, put on one scale by the moments each of them sends."""
-    from mutirao.ranking.models import LOSSES, Scorer, classifier, lists_of, score
-    from mutirao.training.samples import Samples, pool_clients, virtual_clients
-    from mutirao.training.trainer import Trainer
+    from mutirao.ranking.scorers import score
+    from mutirao.ranking.work import clients_of, trainer_of
 
+    names = metric_names(config.metrics)
+    check_one_model(config)
     train, vali, test = load_parts(config)
     judged = test if config.judge_by == "test" else vali
+    highest = max(1, *(int(data.grades.max()) for data in (train, vali, test)))
+    measures = measures_of(config.metrics, config.gain, config.empty, highest)
     if config.centralised == TREES:
-        return grow_trees(config, train, vali, judged)
+        return grow_trees(config, train, vali, judged, measures)
     split = build("partition", config.partition)
     parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
     mean, std = combine_moments([measure_moments(train.x[part], config.transform) for part in parts])
-    x, tested = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
-    grades, highest = train.grades, int(max(train.grades.max(), judged.grades.max(), 1))
-
-    if config.loss == "grades":
-        own: tuple[Any, Any] = (None, ())
-        if config.personal.name != "none":  # then each client is judged by documents with grades like its own
-            likes = deal_tests(grades, parts, judged.grades, config.seed, OWN_TEST)
-            own = (Samples(tested, judged.grades), likes)
-        clients = virtual_clients(x, grades, parts, config.samples, number(config.seed, 0, "samples"), *own)
-        trainer = Trainer.of(config, lambda: classifier(train.features, config.hidden, highest + 1))
-    else:
-        lists, targets, owned = lists_of(x, grades, train.queries.astype(np.intp), parts)
-        clients = virtual_clients(lists, targets, owned, config.samples, number(config.seed, 0, "samples"))
-        trainer = Trainer.of(config, lambda: Scorer(train.features, config.hidden), loss=LOSSES[config.loss])
+    x, judged_x = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
+    trainer = trainer_of(config, train.features, highest + 1, measures)
 
     def scored(arrays: Arrays) -> npt.NDArray[np.float64]:
-        return score(trainer.fill(arrays), tested)
+        return score(trainer.fill(arrays), judged_x)
 
-    pictures = Exhibits() if config.centralised else partition_of(lambda: describe(grades, parts))
+    def evaluate(arrays: Arrays) -> dict[str, float]:
+        return judge(scored(arrays), judged, measures)
+
+    def watch(arrays: Arrays) -> dict[str, float]:
+        found = judge(score(trainer.fill(arrays), vali_x), vali, measures)
+        return {f"vali_{name}": value for name, value in found.items()}
+
+    if config.patience:
+        vali_x = standardise(vali.x, mean, std, config.transform)
+    pictures = Exhibits() if config.centralised else partition_of(lambda: describe(train.grades, parts))
     return Task(
         handler=trainer,
-        population=pool_clients(clients) if config.centralised else clients,
+        population=clients_of(config, train, judged, parts, x, judged_x),
         initial=lambda: trainer.initial(config.seed),
-        evaluate=lambda arrays: judge(scored(arrays), judged, METRICS),
-        judge="ndcg@5",
-        basis=cache(lambda: {"features": digest_of_set([config.transform], x, grades, mean, std)}),
-        metrics=tuple(METRICS),
-        exhibits=replace(pictures, files={"queries.csv": partial(write_queries, scored, judged, METRICS)}),
-        classes=highest + 1 if config.loss == "grades" else None,
+        evaluate=watch if config.patience else evaluate,
+        ending=Ending(config.patience, evaluate if config.patience else None),
+        judge=f"vali_{names[0]}" if config.patience else names[0],
+        basis=cache(lambda: {"features": digest_of_set([config.transform], x, train.grades, mean, std)}),
+        metrics=(*(f"vali_{name}" for name in names if config.patience), *names),
+        directions=DIRECTIONS,
+        exhibits=replace(pictures, files={"queries.csv": partial(write_queries, scored, judged, measures)}),
+        classes=highest + 1,
     )
 
 

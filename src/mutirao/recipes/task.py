@@ -22,6 +22,7 @@ from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.building import build_aggregate, build_screen, build_select, simulate
+from mutirao.recipes.ending import Ending
 from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
 from mutirao.recipes.group_flow import group_rounds
@@ -70,6 +71,7 @@ class Task:
     initial: Callable[[], Arrays]
     evaluate: Evaluate | None = None
     judge: str = "accuracy"  # the metric that names the best round
+    ending: Ending = Ending()  # whether the run may end before its last round, and what is then said of its best model
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from mutirao.config import build, dump, flatten, read, resolve, validate
 from mutirao.core.arrays import digest
+from mutirao.core.files import load_arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.record import Round, Row
 from mutirao.core.rounds import Run
@@ -65,7 +66,7 @@ def execute(
         if folder.holds_run() and not resume:
             raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
         done = folder.summary()
-        if done is not None and done["rounds"] >= config.rounds:
+        if done is not None and has_ended(done, config.rounds):
             if report is not None and not (out / "report.html").exists():
                 report(out)
             return done | {"already": True}
@@ -100,6 +101,8 @@ def execute(
                 sink.round(round.row)
                 if watch is not None:
                     watch(run, round, task)
+                if task.ending.is_over(run.round, best):
+                    break
         except MutiraoError as error:
             if isinstance(error, ConfigError) and fresh and not run.round:
                 folder.take_back()  # what cannot be run leaves nothing behind
@@ -112,7 +115,8 @@ def execute(
             write(run, out / file)
         if draw is not None:
             draw(run, task, out)
-        full = folder.finish(run, summarise(name, config, task, run, best, stopped), tables_of(task))
+        told = summarise(name, config, task, run, best, stopped) | judge_best(folder, task, run, best)
+        full = folder.finish(run, told, tables_of(task))
         if report is not None:
             report(out)
         sink.end(full)
@@ -192,6 +196,23 @@ def summarise(
         **(found(run) if found else {}),
         "versions": versions(),
     }
+
+
+def judge_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
+    """What is measured, once, of the best model of a run that validation data ended; nothing of other runs."""
+    if task.ending.measure is None or best is None:
+        return {}
+    found = task.ending.measure(load_arrays(folder.checkpoints / "best.safetensors")[0])
+    final = metrics_of(run.history[-1]) | found
+    over = f"after round {run.round}, {run.round - best['round']} rounds after the best"
+    ways = {metric: way for metric in final if (way := direction_of(metric, task.directions))}
+    early = {"ended": over} if task.ending.is_over(run.round, best) else {}
+    return {"final": final, "best": metrics_of(best) | found, "directions": ways, **early}
+
+
+def has_ended(summary: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a finished run has nothing to go on with: it made so many rounds, or ended by itself before."""
+    return summary["rounds"] >= rounds or "ended" in summary
 
 
 def default_out(name: str, resume: bool) -> Path:

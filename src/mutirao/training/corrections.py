@@ -59,7 +59,7 @@ def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
 def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
     """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
     samples = Samples.of(site.data)
-    wanted, method = read_extras(request.config, samples), request.config.get("correct")
+    wanted, method = read_extras(request.config, samples, trainer.loss), request.config.get("correct")
     if method is None and not wanted & {REACH, "start_loss"}:
         return reply
     pace = trainer.pace(request.config)

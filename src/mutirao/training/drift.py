@@ -146,9 +146,11 @@ def can_drift(drift: Drift, around: Around) -> None:
         least = "two have to change places" if isinstance(drift, Swap) else "nobody would change"
         raise ConfigError(f"drift.share: {drift.share:g} of {len(around.names)} clients is {len(turns)}; {least}")
     if isinstance(drift, Rename):
+        from mutirao.training.figures import is_classes
         from mutirao.training.samples import ClientData, Samples
 
-        if not around.classes or not isinstance(around.population[around.names[0]], Samples | ClientData):
+        first = around.population[around.names[0]]
+        if not around.classes or not isinstance(first, Samples | ClientData) or not is_classes(Samples.of(first).y):
             raise ConfigError("drift=rename: the clients of this task have no samples with classes; use swap")
 
 

@@ -1,5 +1,6 @@
 """What a client tells of a model besides its arrays: its loss, sample by sample, and the figures worked out of it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -22,37 +23,66 @@ BESIDE = frozenset({"reach", "start_loss", "control"})  # what is added to a rep
 EXTRAS = PROBED | {"squared_errors"} | BESIDE  # what a request to train may ask for
 
 
+class OwnFigures(ABC):
+    """A loss of samples whose labels are no classes, which itself says how wrong and how undecided a model is."""
+
+    @abstractmethod
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean over samples."""
+
+    @abstractmethod
+    def errors(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The squared error of each label, whole numbers; below 0 where there is none."""
+
+    @abstractmethod
+    def entropies(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How undecided the model is on each sample, from 0 on."""
+
+
+def has_figures(loss: Loss, y: Tensor) -> bool:
+    """Whether errors and entropies of such labels are known: they are classes, or the loss says it."""
+    return is_classes(y) or isinstance(loss, OwnFigures)
+
+
 def mean_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
     """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
     metrics = {"loss": float(total) / seen}
     return metrics if right is None else metrics | {"accuracy": right / seen}
 
 
-def errors_of(found: Tensor, y: Tensor) -> Tensor:
-    """The squared error of each sample, (predicted class - grade)^2, as a byte."""
-    errors = (found - y).square()
+def errors_of(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """The squared error of each label, (predicted class - grade)^2 or as the loss says; -1 where there is none."""
+    errors = loss.errors(outputs, y) if isinstance(loss, OwnFigures) else (outputs.argmax(-1) - y).square()
     if errors.numel() and int(errors.max()) > 255:
         raise ValueError("squared errors do not fit a byte: they are for up to 16 grades")
-    return errors.to(torch.uint8)
+    return errors.to(torch.int16)
 
 
 def extras_of(errors: npt.NDArray[np.uint8], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Arrays:
-    """Squared errors in the order of the batches, and how many samples each batch had."""
+    """Squared errors in the order of the batches, a byte each, and how many each batch had."""
     return {"squared_errors": errors, "batch_sizes": np.asarray(sizes, np.int32)}
 
 
-def entropies(outputs: Tensor) -> Tensor:
-    """The entropy of each sample's predicted classes, -sum p ln p."""
+def join_errors(batches: Sequence[npt.NDArray[np.int16]]) -> Arrays:
+    """The same of the errors of each batch, without those below 0, where there is no label."""
+    known = [batch[batch >= 0] for batch in batches]
+    return extras_of(np.concatenate(known).astype(np.uint8), [len(batch) for batch in known])
+
+
+def entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """How undecided the model is on each sample: -sum p ln p of the predicted classes, or as the loss says."""
+    if isinstance(loss, OwnFigures):
+        return loss.entropies(outputs, y)
     logs = functional.log_softmax(outputs, -1)
     return -(logs.exp() * logs).sum(-1)
 
 
-def read_extras(config: Mapping[str, Scalar], samples: Samples) -> frozenset[str]:
+def read_extras(config: Mapping[str, Scalar], samples: Samples, loss: Loss) -> frozenset[str]:
     """What a training request wants besides arrays: its `extras`, separated by commas."""
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:
         raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
-    if (classes := names & {"entropy", "squared_errors"}) and not is_classes(samples.y):
+    if (classes := names & {"entropy", "squared_errors"}) and not has_figures(loss, samples.y):
         raise ValueError(f"{', '.join(sorted(classes))}: only where the labels are classes")
     return names
 

@@ -30,8 +30,9 @@ from mutirao.training.figures import (
     Loss,
     entropies,
     errors_of,
-    extras_of,
+    has_figures,
     is_classes,
+    join_errors,
     mean_metrics,
     noted_losses,
     probe_samples,
@@ -140,8 +141,8 @@ class PlainTrainer:
         with one_thread(), torch.inference_mode():
             outputs = call_model(model, x)
             metrics = {"loss": float(self.loss(outputs, y))}
-            if is_classes(y):
-                metrics["entropy"] = float(entropies(outputs).mean())
+            if has_figures(self.loss, y):
+                metrics["entropy"] = float(entropies(self.loss, outputs, y).mean())
             if "rms_loss" in extras:
                 metrics["rms_loss"] = float(noted_losses(self.loss, outputs, y).cpu().double().square().mean().sqrt())
         if "gradient_norm" in extras:
@@ -156,7 +157,7 @@ class PlainTrainer:
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
         """One client's training, batch by batch."""
         samples, config = self.here(Samples.of(site.data)), request.config
-        seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples)
+        seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples, self.loss)
         pace = self.pace(config)
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.travel.prepare(self.fill(request.arrays))
@@ -181,15 +182,14 @@ class PlainTrainer:
                 total += loss.detach() * len(y)
                 sizes.append(len(y))
                 if is_classes(y):
-                    found = outputs.detach().argmax(-1)
-                    right += (found == y).sum()
-                    if "squared_errors" in extras:
-                        errors.append(errors_of(found, y))
+                    right += (outputs.detach().argmax(-1) == y).sum()
+                if "squared_errors" in extras:
+                    errors.append(errors_of(self.loss, outputs.detach(), y))
         metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
         if self.keep_optimizer:
             site.state.update(descent.memory())
-        noted = extras_of(torch.cat(errors).cpu().numpy(), sizes) if errors else {}
+        noted = join_errors([some.cpu().numpy() for some in errors]) if errors else {}
         return Reply(arrays_of(model, self.travel.shared), noted, metrics, len(samples))
 
     def pace(self, config: Mapping[str, Scalar]) -> Pace:

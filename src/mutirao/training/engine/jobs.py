@@ -78,7 +78,7 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
         request, site = requests[client], sites[client]
         try:
             samples, pace = trainer.here(Samples.of(site.data)), trainer.pace(request.config)
-            extras = read_extras(request.config, samples)
+            extras = read_extras(request.config, samples, trainer.loss)
             own = lengths(pace, len(samples)), two, pace, extras, Pull.of(request)
             jobs.append(Job(trainer, request, site, samples, *own))
         except Exception as error:  # it is this client's failure alone

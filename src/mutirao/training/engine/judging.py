@@ -15,7 +15,15 @@ from mutirao.training.descent import one_thread
 from mutirao.training.devices import is_heavy
 from mutirao.training.engine.jobs import storage_of
 from mutirao.training.engine.threads import in_threads
-from mutirao.training.figures import entropies, is_classes, mean_metrics, noted_losses, probe_samples, read_extras
+from mutirao.training.figures import (
+    entropies,
+    has_figures,
+    is_classes,
+    mean_metrics,
+    noted_losses,
+    probe_samples,
+    read_extras,
+)
 from mutirao.training.inputs import call_model
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import ClientData, Samples, own_test_of
@@ -68,7 +76,9 @@ def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
-            extras: frozenset[str] = read_extras(request.config, whole) if request.do == "probe" else frozenset()
+            extras: frozenset[str] = (
+                read_extras(request.config, whole, trainer.loss) if request.do == "probe" else frozenset()
+            )
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
@@ -97,13 +107,14 @@ def mean_by_client(
     Beside them the trainer's own figures, if it has any.
     """
     x, y, rows = storage_of(clients)
-    names = ["loss", "rms_loss", "accuracy", "entropy"] if is_classes(y) else ["loss", "rms_loss"]
+    names = ["loss", "rms_loss", *(["entropy"] * has_figures(trainer.loss, y)), *(["accuracy"] * is_classes(y))]
 
     def look(outputs: Tensor, y: Tensor) -> tuple[Array, Array]:
         losses = noted_losses(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).cpu().double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
-        more = [(outputs.argmax(-1) == y).cpu(), entropies(outputs).cpu()] if is_classes(y) else []
+        more = [entropies(trainer.loss, outputs, y).cpu()] if has_figures(trainer.loss, y) else []
+        more += [(outputs.argmax(-1) == y).cpu()] if is_classes(y) else []
         return torch.stack([losses, losses.square(), *more]).numpy(), outputs.cpu().numpy()
 
     seen = batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look)

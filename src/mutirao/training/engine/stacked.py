@@ -17,7 +17,7 @@ from mutirao.training.engine.machine import Machine
 from mutirao.training.engine.step import Form
 from mutirao.training.engine.tape import Unsupported
 from mutirao.training.engine.workers import run_in_threads
-from mutirao.training.figures import errors_of, extras_of, is_classes, mean_metrics, noted_losses
+from mutirao.training.figures import errors_of, is_classes, join_errors, mean_metrics, noted_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
 
@@ -152,9 +152,9 @@ class Notes:
         self.piece = piece
         steps, clients = piece.lengths.shape
         self.loss, self.right = np.zeros(clients), np.zeros(clients, np.int64)
-        self.errors: npt.NDArray[np.uint8] | None = None
+        self.errors: npt.NDArray[np.int16] | None = None
         if "squared_errors" in piece.jobs[0].extras:
-            self.errors = np.zeros((steps, clients, piece.form.batch), np.uint8)
+            self.errors = np.zeros((steps, clients, piece.form.batch, *piece.y.shape[1:]), np.int16)
 
     def take(self, start: int, stop: int, clients: int, made: Sequence[Sequence[Tensor]], y: Tensor) -> None:
         """Note what some steps saw before they moved."""
@@ -168,10 +168,10 @@ class Notes:
             total = (torch.cat([m[1] for m in made]).cpu().double() * lengths).sum(0)
         self.loss[:clients] += total.numpy()
         if is_classes(y):
-            found = outputs.max(-1).indices
-            self.right[:clients] += ((found == y).cpu() & there).sum((0, 2)).numpy()
-            if self.errors is not None:
-                self.errors[start:stop, :clients, : y.shape[2]] = errors_of(found, y).cpu().numpy()
+            self.right[:clients] += ((outputs.argmax(-1) == y).cpu() & there).sum((0, 2)).numpy()
+        if self.errors is not None:
+            errors = errors_of(self.piece.machine.trainer.loss, outputs, y)
+            self.errors[start:stop, :clients, : y.shape[2]] = errors.cpu().numpy()
 
     def reply(self, i: int, arrays: Arrays) -> Reply:
         """The reply of the i-th client."""
@@ -181,5 +181,5 @@ class Notes:
         metrics = mean_metrics(float(self.loss[i]), right, int(lengths.sum()))
         if self.errors is None:
             return Reply(arrays, {}, metrics, len(job.samples))
-        there = np.arange(self.errors.shape[2]) < lengths[:, None]
-        return Reply(arrays, extras_of(self.errors[: len(lengths), i][there], lengths), metrics, len(job.samples))
+        errors = [step[:length] for step, length in zip(self.errors[:, i], lengths.tolist(), strict=False)]
+        return Reply(arrays, join_errors(errors), metrics, len(job.samples))

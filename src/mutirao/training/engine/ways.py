@@ -43,7 +43,7 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
         return Reply({}, metrics=evaluate_model(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
         samples = Samples.of(site.data)
-        most, extras = probe_samples(request.config), read_extras(request.config, samples)
+        most, extras = probe_samples(request.config), read_extras(request.config, samples, trainer.loss)
         return Reply({}, metrics=trainer.probe(request.arrays, samples, most, extras), n=len(samples))
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 

@@ -1,0 +1,121 @@
+"""What a scorer is trained by: one number a list of documents, whatever their number.
+
+Scores and grades come as `lists x longest`, with the grade `PAD` where a list holds no document. Every loss is a mean
+over lists, and what is padded changes nothing. A list of which nothing can be learned, as all its documents are alike,
+counts 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mutirao.training.figures import OwnFigures
+
+PAD = -1.0  # the grade of a place in a list that holds no document
+LEAST = -1e9  # the score of such a place, wherever scores are compared
+SHARPNESS = 10.0  # alpha of ApproxNDCG: how closely a difference of scores decides who is above whom
+
+
+def listnet(scores: Tensor, grades: Tensor) -> Tensor:
+    """Cross-entropy of the top-one probabilities: -sum_i softmax(y)_i log softmax(s)_i (Cao et al., 2007)."""
+    there = grades > PAD
+    logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
+    target = functional.softmax(grades.masked_fill(~there, LEAST), -1)
+    return -(target * logs.masked_fill(~there, 0.0)).sum(-1).mean()
+
+
+def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
+    """sum over pairs y_i > y_j of log(1 + exp(s_j - s_i)), over their number (Burges et al., 2005)."""
+    above = pairs_of(grades)
+    pairs = functional.softplus(scores[..., None, :] - scores[..., :, None])
+    return (torch.where(above, pairs, 0.0).sum((-2, -1)) / above.sum((-2, -1)).clamp(min=1)).mean()
+
+
+def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
+    """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010)."""
+    gains = gains_of(grades)
+    order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
+    discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
+    swap = (gains[..., :, None] - gains[..., None, :]) * (discount[..., :, None] - discount[..., None, :])
+    pairs = functional.softplus(scores[..., None, :] - scores[..., :, None]) * swap.abs()
+    return (torch.where(pairs_of(grades), pairs, 0.0).sum((-2, -1)) / ideal_of(gains)).mean()
+
+
+def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
+    """1 - 1/IDCG sum_i (2^y_i - 1) / log2(1 + r_i), r_i = 1 + sum_{j != i} 1 / (1 + exp(alpha (s_i - s_j))).
+
+    The rank r_i is smooth, and so nDCG itself has a gradient (Qin, Liu and Li, 2010); alpha is 10.
+    """
+    there = grades > PAD
+    apart = scores[..., None, :] - scores[..., :, None]  # [i, j]: s_j - s_i
+    others = there[..., None, :] & ~torch.eye(grades.shape[-1], dtype=torch.bool, device=grades.device)
+    rank = 1 + torch.where(others, torch.sigmoid(SHARPNESS * apart), 0.0).sum(-1)
+    gains = gains_of(grades)
+    missed = 1 - (gains / torch.log2(1 + rank)).sum(-1) / ideal_of(gains)
+    return torch.where(gains.sum(-1) > 0, missed, 0.0).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "listnet": listnet,
+    "ranknet": ranknet,
+    "lambdarank": lambdarank,
+    "approxndcg": approxndcg,
+}
+
+
+@dataclass(frozen=True)
+class ListLoss(OwnFigures):
+    """A loss by its name, for grades from 0 to `grades` - 1, and what it says of each document and list."""
+
+    name: str
+    grades: int
+
+    def __call__(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """The mean over lists."""
+        return LOSSES[self.name](scores, grades)
+
+    def errors(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """(g_i - y_i)^2 of each document, where g_i is the grade that its place in the list should have.
+
+        By falling score the documents of a list get its own grades from the highest to the lowest. So a list in the
+        right order has no error, and an error has the unit and the bound of a classifier's: (grades - 1)^2.
+        """
+        there = grades > PAD
+        order = scores.masked_fill(~there, LEAST).argsort(dim=-1, descending=True, stable=True)
+        ideal = grades.sort(-1, descending=True).values  # what is padded comes last in both
+        given = torch.empty_like(grades).scatter_(-1, order, ideal)
+        return torch.where(there, (given - grades).square(), -1.0)
+
+    def entropies(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """ln(grades) H(softmax(s)) / ln(n) of each list of n documents: which of them is first, how open is that?
+
+        From 0 (certain, or there is one alone) to ln(grades) (all are as likely), as the entropy of a classifier.
+        """
+        there = grades > PAD
+        logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
+        entropy = -(logs.exp() * logs.masked_fill(~there, 0.0)).sum(-1)
+        many = there.sum(-1)
+        return math.log(self.grades) * entropy / torch.log(many.clamp(min=2).to(scores.dtype)) * (many > 1)
+
+
+def gains_of(grades: Tensor) -> Tensor:
+    """2^y - 1, and 0 where there is no document."""
+    return torch.exp2(grades.clamp(min=0.0)) - 1
+
+
+def ideal_of(gains: Tensor) -> Tensor:
+    """The largest DCG that a list can have; next to nothing where nothing is relevant, as then all else is 0."""
+    places = torch.arange(gains.shape[-1], dtype=gains.dtype, device=gains.device)
+    return (gains.sort(-1, descending=True).values / torch.log2(places + 2)).sum(-1).clamp(min=1e-9)
+
+
+def pairs_of(grades: Tensor) -> Tensor:
+    """[i, j]: whether both are documents and i is better than j."""
+    better: Any = grades[..., :, None] > grades[..., None, :]
+    there = grades > PAD
+    return better & there[..., None, :]  # type: ignore[no-any-return]
