@@ -18,6 +18,7 @@ from mutirao.recipes.online import Config
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.tables import Table
+from mutirao.studies.study import carry_out, read_study
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
@@ -149,3 +150,14 @@ def test_what_cannot_be_is_refused_before_the_first_round(settings: dict[str, An
 def test_a_log_is_not_clicked_on_by_simulated_users(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a log has users and clicks of its own"):
         run_of(data=str(write_log(tmp_path / "aol")))
+
+
+def test_a_study_compares_what_users_lost(tmp_path: Path) -> None:
+    study = tmp_path / "clicks.toml"
+    study.write_text(
+        'recipe = "online"\nmetrics = ["regret", "online_ndcg"]\n[methods.perfect]\n[methods.odd]\nnoise = 1.0\n'
+    )
+    out = tmp_path / "out"
+    sets = [("rounds", 2), ("clients", 3), ("queries", 50)]
+    assert carry_out(read_study(study, sets), out, workers=1, start="here") == []
+    assert {path.name for path in (out / "cells").iterdir()} == {"perfect", "odd"}

@@ -80,7 +80,7 @@ def task(config: Config) -> Task:
         initial=lambda: ranker.initial(config.seed),
         evaluate=evaluate,
         judge=f"ndcg@{CUT}",
-        metrics=(f"ndcg@{CUT}", f"mrr@{CUT}"),
+        metrics=(f"ndcg@{CUT}", f"mrr@{CUT}", "online_ndcg", "regret"),  # the latter two are added by the flow
         directions={"online_ndcg": "higher", "regret": "lower", "shown_ndcg": "higher", "shown_loss": "lower"},
         knows=each,
         basis=cache(lambda: {"features": digest_of_set([config.scale], lists.x, lists.grades)}),
