@@ -154,9 +154,8 @@ def test_a_log_is_not_clicked_on_by_simulated_users(tmp_path: Path) -> None:
 
 def test_a_study_compares_what_users_lost(tmp_path: Path) -> None:
     study = tmp_path / "clicks.toml"
-    study.write_text(
-        'recipe = "online"\nmetrics = ["regret", "online_ndcg"]\n[methods.perfect]\n[methods.odd]\nnoise = 1.0\n'
-    )
+    asked = 'recipe = "online"\nmetrics = ["regret", "online_ndcg"]\n'
+    study.write_text(asked + "[methods.perfect]\n[methods.odd]\nnoise = 1.0\n")
     out = tmp_path / "out"
     sets = [("rounds", 2), ("clients", 3), ("queries", 50)]
     assert carry_out(read_study(study, sets), out, workers=1, start="here") == []
