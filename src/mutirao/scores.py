@@ -52,10 +52,16 @@ def seconds_of(roster: Roster) -> Floats:
     return roster.figure("ready_seconds") + roster.figure("upload_seconds")
 
 
-SINCE = {"age": "last_selected", "since_reply": "last_replied", "since_improvement": "last_improved"}
+SINCE = {
+    "age": "last_selected",
+    "version_age": "last_sent",  # models made since the one it was given: Yates, "The Age of Gossip in Networks", 2021
+    "since_reply": "last_replied",
+    "since_improvement": "last_improved",
+}
 AGES = {name: since(column) for name, column in SINCE.items()}
-FOUND = {"update_norm", "samples", "since_improvement"}  # what the server works out of the replies itself
-UTILITIES = {name: last(name) for name in ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm")}
+FOUND = {"update_norm", "dissimilarity", "samples", "since_improvement"}  # what the server works out of replies
+TOLD = ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm", "dissimilarity")
+UTILITIES = {name: last(name) for name in TOLD}
 SCORES: dict[str, Score] = {
     **AGES,
     **UTILITIES,

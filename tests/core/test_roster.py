@@ -29,9 +29,9 @@ def test_newcomers_get_a_row_and_move_nobodys_figures() -> None:
     roster.note("zoe", {"loss": 0.5})
     roster.meet(["ana", "mia", "nina", "zoe"])
     zoe, mia, ana = (roster.row(c) for c in ("zoe", "mia", "ana"))
-    assert [getattr(roster, c)[zoe] for c in COUNTS] == [1, 1, 1, 1, 30, 0, 0, 30, 1]
-    assert [getattr(roster, c)[mia] for c in COUNTS] == [1, 0, 1, 0, 0, 0, 0, 0, 1]
-    assert [getattr(roster, c)[ana] for c in COUNTS] == [0] * 9
+    assert [getattr(roster, c)[zoe] for c in COUNTS] == [1, 1, 1, 1, 30, 0, 0, 30, 1, 0]
+    assert [getattr(roster, c)[mia] for c in COUNTS] == [1, 0, 1, 0, 0, 0, 0, 0, 1, 0]
+    assert [getattr(roster, c)[ana] for c in COUNTS] == [0] * 10
     np.testing.assert_array_equal(roster.figure("loss"), [np.nan, np.nan, np.nan, 0.5])
 
 

@@ -9,10 +9,11 @@ from mutirao.aggregation import FedAvg
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
-from mutirao.core.vectors import WIDTH, bias_in, sketch, vectors_of
+from mutirao.core.vectors import WIDTH, bias_in, dissimilarities, sketch, vectors_of
 from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.runs.rosters import Journal
+from mutirao.selection import Mix
 
 MODEL = {"0.weight": np.zeros((4, 2)), "0.bias": np.zeros(4), "2.weight": np.zeros((3, 4)), "2.bias": np.ones(3)}
 
@@ -82,3 +83,29 @@ def test_a_model_without_such_a_layer_is_refused_before_anybody_is_asked() -> No
 
     with pytest.raises(ConfigError, match=r"select\.layer: the model has 0 biases with 9 entries"):
         next(train(Run(MODEL), LocalFleet(never, {"ana": None}), rounds=1, select=Odd(), aggregate=FedAvg()))
+
+
+def test_dissimilarity_is_that_of_plain_loops_and_a_long_update_counts_as_a_short_one() -> None:
+    moves = np.random.default_rng(5).normal(size=(5, 7)) * np.array([[1.0], [1.0], [1e6], [1.0], [1e-6]])
+    wanted = []
+    for k in range(5):
+        units = [row / np.sqrt(sum(x * x for x in row)) for row in moves]
+        mean = sum(units[i] for i in range(5) if i != k) / 4
+        wanted.append(1 - float(np.dot(units[k], mean) / np.sqrt(np.dot(mean, mean))))
+    np.testing.assert_allclose(dissimilarities(moves), wanted, rtol=1e-9)
+    np.testing.assert_allclose(dissimilarities(np.array([[1.0, 0], [2, 0], [-3, 0]])), [1.0, 1.0, 2.0])
+    assert dissimilarities(np.zeros((2, 3))).tolist() == [1.0, 1.0]
+    assert dissimilarities(np.ones((1, 3))).tolist() == [1.0]  # nobody to compare it with
+
+
+def test_the_server_measures_it_if_a_policy_goes_by_it() -> None:
+    ways = {"ana": 1.0, "bia": 2.0, "caio": -1.0}
+
+    def move(request: Request, site: Site) -> Reply:
+        return Reply({"w": request.arrays["w"] + ways[site.id]}, metrics={"loss": 1.0}, n=5)
+
+    run = Run({"w": np.zeros(4)})
+    fleet, select = LocalFleet(move, dict.fromkeys(ways)), Mix(3, "dissimilarity")
+    (done,) = train(run, fleet, rounds=1, select=select, aggregate=FedAvg())
+    assert [r["dissimilarity"] for r in done.clients] == pytest.approx([1.0, 1.0, 2.0])
+    assert Mix(1, "dissimilarity")(run.roster, 2, np.random.default_rng(0)) == ["caio"]

@@ -25,6 +25,7 @@ from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.folder import load_run, save_run
 from mutirao.runs.replay import replay_folder
+from mutirao.scores import AGES
 from mutirao.selection import Uniform
 from staggering import NAMES, Clock, Quadratic, run_staggered, staggered_fleet
 
@@ -227,3 +228,15 @@ def test_any_method_that_joins_updates_takes_carried_over_replies() -> None:
 
     run, _ = run_staggered(Quadratic(shared=True), Buffered(), 200, 5)
     np.testing.assert_allclose(run.arrays["w"], Quadratic(shared=True).optimum, atol=1e-6)
+
+
+def test_the_version_age_of_a_client_counts_from_the_model_it_was_given_and_its_age_from_its_answer() -> None:
+    run, made = run_staggered(Quadratic(shared=True), FedBuff(buffer=2), 30, at_once=6)
+    given = {row["client"]: (r.row["round"], r.row["round"] - row["staleness"]) for r in made for row in r.clients}
+    age, version = AGES["age"](run.roster, 31), AGES["version_age"](run.roster, 31)
+    done = [c for c in given if run.roster.last_sent[run.roster.row(c)] <= run.roster.last_selected[run.roster.row(c)]]
+    assert len(done) >= 4  # the others are at work with a later model
+    for c in done:
+        answered, began = given[c]
+        assert (age[run.roster.row(c)], version[run.roster.row(c)]) == (31 - answered, 31 - began)
+    assert (version != age).any()

@@ -15,6 +15,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "oort": {"select.pace": 30.0, "select.pace_step": 1, "select.blacklist": 2},
     "hicsfl": {},
     "divfl": {},
+    "mix": {"select.scores": "version_age + dissimilarity"},
     "fedcor": {"select.warmup": 2, "select.interval": 2, "select.steps": 5},
 }
 

@@ -15,7 +15,7 @@ MOST_FIGURES = 256
 OPEN, CLOSE = np.frombuffer(b"[", np.uint8), np.frombuffer(b"]", np.uint8)
 COUNTS = (
     *("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved"),
-    *("first_n", "asked"),
+    *("first_n", "asked", "last_sent"),
 )
 
 
@@ -29,7 +29,8 @@ class Roster:
 
     `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
     its loss was lower than the one before) are rounds (0: never), `n` is the last sample count that was believed,
-    `first_n` the first, or what the client was admitted with (0: unknown), `asked` counts requests to train, also those
+    `first_n` the first, or what the client was admitted with (0: unknown), `last_sent` is the round whose model it was
+    last given to train, which is earlier than its reply's if none is waited for, `asked` counts requests, also those
     of rounds that were undone, `figures` holds the last value of each metric and `vectors` the last vector of each kind
     that was found in its replies, a row a client (NaN: unknown).
     """
@@ -45,6 +46,7 @@ class Roster:
     last_improved: npt.NDArray[np.int64] = field(default_factory=_column)
     first_n: npt.NDArray[np.int64] = field(default_factory=_column)
     asked: npt.NDArray[np.int64] = field(default_factory=_column)
+    last_sent: npt.NDArray[np.int64] = field(default_factory=_column)
     figures: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     vectors: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
@@ -155,6 +157,10 @@ class Roster:
         """One client's figure, NaN if it is not known."""
         return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
 
+    def sent(self, round: int, clients: Iterable[ClientId]) -> None:
+        """Note who was given the model of a round to train."""
+        self.last_sent[[self._index[c] for c in clients]] = round
+
     def probed(self, round: int, answered: Mapping[ClientId, int]) -> None:
         """Note who answered a probe in a round, with their sample counts."""
         rows = [self._index[c] for c in answered]
@@ -178,7 +184,7 @@ class Roster:
 
     def touched(self) -> npt.NDArray[np.bool_]:
         """Whose rows differ from a newcomer's."""
-        found = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0)
+        found = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0) | (self.last_sent > 0)
         for column in self.figures.values():
             found |= ~np.isnan(column)
         return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, as_part, flat, is_finite, part_of
+from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
 from mutirao.core.bounds import SIZE_CAP, faults_of_length
 from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
 from mutirao.core.cohort import Cohort as Cohort
@@ -24,8 +24,7 @@ from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Se
 from mutirao.core.record import Round as Round
 from mutirao.core.record import Row, reasons
 from mutirao.core.roster import Roster
-from mutirao.core.rows import whole
-from mutirao.core.vectors import check_vectors, vectors_of
+from mutirao.core.vectors import MEASURES, check_vectors, moves_of, vectors_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 
 log = logging.getLogger("mutirao")
@@ -63,6 +62,7 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
         chosen = {cohort.name: choose(run, cohort, attempt) for cohort in pending}
         requests = {c: r for cohort in pending for c, r in cohort.requests(run, chosen[cohort.name]).items()}
         answers = fleet.ask(requests) if requests or fleet.awaited() else Answers({}, {})
+        run.roster.sent(number, requests)
         sent, got = traffic(requests, answers)
         down, up = down + sent, up + got
         for cohort in pending:
@@ -294,10 +294,14 @@ def merge(run: Run, made: Try, memory: Arrays) -> Merged:
 
 def findings(run: Run, made: Try, merged: Merged) -> dict[ClientId, dict[str, float]]:
     """What is known of each client after the round: what it told, what the replies show and what the method found."""
-    current, lengths = part_of(run.arrays, made.cohort.name), dict[ClientId, dict[str, float]]()
-    if "update_norm" in names_of(made.cohort.needs, "replies"):
-        lengths = measure_updates(current, made.replies)
-    return {c: r.metrics | lengths.get(c, {}) | merged.figures.get(c, {}) for c, r in made.replies.items()}
+    current, wanted = part_of(run.arrays, made.cohort.name), names_of(made.cohort.needs, "replies") & MEASURES.keys()
+    seen = {c: dict[str, float]() for c in made.replies}
+    if wanted and made.replies:
+        moves = moves_of(current, made.replies)
+        for name in sorted(wanted):
+            for c, value in zip(made.replies, MEASURES[name](moves).tolist(), strict=True):
+                seen[c][name] = value
+    return {c: r.metrics | seen[c] | merged.figures.get(c, {}) for c, r in made.replies.items()}
 
 
 def keep_vectors(run: Run, made: Try) -> None:
@@ -305,13 +309,6 @@ def keep_vectors(run: Run, made: Try) -> None:
     current = part_of(run.arrays, made.cohort.name)
     for kind, found in vectors_of(made.cohort.needs, current, made.replies, run.seed).items():
         run.roster.keep(kind, found)
-
-
-def measure_updates(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, dict[str, float]]:
-    """How far each client moved the model: |x_k - x|."""
-    here = flat(current)
-    ends = {c: flat(whole(current, r.arrays)) for c, r in replies.items()}
-    return {c: {"update_norm": float(np.linalg.norm(end - here))} for c, end in ends.items()}
 
 
 def rows_of(run: Run, made: Try, alone: bool) -> list[Row]:

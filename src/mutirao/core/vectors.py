@@ -1,4 +1,4 @@
-"""What the server finds in replies that is more than a number a client: short vectors, kept in the roster.
+"""What the server finds in replies itself: numbers that are measured of updates, and short vectors of them.
 
 `replies:sketch` is a client's whole update; one of more than WIDTH numbers is hashed down to that many, so that
 lengths and angles stay about the same (the count sketch of Charikar, Chen and Farach-Colton, ICALP 2002).
@@ -46,21 +46,45 @@ def bias_in(arrays: Arrays, which: str) -> str:
     raise ConfigError(f"select.layer: the model has {what} to be the output layer's; its biases are {held}")
 
 
+def moves_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> Floats:
+    """How each client moved the model, x_k - x, a row each."""
+    here = flat(current)
+    return np.array([held(flat(whole(current, reply.arrays)) - here) for reply in replies.values()])
+
+
+def lengths(moves: Floats) -> Floats:
+    """|x_k - x|."""
+    return np.asarray(np.linalg.norm(moves, axis=1))
+
+
+def dissimilarities(moves: Floats) -> Floats:
+    """1 - cos of the angle between each row and the mean of all others, each made of length 1.
+
+    From 0 (all go the same way) to 2; 1 of one that is alone. A long update counts no more than a short one.
+    """
+    length = lengths(moves)
+    unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)
+    others = unit.sum(axis=0) - unit
+    far = np.linalg.norm(others, axis=1)
+    cosine = np.divide(np.sum(unit * others, axis=1), far, out=np.zeros_like(far), where=far > 1e-12)
+    return np.asarray(1 - cosine)
+
+
+MEASURES = {"update_norm": lengths, "dissimilarity": dissimilarities}
+
+
 def vectors_of(
     needs: Collection[str], current: Arrays, replies: Mapping[ClientId, Reply], seed: int
 ) -> dict[str, dict[ClientId, Floats]]:
     """The vectors that are needed, by kind and client."""
     out: dict[str, dict[ClientId, Floats]] = {}
-    biases = wanted_biases(needs)
-    if not biases and "replies:sketch" not in needs:
-        return out  # most rounds: replies of a few rows are not made whole for nothing
-    ends = {c: whole(current, reply.arrays) for c, reply in replies.items()}
-    for which in biases:
+    for which in wanted_biases(needs):  # mostly none: replies of a few rows are not made whole for nothing
         name = bias_in(current, which)
-        out["bias"] = {c: held(end[name].astype(np.float64) - current[name]) for c, end in ends.items()}
+        ends = {c: whole(current, reply.arrays)[name].astype(np.float64) for c, reply in replies.items()}
+        out["bias"] = {c: held(end - current[name]) for c, end in ends.items()}
     if "replies:sketch" in needs:
-        here = flat(current)
-        out["sketch"] = {c: sketch(held(flat(end) - here), seed) for c, end in ends.items()}
+        moves = moves_of(current, replies)
+        out["sketch"] = {c: sketch(move, seed) for c, move in zip(replies, moves, strict=True)}
     return out
 
 

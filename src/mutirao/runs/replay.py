@@ -92,6 +92,7 @@ def follow(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
     for attempt in range(1, last + 1):
         tried = [r for r in rows if r.get("try", 1) == attempt]
         good = [r for r in tried if attempt == last and r.get("replied") == 1 and not r.get("rejected")]
+        roster.sent(t, [r["client"] for r in tried])
         roster.mark(t, [r["client"] for r in tried], {r["client"]: int(r["n"]) for r in good})
         for r in good:
             roster.hear(t, r["client"], figures_of(r))
@@ -101,6 +102,7 @@ def live(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[Clien
     """Let the roster learn what it would have, as far as the run can tell."""
     known = {c: told[c] for c in chosen if c in told}
     nearest = {c: rows[max(0, bisect.bisect_right(rounds, t) - 1)] for c, (rounds, rows) in known.items()}
+    roster.sent(t, chosen)
     roster.mark(t, chosen, {c: int(row["n"]) for c, row in nearest.items()})
     for c, row in nearest.items():
         roster.hear(t, c, figures_of(row))

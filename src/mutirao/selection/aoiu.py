@@ -44,8 +44,9 @@ class AoIU(AsMixOfUtilities):
     """Age and utility together: the highest alpha age_i + (1 - alpha) utility_i, both scaled to 0..1; ties by lot.
 
     age_i is the number of rounds since i was selected, utility_i the entropy above. alpha = 1 is `AoI`, alpha = 0 is
-    `Entropy`. Other ages (`since_reply`, `since_improvement` of its loss) and utilities (`loss`, `rms_loss`,
-    `gradient_norm`, `update_norm`) go by name; a utility not known yet counts as the highest.
+    `Entropy`. Other ages (`version_age` in models made, `since_reply`, `since_improvement` of its loss) and utilities
+    (`loss`, `rms_loss`, `gradient_norm`, `update_norm`, `dissimilarity` of its update from the others') go by name; a
+    utility not known yet counts as the highest.
 
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster
@@ -58,8 +59,8 @@ class AoIU(AsMixOfUtilities):
 
     count: int | float
     alpha: float = 0.5
-    age: Literal["age", "since_reply", "since_improvement"] = "age"
-    utility: Literal["entropy", "loss", "rms_loss", "gradient_norm", "update_norm"] = "entropy"
+    age: Literal["age", "version_age", "since_reply", "since_improvement"] = "age"
+    utility: Literal["entropy", "loss", "rms_loss", "gradient_norm", "update_norm", "dissimilarity"] = "entropy"
 
     @property
     def mix(self) -> Mix:

@@ -158,6 +158,7 @@ class Strategy(FlowerStrategy):
         run.arrays, run.round = model_in(arrays), server_round - 1
         gather(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
         self.chosen = choose(run, self.cohort, 1)
+        run.roster.sent(server_round, self.chosen)
         method = config_for({"round": server_round, **tell(self.cohort.needs)})  # as it must be, whatever the app says
         asked = {"extras": ",".join(wanted)} if (wanted := sorted(self.wanted - USUAL)) else {}
         told = {"seed": self.seed, **config, **method, **asked}
