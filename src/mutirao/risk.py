@@ -9,22 +9,29 @@ from numpy.lib.stride_tricks import sliding_window_view
 Floats = npt.NDArray[np.float64]
 
 
-def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
-    """ZRisk of each client, for errors m of clients x instances (batches of such matrices may stand in front).
+def residuals(values: npt.ArrayLike) -> Floats:
+    """z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0, of rows x columns (batches of such may stand in front).
 
-    With N the sum of all, L_k and T_i the sums of rows and columns, e_ki = L_k T_i / N and
-    z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0:
-    ZRisk(k) = sum of the negative z_ki + (1 + aversion) times the sum of the others.
-
-    >>> z_risk([[1, 1], [1, 1]], aversion=2.0)
-    array([0., 0.])
+    With N the sum of all, L_k and T_i the sums of rows and columns, e_ki = L_k T_i / N.
     """
-    m = np.asarray(errors, np.float64)
+    m = np.asarray(values, np.float64)
     rows, columns = m.sum(-1, keepdims=True), m.sum(-2, keepdims=True)
     total = rows.sum(-2, keepdims=True)
     root = np.sqrt(rows) * np.sqrt(columns / np.where(total > 0, total, 1.0))  # sqrt(e)
     z = m / np.where(root > 0, root, 1.0)
     z -= root
+    return np.asarray(z)
+
+
+def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
+    """ZRisk of each client, for errors m of clients x instances (batches of such matrices may stand in front).
+
+    ZRisk(k) = sum of the negative z_ki + (1 + aversion) times the sum of the others; z are the `residuals`.
+
+    >>> z_risk([[1, 1], [1, 1]], aversion=2.0)
+    array([0., 0.])
+    """
+    z = residuals(errors)
     out = z.sum(-1)
     np.maximum(z, 0.0, out=z)
     return np.asarray(out + aversion * z.sum(-1))

@@ -4,12 +4,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mutirao.drawing.plots import draw_bands
+from mutirao.drawing.wins import draw_wins
 from mutirao.runs.schema import USUAL
+from mutirao.studies.queries import write_query_tables
 from mutirao.studies.study import Study, results
 
 
 def draw_study(study: Study, out: Path) -> list[Path]:
-    """One picture a metric: the mean curve of each method with its 95% interval."""
+    """One picture a metric, the mean curve of each method with its 95% interval; and one of queries, if runs tell."""
     curves: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for cell, record in results(study, out):
         for metric in study.metrics or tuple(k for k in record.rows[-1] if k in USUAL):
@@ -20,4 +22,14 @@ def draw_study(study: Study, out: Path) -> list[Path]:
         path = out / f"curves_{quote(metric.replace('@', '_at_'), safe=' ,')}.png"
         draw_bands(methods, metric, path)
         paths.append(path)
-    return paths
+    return paths + draw_queries(study, out)
+
+
+def draw_queries(study: Study, out: Path) -> list[Path]:
+    """Write what queries tell, and draw who wins and loses against the baseline by the first metric they have."""
+    lines = write_query_tables(study, out)
+    if not lines:
+        return []
+    metric, path = lines[0].metric, out / "wins.png"
+    draw_wins({x.method: x.ours - x.theirs for x in lines if x.metric == metric}, f"{metric}, difference", path)
+    return [path]
