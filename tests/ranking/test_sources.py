@@ -8,6 +8,8 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mutirao.datasets import check_data_set
 from mutirao.errors import ConfigError
@@ -187,6 +189,21 @@ def test_wrong_judgements_are_named(tmp_path, features, qrels, what):
     with pytest.raises(ConfigError, match=what) as caught:
         read_parts(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=60), st.sampled_from(["rank.train", "rank.train.query", "qrels.txt"]))
+@settings(max_examples=60, deadline=None)
+def test_a_file_of_anything_beside_others_gives_data_or_one_clear_line(tmp_path_factory, content, name):
+    folder = tmp_path_factory.mktemp("any")
+    write_grouped(folder, "rank.train", [3, 1, 5, 2, 4])
+    write_grouped(folder, "rank.test", [2, 7])
+    (folder / name).write_bytes(content)
+    try:
+        parts, said = read_parts(folder, cache=False), ""
+    except ConfigError as error:
+        parts, said = (), str(error)
+    assert "\n" not in said
+    assert all(np.isfinite(part.x).all() and part.grades.min() >= 0 for part in parts)
 
 
 def test_judgements_of_ir_datasets(tmp_path, monkeypatch):
