@@ -17,9 +17,12 @@ import numpy.typing as npt
 from mutirao.core.fleet import ClientId
 from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
+from mutirao.fleets.traces import capacities
 
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes
+KBIT = 1024 / 8  # bytes, as FedScale counts
+TRAINING = 3  # times the work of a forward pass
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,38 @@ class DeviceTable:
 
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
         known, values = device_lines(self.file)
-        place = {c: i for i, c in enumerate(known)}
-        lot = rng.integers(0, len(known), len(names))
-        rows = np.array([place.get(c, i) for c, i in zip(names, lot.tolist(), strict=True)], np.intp)
-        speed, down, up, watts, radio, dropout = values[rows].T
+        speed, down, up, watts, radio, dropout = values[rows_by_name(names, known, rng)].T
         return Devices(speed, down * MBIT, up * MBIT, watts, radio, dropout)
 
 
-NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable}
+@dataclass(frozen=True, kw_only=True)
+class FedScaleDevices(Simulated):
+    """Phones as they were measured, from FedScale's `client_device_capacity` or a file of that format.
+
+    Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022: a
+    training pass takes three times the `computation` of a sample (milliseconds), and models go up and down at
+    `communication` kbit/s (of 1024 bits). A client whose name is in the file is that device, others are one by lot.
+    """
+
+    file: str
+
+    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
+        known, values = capacities(self.file)
+        milliseconds, kbits = values[rows_by_name(names, known, rng)].T
+        link, rest = kbits * KBIT, (self.watts, self.radio_watts, self.dropout)
+        return Devices(1000 / (TRAINING * milliseconds), link, link, *(np.full(len(names), x) for x in rest))
+
+
+NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable, "fedscale": FedScaleDevices}
+
+
+def rows_by_name(
+    names: Sequence[ClientId], known: Sequence[ClientId], rng: np.random.Generator
+) -> npt.NDArray[np.intp]:
+    """The row of each client among those of a file, or one by lot."""
+    place = {c: i for i, c in enumerate(known)}
+    lot = rng.integers(0, len(known), len(names))
+    return np.array([place.get(c, i) for c, i in zip(names, lot.tolist(), strict=True)], np.intp)
 
 
 def check(model: Simulated | DeviceTable) -> None:
