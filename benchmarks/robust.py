@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.settled import settled_task
 from mutirao import attacks
 from mutirao.attacks import Attacked, Backdoor, liars_among
 from mutirao.config import resolve
@@ -96,7 +97,8 @@ def settings_of(recipe: str, partition: str, seed: int, data: str) -> dict[str, 
 @lru_cache(maxsize=1)
 def task_of(recipe: str, partition: str, seed: int, data: str) -> Task:
     """The task, which all attacks and defences share."""
-    return find(recipe).task(resolve(find(recipe).config, settings_of(recipe, partition, seed, data)))
+    config = resolve(find(recipe).config, settings_of(recipe, partition, seed, data))
+    return settled_task(config) if recipe == "ranking" else find(recipe).task(config)
 
 
 def make(cell: Cell, data: str) -> Outcome:

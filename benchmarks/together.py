@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks.settled import settled_task
 from mutirao.config import resolve, setting
 from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Request, Site
@@ -33,6 +34,7 @@ from mutirao.groups.member import Member, last_layer
 from mutirao.groups.signature import Bias
 from mutirao.groups.state import Grouping
 from mutirao.recipes import groups, ranking
+from mutirao.recipes.personal import personal_of
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.descent import one_thread
 from mutirao.training.personal import together
@@ -86,7 +88,7 @@ class RankedConfig(groups.Config):
 def ranked_task(config: Any) -> Task:
     """The clients of ranking as groups have them: what they send of a warm-up is the bias of the last layer."""
     settings = {k: getattr(config, k) for k in ("data", "fold", "clients", "seed", "lr", "epochs", "batch_size")}
-    task = ranking.task(resolve(ranking.Config, {**settings, "personal": "finetune"}))  # with tests of their own
+    task = settled_task(resolve(ranking.Config, {**settings, "personal": "finetune"}))  # with tests of their own
     trainer: Any = task.handler
     member = Member(lambda outputs: trainer, task.classes or 0, Bias(), config.warm_epochs, last_layer(trainer.blank()))
     return replace(
@@ -108,7 +110,7 @@ def follow(recipe: Recipe, settings: dict[str, Any], metric: str) -> float:
         if recipe == RANKED:
             return rank_by_groups(run, settings)
         if recipe == ranking.recipe and config.personal.name != "none":
-            return rank_by_clients(run, task, config)
+            return rank_by_clients(run, config)
     return float(last[metric] if metric in last else last[f"{metric}_mean"])
 
 
@@ -117,18 +119,19 @@ def rank_by_groups(run: Run, settings: dict[str, Any]) -> float:
     state = Grouping.from_memory(run.memory)
     assert state is not None
     given = {k: settings[k] for k in ("data", "fold", "seed", "clients")}
-    evaluate: Any = ranking.task(resolve(ranking.Config, given)).evaluate
+    evaluate: Any = settled_task(resolve(ranking.Config, given)).evaluate
     members = state.groups.members()
     found = [(evaluate(part_of(run.arrays, g))["ndcg@5"], len(who)) for g, who in members.items()]
     return float(np.average([v for v, _ in found], weights=[n for _, n in found]))
 
 
-def rank_by_clients(run: Run, task: Task, config: Any) -> float:
+def rank_by_clients(run: Run, config: Any) -> float:
     """nDCG@5 on the test queries of the model that each client fine-tunes, the mean over clients."""
-    trainer: Any = task.handler
-    evaluate: Any = ranking.task(replace(config, personal=type(config.personal)("none"))).evaluate
+    settled = settled_task(config)
+    trainer: Any = personal_of(config).at_client(settled.handler)
+    evaluate: Any = settled.evaluate
     ask = Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round})
-    sites = {c: Site(c, data) for c, data in task.population.items()}
+    sites = {c: Site(c, data) for c, data in settled.population.items()}
     models, failed = trainer.fit(together, dict.fromkeys(sites, ask), sites)
     assert not failed
     return float(np.mean([evaluate(arrays)["ndcg@5"] for arrays in models.values()]))

@@ -99,7 +99,7 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
 SUMMED = {
     "quickstart": {},
     "selection": {"select": "aoi"},
-    "ranking": {"aggregate": "fedavg"},
+    "ranking": {"aggregate": "fedavg", "moments": False},
     "online": {},
     "groups": {"head": "full", "per_round": 4},
     "cifar10": {},
@@ -125,7 +125,7 @@ def test_two_rounds_with_secure_aggregation(recipe: str, tmp_path: Path) -> None
     found = find(recipe)
     more = {**SUMMED[recipe], **(write_schema(tmp_path / "schema.json") if recipe == "tabular" else {})}
     config = resolve(found.config, {**SMALL[recipe], "rounds": 2, "secure": "secagg+", **more})
-    task = task_of(recipe) if recipe not in ("groups", "tabular", "recsys") else found.task(config)
+    task = task_of(recipe) if recipe not in ("groups", "ranking", "tabular", "recsys") else found.task(config)
     run = Run(task.initial(), seed=1)
     fleet = LocalFleet(secure_of(config).at_client(task.handler), task.population)
     rounds = list(found.flow(fleet, config, task, run))

@@ -66,8 +66,9 @@ def agreement(fleet: Fleet, content: bytes, **more: Any) -> Agreement:
 
 def test_clients_agree_on_what_comes_of_their_profiles_and_it_goes_with_every_request() -> None:
     fleet = lists({"ana": "a b", "bia": "b c", "caio": "z"})
-    content = agree_on(fleet, "words", {"round": 0}, first_three)
+    content, spent = agree_on(fleet, "words", {"round": 0}, first_three)
     assert content == b"a b c"
+    assert spent[1] > 0  # what they told is counted
     agreed = agreement(fleet, content)
     assert agreed.begin() == ["caio"]
     assert agreed.clients() == ["ana", "bia"]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.settled import settled_task
 
 from mutirao.config import resolve
 from mutirao.core.files import load_arrays
@@ -28,7 +29,7 @@ def test_it_ends_by_itself_and_its_best_model_is_judged_by_the_test_part(tmp_pat
     assert told["ended"].startswith(f"after round {told['rounds']}")
     assert "ndcg@5" not in Table(tmp_path / "run/history.csv").read()[0]  # nobody looked at it on the way
     arrays = load_arrays(tmp_path / "run/checkpoints/best.safetensors")[0]
-    evaluate = find("ranking").task(resolve(Config, SMALL)).evaluate
+    evaluate = settled_task(resolve(Config, SMALL)).evaluate
     assert evaluate is not None
     by_test = evaluate(arrays)
     assert {name: told["final"][name] for name in ("ndcg@5", "map")} == pytest.approx(by_test)

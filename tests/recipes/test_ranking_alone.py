@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from benchmarks.settled import settled_task
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Request, Site
 from mutirao.recipes.ranking import Config
-from mutirao.recipes.task import find
 from mutirao.report import execute
 
 FEW = {"queries": 60, "clients": 6, "rounds": 3, "evaluate_every": 3, "partition": "by_query", "lr": 0.05}
@@ -15,7 +15,7 @@ FEW = {"queries": 60, "clients": 6, "rounds": 3, "evaluate_every": 3, "partition
 def test_alone_is_each_client_trained_on_its_own_documents(tmp_path):
     config = resolve(Config, FEW | {"cluster": "alone", "aggregate": "fedavg"})
     summary = execute("ranking", config, tmp_path / "run", pictures=False)
-    task, reached = find("ranking").task(resolve(Config, FEW)), []
+    task, reached = settled_task(resolve(Config, FEW)), []
     for client in sorted(task.population):
         site, arrays = Site(client, task.population[client], {}), task.initial()
         for number in range(1, 4):

@@ -25,7 +25,7 @@ import numpy as np
 from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
 from mutirao.core.checks import fault_of_extras, sift
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, traffic
 from mutirao.core.record import Round
 from mutirao.core.versions import versions
 from mutirao.errors import ConfigError, Refused, TooFewClients
@@ -40,7 +40,7 @@ PAUSED = "paused"  # the rule by which a site refuses everything for a while
 SHOWN = 5  # of those who differ, in an error
 MANY = 10**12  # samples of a class that nobody has
 HINTS = {
-    "data": "; one set is dealt to all here: a site with data of its own needs cytology, images or tabular",
+    "data": "; one set is dealt to all here: a site with data of its own needs cytology, images, ranking or tabular",
     "body": "; are weights and their package the same?",
     "classes": "; are the class folders, or labels, called the same?",
 }
@@ -106,7 +106,8 @@ class Agreement(Wrapper):
     """A fleet of those who agree: whoever is new to it is asked first, and every request carries what is agreed on.
 
     `told` are digests by name, `extras` what goes along besides. With `asks` False nobody is asked: clients of this
-    very process have what the server has, and refuse by themselves what they have otherwise.
+    very process have what the server has, and refuse by themselves what they have otherwise. `spent` are the bytes,
+    down and up, that it took to find what is agreed on: they go into the record of the next round.
     """
 
     def __init__(
@@ -116,10 +117,11 @@ class Agreement(Wrapper):
         extras: Arrays | None = None,
         about: Mapping[str, Scalar] | None = None,
         asks: bool = True,
+        spent: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(fleet)
         self.names, self.told, self.extras = sorted(told), tell_agreed(told), dict(extras or {})
-        self.about, self.asks = dict(about or {}), asks
+        self.about, self.asks, self.spent = dict(about or {}), asks, spent
         self.asked: dict[ClientId, str] = {}  # who was asked since it came, and the key that it had
         self.refused: dict[ClientId, Failure] = {}  # who takes no part until it comes anew
         self.silent: set[ClientId] = set()  # who was away when asked, and is asked again after the round
@@ -164,6 +166,9 @@ class Agreement(Wrapper):
     def record(self, done: Round) -> None:
         """Add a line for each client that was refused since the last round; the silent ones are asked again."""
         self.fleet.record(done)
+        for key, count in zip(("bytes_down", "bytes_up"), self.spent, strict=True):
+            done.row[key] = done.row.get(key, 0) + count
+        self.spent = 0, 0
         lines = {row["client"] for row in done.clients}
         blank = {"replied": 0, "n": 0, "weight": 0.0, "age": 0}
         for client, why in sorted(self._unrecorded.items()):
@@ -257,12 +262,14 @@ def note_told(client: ClientId, extras: Arrays) -> None:
         log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it
 
 
-def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], join: Join) -> bytes:
-    """What comes of the clients' profiles, as it is sent to all."""
-    answers = sift(fleet.ask({c: Request(PROFILE, {}, config) for c in fleet.clients()}), fault_of_extras)
+def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], join: Join) -> tuple[bytes, tuple[int, int]]:
+    """What comes of the clients' profiles, as it is sent to all, and how many bytes these took down and up."""
+    asked = {c: Request(PROFILE, {}, config) for c in fleet.clients()}
+    heard = fleet.ask(asked)
+    answers = sift(heard, fault_of_extras)
     for client, why in answers.failures.items():
         log.warning("%s told no profile: %s", client, why)
     if not answers.replies:
         first = next((f"; {client}: {why}" for client, why in sorted(answers.failures.items())), "")
         raise ConfigError(f"no client told its profile, so that there is no {name}{first}")
-    return join(answers.replies)
+    return join(answers.replies), traffic(asked, heard)

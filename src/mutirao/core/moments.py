@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
+from mutirao.core.bounds import FEWEST, SIZE_CAP, lower_median
 from mutirao.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 Transform = Literal["none", "log"]
 
 ROWS_AT_ONCE = 4096
+FAR = 1000.0  # times the scale of the others: beyond, moments are believed to be wrong
 CONSTANT = 1e-13  # a standard deviation below this share of the mean is rounding: the feature is constant
 
 
@@ -77,6 +79,29 @@ def combine_moments(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
     mean = _sum(sums) / total
     std = np.sqrt(_sum(np.concatenate([squares, n * np.square(sums / n - mean)])) / total)
     return mean, np.where(std > CONSTANT * np.abs(mean), std, 1.0)
+
+
+def hold_moments(told: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CAP) -> list[Arrays]:
+    """Moments that one client cannot bend: one far from the others counts for nothing, a huge one for as much as any.
+
+    Far: a mean or deviation `far` times the scale of the others, median deviation + median |mean - median|. The count
+    is held to `cap` times the median, as that of samples is in a round. Of fewer than three nobody can say.
+    """
+    if len(told) < FEWEST:
+        return list(told)
+    counts = np.array([int(m["count"]) for m in told])
+    means, spreads = (np.array([float(m[key][0]) for m in told]) / counts for key in ("sum", "squares"))
+    deviations, middle = np.sqrt(spreads), np.median(means)
+    scale = float(np.median(deviations) + np.median(np.abs(means - middle)))
+    apart = np.maximum(np.abs(means - middle), deviations)
+    odd_ones = apart > far * scale if scale else np.zeros(len(told), bool)
+    limit = int(cap * lower_median(counts))
+    kept = [np.array(min(int(n), limit)) for n in counts]
+    return [
+        {"count": n, "sum": np.array([mean * n]), "squares": np.array([spread * n])} if n < count else m
+        for m, n, count, mean, spread, odd in zip(told, kept, counts, means, spreads, odd_ones, strict=True)
+        if not odd
+    ]
 
 
 def _sum(values: Floats) -> Floats:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays
 from mutirao.core.files import write_whole
-from mutirao.core.rounds import Run
 from mutirao.core.text import write_rows
 from mutirao.metrics import mrr, ndcg
 from mutirao.ranking.data import RankingData
@@ -45,9 +43,7 @@ def judge_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = M
     return rows
 
 
-def write_queries(
-    score: Callable[[Arrays], npt.NDArray[np.float64]], data: RankingData, metrics: Metrics, run: Run, path: Path
-) -> None:
-    """Write `queries.csv`: what the run's last model makes of each query that judges it."""
-    rows = judge_queries(score(run.arrays), data, metrics)
+def write_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics, path: Path) -> None:
+    """Write `queries.csv`: what a model makes of each query that judges it."""
+    rows = judge_queries(scores, data, metrics)
     write_whole(path, write_rows([list(rows[0]), *(list(row.values()) for row in rows)]))

@@ -115,6 +115,11 @@ def holds(folder: Path) -> bool:
     return bool(fold_folders(folder) or _slices(folder) or _sets(folder))
 
 
+def parts_in(folder: Path) -> Parts:
+    """The parts that lie in a folder itself, whichever there are: train.txt alone, or with others beside it."""
+    return _sets(folder).get("", {})
+
+
 def _slices(folder: Path) -> dict[int, Path]:
     found = {int(n[1]): f for f in sorted(folder.iterdir(), reverse=True) if (n := SLICE.fullmatch(f.name))}
     return found if len(found) == 5 and all(f.is_file() for f in found.values()) else {}

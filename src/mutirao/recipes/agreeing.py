@@ -1,17 +1,20 @@
 """The parties of a task agree before its first round: the server asks them, and a site keeps to what it has."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from mutirao.core.agreement import Agreement
+from mutirao.core.agreement import AGREED, Agreement, Join, agree_on, as_extra, digest_of, in_extras
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import as_handler
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Patience, Round, Run, gather
 from mutirao.core.sworn import Sworn
+from mutirao.errors import ConfigError
 from mutirao.fleets.without import PopulationWithout
 from mutirao.privacy import SPENT
+from mutirao.recipes.exchange import promises
 from mutirao.recipes.task import Recipe, Task
 from mutirao.secure import Open
 
@@ -40,6 +43,38 @@ def play(recipe: Recipe, fleet: Fleet, config: Any, task: Task, run: Run) -> Ite
     """The rounds of a recipe, once its parties have agreed."""
     fleet, task = agree_first(fleet, config, task, run)
     yield from recipe.flow(fleet, config, task, run)
+
+
+def agree_before(
+    fleet: Fleet, config: Any, task: Task, run: Run, name: str, own: bytes, join: Join
+) -> tuple[Fleet, Task, bytes]:
+    """Find what all agree on under that name from the clients' profiles, unless it is known; who agrees, and the bytes.
+
+    What was found stays in the run's memory, so that one that is resumed asks nobody again. Where privacy is promised
+    clients of this process are asked nothing but rounds.
+    """
+    about = {"seed": config.seed, "round": run.round}
+    asks = fleet.is_remote() or not promises(config)
+    content, spent = in_extras(AGREED + name, run.memory) or own, (0, 0)
+    if asks:
+        wait_for_all(fleet, config, task)
+    if not content:
+        content, spent = agree_on(fleet, name, about, join)
+        run.memory |= as_extra(AGREED + name, content)
+    agreement = Agreement(fleet, {name: digest_of(content)}, as_extra(name, content), about, asks, spent)
+    return agreement, without(task, agreement), content
+
+
+def read_given(setting: str, path: str, read: Callable[[bytes], Any]) -> bytes:
+    """What a setting names a file of, as it travels; empty if it names none, ConfigError if that cannot be read."""
+    if not path:
+        return b""
+    place = Path(path).expanduser()
+    try:
+        content: bytes = read(place.read_bytes()).content()
+        return content
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting}: {place}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def wait_for_all(fleet: Fleet, config: Any, task: Task) -> None:

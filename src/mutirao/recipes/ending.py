@@ -6,6 +6,7 @@ from typing import Any
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.record import Row
+from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ class Ending:
     """
 
     patience: int = 0  # 0: all rounds are made
-    measure: Callable[[Arrays], dict[str, float]] | None = None
+    measure: Callable[[Run, Arrays], dict[str, float]] | None = None
 
     def is_over(self, round: int, best: Row | None) -> bool:
         """Whether the run ends after this round."""

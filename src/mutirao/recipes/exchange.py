@@ -56,6 +56,12 @@ def is_private(config: Any) -> bool:
     return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
 
 
+def promises(config: Any) -> str:
+    """The setting that promises that nothing leaves a client in the clear but updates, if there is one."""
+    set_to = [f"{key}={getattr(config, key).name}" for key in ("privacy", "secure")]
+    return next((said for said in set_to if not said.endswith("=none")), "")
+
+
 def check_kept(config: Any, share: str, private: bool) -> None:
     """Refuse `judge_by=vali` if clients keep nothing back by the setting `share`, or may not tell how they judge."""
     if config.judge_by != "vali":

@@ -1,7 +1,7 @@
 """The ranking recipe's other reference: trees of everybody's documents (`centralised=lightgbm`), as an ordinary run."""
 
 from dataclasses import fields
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from mutirao.config import Part, build
@@ -41,6 +41,9 @@ def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: Ranki
     def scored(arrays: Any) -> Any:
         return score_by_trees(arrays, judged.x)
 
+    def write(run: Any, path: Any) -> None:
+        write_queries(scored(run.arrays), judged, measures, path)
+
     return Task(
         handler=Grower(how, config.rounds),
         population={"pooled": Pool(train, vali)},
@@ -50,5 +53,7 @@ def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: Ranki
         basis=cache(lambda: {"features": digest_of_set([TREES], train.x, train.grades)}),
         metrics=tuple(measures),
         directions=DIRECTIONS,
-        exhibits=Exhibits(files={"queries.csv": partial(write_queries, scored, judged, measures)}),
+        exhibits=Exhibits(
+            files={"queries.csv": lambda run, path: write_queries(scored(run.arrays), judged, measures, path)}
+        ),
     )

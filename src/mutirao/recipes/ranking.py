@@ -1,26 +1,45 @@
 """Federated learning to rank: search sites keep their queries and documents, and share a model that orders them."""
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from mutirao.config import Common, Part, build, setting
-from mutirao.core.arrays import Arrays
-from mutirao.core.moments import Transform, combine_moments, measure_moments, standardise
-from mutirao.datasets.labelled import digest_of_set
+from mutirao.config import Common, Part, setting
+from mutirao.core.agreement import PROFILE, in_extras
+from mutirao.core.evaluation import join_judgements
+from mutirao.core.fleet import Fleet
+from mutirao.core.moments import Transform
+from mutirao.core.rounds import Round, Run
+from mutirao.errors import ConfigError
 from mutirao.partition import describe
-from mutirao.randomness import rng
-from mutirao.ranking.judging import judge, write_queries
+from mutirao.personal import OneModel
 from mutirao.ranking.measures import DIRECTIONS, EMPTY, USUAL, measures_of, metric_names
+from mutirao.ranking.parsing import MOST_FEATURES, MOST_GRADE
+from mutirao.ranking.profile import join_profiles
+from mutirao.ranking.scale import SCALE, read_scale
 from mutirao.ranking.sources import load_parts
-from mutirao.ranking.split import deal
+from mutirao.recipes.agreeing import agree_before
 from mutirao.recipes.ending import Ending, check_one_model
+from mutirao.recipes.exchange import Exchange, promises
 from mutirao.recipes.exhibits import Exhibits, partition_of
+from mutirao.recipes.grouping import has_one_model
+from mutirao.recipes.personal import as_global, personal_of
 from mutirao.recipes.pooled_trees import TREES, grow_trees, only_trees
-from mutirao.recipes.task import Recipe, Task
+from mutirao.recipes.scales import (
+    MEMORY,
+    check_private,
+    digest_of_dealt,
+    judge_at_end,
+    not_yet,
+    own_scale,
+    write_judged,
+    write_scale,
+)
+from mutirao.recipes.task import Recipe, Task, federate
+
+log = logging.getLogger("mutirao")
 
 LOSS_NAMES = ("grades", "listnet", "ranknet", "lambdarank", "approxndcg")
 GAINS = ("exponential", "linear")
@@ -33,11 +52,16 @@ class Config(Common):
     rounds: int = setting(100, "how many rounds", low=1)
     clients: int = setting(100, "how many clients", low=1)
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
-    data: str = setting("generated", "'generated', a folder as published (with Fold1 to Fold5), or one file")
+    data: str = setting("generated", "'generated', a folder as published (Fold1 to Fold5, or client_*/), or one file")
     fold: int = setting(0, "which of the five folds (0: the one that data names, or else the first)", low=0, high=5)
     qrels: str = setting("", "judgements in place of the file's grades: a TREC qrels file, or irds:NAME")
     queries: int = setting(400, "queries of generated data, all five parts together", low=50)
     transform: Transform = setting("none", "what is done to features before they are standardised")
+    moments: bool = setting(True, "standardise by moments that clients tell before the first round")
+    scale: str = setting("", "a file with a scale agreed on beforehand: then no client is asked for its moments")
+    features: int = setting(0, "how many features documents have (0: as most clients tell)", low=0, high=MOST_FEATURES)
+    grades: int = setting(0, "the highest grade (0: the highest that a client tells)", low=0, high=MOST_GRADE)
+    least: int = setting(5, "documents that a client must have before it tells moments of them", low=1)
     partition: Part = setting(
         Part("dirichlet", {"alpha": 0.5}, home="mutirao.ranking.split"), "how documents are dealt to clients"
     )
@@ -50,6 +74,8 @@ class Config(Common):
     gain: str = setting("exponential", "what a grade is worth in nDCG: 2^grade - 1 or the grade", choices=GAINS)
     empty: str = setting("0", "what a query without relevant documents counts in metrics", choices=tuple(EMPTY))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+    test: float = setting(0.2, "share of its queries that a site without a test file keeps back", low=0, high=0.9)
+    sites: bool = setting(False, "deployed: each site has files of its own (its --data), and the server has none")
     patience: int = setting(0, "rounds without gain on the validation part that end a run (0: none do)", low=0)
     centralised: bool | Literal["lightgbm"] = setting(  # type: ignore[assignment]
         False, "train on the pooled data instead, the network or LightGBM's trees: the reference"
@@ -63,51 +89,99 @@ class Config(Common):
         only_trees(self)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What the flow has to know: who answers at a client, and where documents are."""
+
+    client: Any  # a RankingClient
+    source: Any  # a Source
+
+
 def task(config: Config) -> Task:
-    """Documents dealt to the clients, put on one scale by the moments each of them sends."""
-    from mutirao.ranking.scorers import score
-    from mutirao.ranking.work import clients_of, trainer_of
+    """Documents at the clients; the model is made when they have agreed on the scale of its features."""
+    from mutirao.ranking.client import RankingClient, Trainers
+    from mutirao.ranking.encoding import Encoded
+    from mutirao.ranking.holding import pool_held
+    from mutirao.ranking.sites import client_folders, deal_set, own_files, read_clients
 
-    names = metric_names(config.metrics)
+    names, measures = metric_names(config.metrics), partial(measures_of, config.metrics, config.gain, config.empty)
     check_one_model(config)
-    train, vali, test = load_parts(config)
-    judged = test if config.judge_by == "test" else vali
-    highest = max(1, *(int(data.grades.max()) for data in (train, vali, test)))
-    measures = measures_of(config.metrics, config.gain, config.empty, highest)
-    if config.centralised == TREES:
-        return grow_trees(config, train, vali, judged, measures)
-    split = build("partition", config.partition)
-    parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
-    mean, std = combine_moments([measure_moments(train.x[part], config.transform) for part in parts])
-    x, judged_x = (standardise(data.x, mean, std, config.transform) for data in (train, judged))
-    trainer = trainer_of(config, train.features, highest + 1, measures)
+    if config.sites:
+        source = own_files(config)
+    elif folders := client_folders(config):
+        source = read_clients(config, folders)
+    else:
+        parts = load_parts(config)
+        highest = config.grades or max(1, *(int(data.grades.max()) for data in parts))
+        if config.centralised == TREES:
+            return grow_trees(config, *parts[:2], parts[2 if config.judge_by == "test" else 1], measures(highest))
+        source = deal_set(config, *parts, highest)
+    if source.set is None and (config.patience or config.centralised == TREES):
+        what = "patience" if config.patience else f"centralised={TREES}"
+        raise ConfigError(f"{what}: it is for one set with a validation part; clients have files of their own here")
+    own = own_scale(config, source)
+    check_private(config, own)
+    encoded = Encoded(config.loss != "grades", config.samples, config.seed)
+    client = RankingClient(Trainers(config, measures), encoded, config.transform, config.least, own)
 
-    def scored(arrays: Arrays) -> npt.NDArray[np.float64]:
-        return score(trainer.fill(arrays), judged_x)
-
-    def evaluate(arrays: Arrays) -> dict[str, float]:
-        return judge(scored(arrays), judged, measures)
-
-    def watch(arrays: Arrays) -> dict[str, float]:
-        found = judge(score(trainer.fill(arrays), vali_x), vali, measures)
-        return {f"vali_{name}": value for name, value in found.items()}
-
-    if config.patience:
-        vali_x = standardise(vali.x, mean, std, config.transform)
-    pictures = Exhibits() if config.centralised else partition_of(lambda: describe(train.grades, parts))
+    shown = None if config.centralised else source.dealt
     return Task(
-        handler=trainer,
-        population=clients_of(config, train, judged, parts, x, judged_x),
-        initial=lambda: trainer.initial(config.seed),
-        evaluate=watch if config.patience else evaluate,
-        ending=Ending(config.patience, evaluate if config.patience else None),
+        handler=client,
+        population=pool_held(source.holders) if config.centralised else source.holders,
+        initial=lambda: client.initial(read_scale(own), config.seed) if own else {},
+        evaluate=not_yet if source.judged is not None else None,
+        ending=Ending(config.patience, partial(judge_at_end, client, source) if config.patience else None),
         judge=f"vali_{names[0]}" if config.patience else names[0],
-        basis=cache(lambda: {"features": digest_of_set([config.transform], x, train.grades, mean, std)}),
+        basis=cache(partial(digest_of_dealt, source.set)),
         metrics=(*(f"vali_{name}" for name in names if config.patience), *names),
         directions=DIRECTIONS,
-        exhibits=replace(pictures, files={"queries.csv": partial(write_queries, scored, judged, measures)}),
-        classes=highest + 1,
+        knows=Known(client, source),
+        exhibits=replace(
+            Exhibits() if shown is None else partition_of(lambda: describe(*shown)),
+            files={
+                "scale.json": partial(write_scale, client),
+                "queries.csv": partial(write_judged, client, source, bool(config.patience)),
+            },
+        ),
+        classes=source.highest + 1 if source.highest else None,
     )
 
 
-recipe = Recipe(Config, task)
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Agree on a scale, make the model it asks for, then rounds; sites judge where the server has no documents."""
+    if task.knows is None:  # trees, which need no scale
+        yield from federate(fleet, config, task, run)
+        return
+    known, source, personal = task.knows, task.knows.source, personal_of(config)
+    client: Any = personal.at_client(known.client)
+    check_private(config, in_extras(MEMORY, run.memory) or client.own)
+    fleet, task, content = agree_before(
+        *(fleet, config, task, run, SCALE, client.own),
+        lambda told: join_profiles(told, config.transform, config.grades or source.highest, config.features).content(),
+    )
+    scale = read_scale(content)
+    run.arrays = run.arrays or client.initial(scale, config.seed)
+    log.info("agreed on %d features and grades from 0 to %d", scale.features, scale.highest)
+    task = replace(task, classes=scale.highest + 1, initial=partial(client.initial, scale, config.seed))
+    if source.judged is not None and personal.whole:
+        by, named = (source.vali, "vali_") if config.patience else (source.judged(scale), "")
+        judge = partial(known.client.judge, data=by, scale=scale, named=named)
+        task = replace(task, evaluate=judge if isinstance(personal, OneModel) else as_global(judge))
+    here = task.evaluate is not None or promises(config) or not config.test or not has_one_model(config)
+    for done in federate(fleet, config, task, run):
+        if not here and (run.round % config.evaluate_every == 0 or run.round == config.rounds):
+            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+        yield done
+
+
+def asks(config: Config, task: Task) -> Exchange:
+    """Clients tell their moments unless a scale is given, keep to what came of it, and sites judge by their queries."""
+    if task.knows is None:
+        return Exchange()
+    judged = task.evaluate is None and config.test and not promises(config)
+    told = () if task.knows.client.own else (PROFILE,)
+    return Exchange((*told, *(("evaluate",) if judged else ())), (SCALE,), told)
+
+
+HEEDS = frozenset({"privacy", "secure", "compress", "drift", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import AGREED, PROFILE, Agreement, agree_on, as_extra, digest_of, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, in_extras
 from mutirao.core.arrays import Arrays
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.files import write_whole
@@ -17,8 +17,8 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
 from mutirao.personal import OneModel
-from mutirao.recipes.agreeing import wait_for_all, without
-from mutirao.recipes.exchange import Exchange, check_kept
+from mutirao.recipes.agreeing import agree_before, read_given
+from mutirao.recipes.exchange import Exchange, check_kept, promises
 from mutirao.recipes.exhibits import Exhibits, Picture
 from mutirao.recipes.grouping import has_groups
 from mutirao.recipes.personal import as_global, personal_of
@@ -81,9 +81,9 @@ def task(config: Config) -> Task:
     from mutirao.tabular.holding import pool_held
     from mutirao.tabular.sources import find_source
 
-    source, own = find_source(config), read_own(config)
+    source, own = find_source(config), read_given("schema", config.schema, read_schema)
     check_private(config, own)
-    check_kept(config, "test", is_private(config) and not source.everything)
+    check_kept(config, "test", bool(promises(config)) and not source.everything)
     trainers = Trainers(config, config.model, config.hidden, config.layers)
     client = TableClient(trainers, source.target, source.task, config.least, own)
     population: Mapping[str, Any] = pool_held(source.holders) if config.centralised else source.holders
@@ -108,28 +108,11 @@ def task(config: Config) -> Task:
 
 def check_private(config: Config, own: bytes) -> None:
     """Refuse a promise that profiles in the clear would break."""
-    for name, part in (("privacy", config.privacy), ("secure", config.secure)):
-        if part.name != "none" and not own:
-            raise ConfigError(
-                f"{name}={part.name}: clients would tell counts, means and categories of their tables in the clear; "
-                "name a schema agreed on beforehand: schema=FILE.json (every run without it leaves one)"
-            )
-
-
-def is_private(config: Config) -> bool:
-    """Whether clients tell nothing but updates."""
-    return config.privacy.name != "none" or config.secure.name != "none"
-
-
-def read_own(config: Config) -> bytes:
-    """The schema that a setting names, as it travels."""
-    if not config.schema:
-        return b""
-    path = Path(config.schema).expanduser()
-    try:
-        return read_schema(path.read_bytes()).content()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"schema: {path}: {getattr(error, 'strerror', None) or error}") from error
+    if (promised := promises(config)) and not own:
+        raise ConfigError(
+            f"{promised}: clients would tell counts, means and categories of their tables in the clear; "
+            "name a schema agreed on beforehand: schema=FILE.json (every run without it leaves one)"
+        )
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
@@ -138,18 +121,12 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
     known, personal = task.knows, personal_of(config)
     client: Any = personal.at_client(known.client)
-    content = in_extras(MEMORY, run.memory) or client.own
-    private = is_private(config)
-    check_private(config, content)
-    about = {"seed": config.seed, "round": run.round}
-    asks = not private or fleet.is_remote()  # private clients in this process answer nothing but rounds
-    if asks:
-        wait_for_all(fleet, config, task)
-    if not content:
-        content = agree_on(fleet, SCHEMA, about, lambda told: join_profiles(client.target, client.task, told).content())
-        run.memory |= as_extra(MEMORY, content)
-    fleet = agreement = Agreement(fleet, {SCHEMA: digest_of(content)}, as_extra(SCHEMA, content), about, asks)
-    task = without(task, agreement)
+    private = promises(config)
+    check_private(config, in_extras(MEMORY, run.memory) or client.own)
+    fleet, task, content = agree_before(
+        *(fleet, config, task, run, SCHEMA, client.own),
+        lambda told: join_profiles(client.target, client.task, told).content(),
+    )
     schema = read_schema(content)
     trainer = client.trainers(schema)
     run.arrays = run.arrays or client.initial(schema, config.seed)
@@ -176,7 +153,7 @@ def judge_by(trainer: Any, test: Any, arrays: Arrays) -> dict[str, float]:
 
 def asks(config: Config, task: Task) -> Exchange:
     """Clients tell a profile unless a schema is given, keep to what came of it, and judge by rows they kept back."""
-    if is_private(config):
+    if promises(config):
         return Exchange(comes=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
     return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)

@@ -202,7 +202,7 @@ def judge_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[s
     """What is measured, once, of the best model of a run that validation data ended; nothing of other runs."""
     if task.ending.measure is None or best is None:
         return {}
-    found = task.ending.measure(load_arrays(folder.checkpoints / "best.safetensors")[0])
+    found = task.ending.measure(run, load_arrays(folder.checkpoints / "best.safetensors")[0])
     final = metrics_of(run.history[-1]) | found
     over = f"after round {run.round}, {run.round - best['round']} rounds after the best"
     ways = {metric: way for metric in final if (way := direction_of(metric, task.directions))}

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn import functional
 
 from mutirao.config import Common
-from mutirao.core.agreement import AGREE, AGREED, PROFILE, as_extra, digest_of, hold_agreed, in_extras
+from mutirao.core.agreement import AGREE, PROFILE, as_extra, digest_of
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.fleet import ClientId, Reply, Request, Site
+from mutirao.core.parts import AnyHandler
 from mutirao.errors import Refused
 from mutirao.metrics import judge_classes, regression_figures
 from mutirao.personal import Settings as Personal
@@ -29,6 +29,7 @@ from mutirao.privacy import DPSGD
 from mutirao.tabular.holding import Held
 from mutirao.tabular.profile import tell_profile
 from mutirao.tabular.schema import SCHEMA, Schema, Task, read_schema
+from mutirao.training.agreed import answer_many, bare, content_in
 from mutirao.training.personal import OF_THE_WHOLE, PersonalTrainer
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
@@ -187,12 +188,7 @@ class TableClient:
 
     def schema_in(self, request: Request) -> Schema:
         """The schema that goes with a request, if it is the one agreed on and about what is predicted here."""
-        content = in_extras(SCHEMA, request.extras) or self.own
-        if not content:
-            raise Refused("agreed.schema", "no schema came with the request, and there is none here")
-        hold_agreed({k: v for k, v in request.config.items() if k == AGREED + SCHEMA}, {SCHEMA: digest_of(content)})
-        if self.own:
-            hold_agreed({AGREED + SCHEMA: digest_of(content)}, self.agreed())
+        content = content_in(request, SCHEMA, self.own)
         try:
             schema = read_schema(content)
         except ValueError as error:
@@ -206,9 +202,7 @@ class TableClient:
         """What the trainer is asked: the request without the schema, on samples instead of a table."""
         schema = self.schema_in(request)
         data = self.encoded(site.id, site.data, schema, digest_of(schema.content()))
-        config = {k: v for k, v in request.config.items() if k != AGREED + SCHEMA}
-        extras = {k: v for k, v in request.extras.items() if k != SCHEMA}
-        return schema, replace(request, config=config, extras=extras), Site(site.id, data, site.state)
+        return schema, bare(request, SCHEMA), Site(site.id, data, site.state)
 
     def agree(self, request: Request, site: Site) -> None:
         """Refused if the table has other columns than the schema, or numbers beyond all measure on its scale."""
@@ -229,24 +223,7 @@ class TableClient:
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
         """The same answers, all clients of one schema trained at once."""
-        out: dict[ClientId, Reply | Failure] = {}
-        ready: dict[Schema, tuple[dict[ClientId, Request], dict[ClientId, Site]]] = {}
-        shared: dict[int, Request] = {}  # clients with one request are judged in one pass
-        for client, request in sorted(requests.items()):
-            try:
-                if request.do in (PROFILE, AGREE):
-                    out[client] = self(request, sites[client])
-                    continue
-                schema, asked, samples = self.prepare(request, sites[client])
-            except Exception as error:  # it is this client's failure alone
-                out[client] = failure_of(error)
-                continue
-            asking, at = ready.setdefault(schema, ({}, {}))
-            asking[client], at[client] = shared.setdefault(id(request), asked), samples
-        for schema, (asking, at) in ready.items():
-            many = as_handler(self.handler(schema)).many
-            out |= many(asking, at) if many is not None else {}
-        return dict(sorted(out.items()))
+        return answer_many(self, self.prepare, self.handler, requests, sites)
 
 
 def join_tests(population: Mapping[ClientId, Held], schema: Schema) -> Samples:

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.agreement import in_extras
-from mutirao.core.arrays import Arrays
-from mutirao.core.bounds import FEWEST, SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.moments import combine_moments, measure_moments
+from mutirao.core.moments import combine_moments, hold_moments, measure_moments
 from mutirao.errors import ConfigError
 from mutirao.tabular.schema import (
     KINDS,
@@ -38,8 +36,6 @@ from mutirao.tabular.schema import (
 from mutirao.tabular.table import Column, Kind, Table, is_name
 
 log = logging.getLogger("mutirao")
-
-FAR = 1000.0
 
 
 def tell_profile(table: Table, target: Column, task: Task, least: int) -> bytes:
@@ -177,28 +173,6 @@ def most_told(lists: Sequence[Sequence[str]], most: int, where: str) -> list[str
         return sorted(counts)
     log.warning("%s has %d names, of which the %d most common ones count", where, len(counts), most)
     return sorted(sorted(counts, key=lambda name: (-counts[name], name))[:most])
-
-
-def hold_moments(told: Sequence[Arrays]) -> list[Arrays]:
-    """Moments that one client cannot bend: one far from the others counts for nothing, a huge one for as much as any.
-
-    Far: a mean or deviation `FAR` times the scale of the others, median deviation + median |mean - median|. The count
-    is held to `SIZE_CAP` times the median, as that of samples is in a round. Of fewer than three nobody can say.
-    """
-    if len(told) < FEWEST:
-        return list(told)
-    counts = np.array([int(m["count"]) for m in told])
-    means, spreads = (np.array([float(m[key][0]) for m in told]) / counts for key in ("sum", "squares"))
-    deviations, middle = np.sqrt(spreads), np.median(means)
-    scale = float(np.median(deviations) + np.median(np.abs(means - middle)))
-    far = (np.abs(means - middle) > FAR * scale) | (deviations > FAR * scale) if scale else np.zeros(len(told), bool)
-    limit = int(SIZE_CAP * lower_median(counts))
-    kept = [np.array(min(int(n), limit)) for n in counts]
-    return [
-        {"count": n, "sum": np.array([mean * n]), "squares": np.array([spread * n])} if n < count else m
-        for m, n, count, mean, spread, odd in zip(told, kept, counts, means, spreads, far, strict=True)
-        if not odd
-    ]
 
 
 def class_order(name: str) -> tuple[int, float, str]:

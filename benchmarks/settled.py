@@ -1,0 +1,26 @@
+"""The ranking recipe's task once clients have agreed on a scale: a plain trainer over samples on that scale."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mutirao.core.fleet import Request
+from mutirao.fleets.local import LocalFleet
+from mutirao.ranking.profile import join_profiles
+from mutirao.recipes import ranking
+from mutirao.recipes.task import Task
+
+
+def settled_task(config: Any) -> Task:
+    """The task as the recipe's own flow works on it after the first messages."""
+    task = ranking.task(config)
+    client, asked = task.knows.client, dict.fromkeys(task.population, Request("profile", {}, {"seed": 0, "round": 0}))
+    scale = join_profiles(LocalFleet(client, task.population).ask(asked).replies, config.transform)
+    trainer = client.trainers(scale)
+    return replace(
+        task,
+        handler=trainer,
+        population={c: client.encoded(c, held, scale) for c, held in task.population.items()},
+        initial=partial(trainer.initial, config.seed),
+        evaluate=partial(client.judge, data=task.knows.source.judged(scale), scale=scale),
+    )
