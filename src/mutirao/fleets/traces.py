@@ -60,7 +60,9 @@ def capacities(file: str) -> tuple[list[ClientId], npt.NDArray[np.float64]]:
     """Devices and, of each, milliseconds a sample (of a forward pass) and kbit a second."""
     rows, entries = [], read_entries(file, "devices.file")
     for name, entry in entries.items():
-        pair = (entry.get("computation"), entry.get("communication")) if isinstance(entry, Mapping) else entry
+        pair: Any = entry
+        if isinstance(entry, Mapping):
+            pair = entry.get("computation"), entry.get("communication")
         if not (is_list(pair) and len(pair) == 2 and all(is_number(x) and x > 0 for x in pair)):
             right = "numbers above 0 as 'computation' (ms a sample) and 'communication' (kbit/s)"
             raise ConfigError(f"devices.file: {file}, device {name[:40]!r} must have {right}")
