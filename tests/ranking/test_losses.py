@@ -83,18 +83,20 @@ def padded(some: list[tuple[Numbers, Numbers]], more: int = 0) -> tuple[torch.Te
 @pytest.mark.parametrize("name", list(LOSSES))
 @settings(max_examples=30, deadline=None)
 @given(some=lists(), more=st.integers(0, 3))
-def test_a_loss_is_the_mean_over_lists_of_a_slow_loop(
+def test_a_loss_is_that_of_a_slow_loop_over_the_documents_of_each_list(
     name: str, some: list[tuple[Numbers, Numbers]], more: int
 ) -> None:
-    ours = float(LOSSES[name](*padded(some, more)))
-    assert ours == pytest.approx(np.mean([SLOW[name](s, y) for s, y in some]), rel=1e-9, abs=1e-12)
+    scores, grades = padded(some, more)
+    slow = [SLOW[name](s, y) for s, y in some]
+    assert LOSSES[name](scores, grades).tolist() == pytest.approx(slow, rel=1e-9, abs=1e-12)
+    assert float(ListLoss(name, 5)(scores, grades)) == pytest.approx(np.mean(slow), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_a_step_along_the_gradient_mends_the_order_and_padding_has_none(name: str) -> None:
     scores, grades = padded([([0.3, 0.1, 0.2], [0.0, 2.0, 1.0])], more=2)
     scores.requires_grad_()
-    (slope,) = torch.autograd.grad(LOSSES[name](scores, grades), scores)
+    (slope,) = torch.autograd.grad(LOSSES[name](scores, grades).sum(), scores)
     assert slope[0, 0] > 0 > slope[0, 1]
     assert slope[0, 3:].tolist() == [0.0, 0.0]
 

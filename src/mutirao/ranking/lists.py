@@ -10,13 +10,14 @@ from mutirao.training.lazy import Lazy
 from mutirao.training.samples import Index, Samples
 
 Rows = npt.NDArray[np.float32]
+KEPT = 1 << 22  # bytes of a client's lists that stay put together
 
 
 def lists_of(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index | None = None) -> Samples:
     """The documents, or these rows of them, as samples of one list each: features and which places hold a document.
 
-    Features stay where they are and are put together batch by batch, so that filling up costs next to no memory. The
-    labels are the grades, PAD where there is no document.
+    Features stay where they are and are put together batch by batch, so that filling up costs little memory. The labels
+    are the grades, PAD where there is no document.
 
     >>> lists = lists_of(np.eye(3, dtype=np.float32), [2, 0, 1], [7, 8, 7])
     >>> len(lists), lists.y
@@ -37,7 +38,7 @@ def lists_of(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index
         return features, torch.arange(longest) < len(own[i])
 
     example = torch.zeros(1, longest, x.shape[1]), torch.zeros(1, longest, dtype=torch.bool)
-    return Samples(Lazy(read, len(own), example, keep=0), y)
+    return Samples(Lazy(read, len(own), example, KEPT), y)
 
 
 def by_query(queries: npt.NDArray[np.generic], rows: Index) -> list[Index]:

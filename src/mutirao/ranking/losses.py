@@ -1,14 +1,15 @@
 """What a scorer is trained by: one number a list of documents, whatever their number.
 
-Scores and grades come as `lists x longest`, with the grade `PAD` where a list holds no document. Every loss is a mean
-over lists, and what is padded changes nothing. A list of which nothing can be learned, as all its documents are alike,
-counts 0.
+Scores and grades come as `lists x longest`, with the grade `PAD` where a list holds no document, which changes nothing.
+Every function gives a number a list, and the mean of them is what is trained by. A list of which nothing can be
+learned, as all its documents are alike, counts 0 (but for ListNet). Pairs are looked at from the better document, whose
+grade is above 0: of long lists with few relevant documents that leaves out nearly all.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,24 +27,24 @@ def listnet(scores: Tensor, grades: Tensor) -> Tensor:
     there = grades > PAD
     logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
     target = functional.softmax(grades.masked_fill(~there, LEAST), -1)
-    return -(target * logs.masked_fill(~there, 0.0)).sum(-1).mean()
+    return -(target * logs.masked_fill(~there, 0.0)).sum(-1)
 
 
 def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
     """sum over pairs y_i > y_j of log(1 + exp(s_j - s_i)), over their number (Burges et al., 2005)."""
-    above = pairs_of(grades)
-    pairs = functional.softplus(scores[..., None, :] - scores[..., :, None])
-    return (torch.where(above, pairs, 0.0).sum((-2, -1)) / above.sum((-2, -1)).clamp(min=1)).mean()
+    seen = from_relevant(scores, grades)
+    pairs = torch.where(seen.worse, functional.softplus(seen.apart), 0.0).sum(-1)
+    return seen.by_list(pairs) / seen.by_list(seen.worse.sum(-1).to(pairs.dtype)).clamp(min=1)
 
 
 def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
     """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010)."""
-    gains = gains_of(grades)
+    seen, gains = from_relevant(scores, grades), gains_of(grades)
     order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
     discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
-    swap = (gains[..., :, None] - gains[..., None, :]) * (discount[..., :, None] - discount[..., None, :])
-    pairs = functional.softplus(scores[..., None, :] - scores[..., :, None]) * swap.abs()
-    return (torch.where(pairs_of(grades), pairs, 0.0).sum((-2, -1)) / ideal_of(gains)).mean()
+    swap = seen.differences(gains) * seen.differences(discount)
+    pairs = torch.where(seen.worse, functional.softplus(seen.apart) * swap.abs(), 0.0)
+    return seen.by_list(pairs.sum(-1)) / ideal_of(gains)
 
 
 def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
@@ -51,13 +52,38 @@ def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
 
     The rank r_i is smooth, and so nDCG itself has a gradient (Qin, Liu and Li, 2010); alpha is 10.
     """
-    there = grades > PAD
-    apart = scores[..., None, :] - scores[..., :, None]  # [i, j]: s_j - s_i
-    others = there[..., None, :] & ~torch.eye(grades.shape[-1], dtype=torch.bool, device=grades.device)
-    rank = 1 + torch.where(others, torch.sigmoid(SHARPNESS * apart), 0.0).sum(-1)
-    gains = gains_of(grades)
-    missed = 1 - (gains / torch.log2(1 + rank)).sum(-1) / ideal_of(gains)
-    return torch.where(gains.sum(-1) > 0, missed, 0.0).mean()
+    seen, gains = from_relevant(scores, grades), gains_of(grades)
+    above = torch.where(seen.others, torch.sigmoid(SHARPNESS * seen.apart), 0.0).sum(-1)
+    found = seen.by_list(gains[seen.list, seen.place] / torch.log2(2 + above))
+    return torch.where(gains.sum(-1) > 0, 1 - found / ideal_of(gains), 0.0)
+
+
+class Seen(NamedTuple):
+    """Lists as seen from each document i whose grade is above 0, a row each; a column j is a place of its list."""
+
+    list: Tensor  # the list of i
+    place: Tensor  # and its place there
+    apart: Tensor  # s_j - s_i
+    others: Tensor  # whether j is another document
+    worse: Tensor  # whether j is one with a lower grade
+    count: int  # how many lists there are
+
+    def differences(self, values: Tensor) -> Tensor:
+        """v_j - v_i."""
+        return values[self.list] - values[self.list, self.place][:, None]
+
+    def by_list(self, values: Tensor) -> Tensor:
+        """The sum over the documents i of each list."""
+        return values.new_zeros(self.count).index_add(0, self.list, values)
+
+
+def from_relevant(scores: Tensor, grades: Tensor) -> Seen:
+    """The lists as seen from their relevant documents."""
+    which, place = torch.nonzero(grades > 0, as_tuple=True)
+    theirs = grades[which]
+    others = (theirs > PAD) & (torch.arange(grades.shape[1], device=grades.device) != place[:, None])
+    worse = others & (theirs < grades[which, place][:, None])
+    return Seen(which, place, scores[which] - scores[which, place][:, None], others, worse, len(grades))
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -75,8 +101,8 @@ class ListLoss(OwnFigures):
     name: str
     grades: int
 
-    def __call__(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """The mean over lists."""
+    def each(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """The loss of each list."""
         return LOSSES[self.name](scores, grades)
 
     def errors(self, scores: Tensor, grades: Tensor) -> Tensor:
@@ -112,10 +138,3 @@ def ideal_of(gains: Tensor) -> Tensor:
     """The largest DCG that a list can have; next to nothing where nothing is relevant, as then all else is 0."""
     places = torch.arange(gains.shape[-1], dtype=gains.dtype, device=gains.device)
     return (gains.sort(-1, descending=True).values / torch.log2(places + 2)).sum(-1).clamp(min=1e-9)
-
-
-def pairs_of(grades: Tensor) -> Tensor:
-    """[i, j]: whether both are documents and i is better than j."""
-    better: Any = grades[..., :, None] > grades[..., None, :]
-    there = grades > PAD
-    return better & there[..., None, :]  # type: ignore[no-any-return]

@@ -26,9 +26,13 @@ EXTRAS = PROBED | {"squared_errors"} | BESIDE  # what a request to train may ask
 class OwnFigures(ABC):
     """A loss of samples whose labels are no classes, which itself says how wrong and how undecided a model is."""
 
-    @abstractmethod
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over samples."""
+        return self.each(outputs, y).mean()
+
+    @abstractmethod
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample."""
 
     @abstractmethod
     def errors(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -110,6 +114,8 @@ def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
             logs = functional.log_softmax(outputs.t(), 0)
             return -torch.where(y == classes[:, None], logs, 0.0).sum(0)
         return -torch.where(y[:, None] == classes, functional.log_softmax(outputs, -1), 0.0).sum(-1)
+    if isinstance(loss, OwnFigures):
+        return loss.each(outputs, y)
     return vmap(lambda o, t: loss(o[None], t[None]))(outputs, y)
 
 
