@@ -66,7 +66,7 @@ class Seen(NamedTuple):
     apart: Tensor  # s_j - s_i
     others: Tensor  # whether j is another document
     worse: Tensor  # whether j is one with a lower grade
-    count: int  # how many lists there are
+    lists: int  # how many lists there are
 
     def differences(self, values: Tensor) -> Tensor:
         """v_j - v_i."""
@@ -74,7 +74,7 @@ class Seen(NamedTuple):
 
     def by_list(self, values: Tensor) -> Tensor:
         """The sum over the documents i of each list."""
-        return values.new_zeros(self.count).index_add(0, self.list, values)
+        return values.new_zeros(self.lists).index_add(0, self.list, values)
 
 
 def from_relevant(scores: Tensor, grades: Tensor) -> Seen:
