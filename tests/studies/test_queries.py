@@ -33,15 +33,15 @@ aggregate = { name = "fedrisk", memory = "previous" }
 
 
 def rows(**queries: float) -> dict[str, Any]:
-    return {name: np.array([value]) for name, value in queries.items()}
+    return {name: {"ndcg@5": value} for name, value in queries.items()}
 
 
 def test_a_query_counts_once_however_often_it_is_judged() -> None:
     ours = {"seed 0": rows(a=1.0, b=0.4), "seed 1": rows(a=0.0, b=0.6), "seed 2": rows(c=1.0)}
     theirs = {"seed 0": rows(a=0.5, b=0.0, z=1.0), "seed 1": rows(a=0.5, b=0.1)}
-    a, b = pair_queries(ours, theirs)  # type: ignore[arg-type]
-    np.testing.assert_allclose(a[:, 0], [0.5, 0.5])
-    np.testing.assert_allclose(b[:, 0], [0.5, 0.05])  # c and z were not judged by both
+    a, b = pair_queries(ours, theirs, "ndcg@5")
+    np.testing.assert_allclose(a, [0.5, 0.5])
+    np.testing.assert_allclose(b, [0.5, 0.05])  # c and z were not judged by both
 
 
 def test_a_study_of_ranking_says_who_wins_which_queries(tmp_path: Path) -> None:

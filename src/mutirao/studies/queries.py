@@ -20,7 +20,7 @@ from mutirao.stats import Comparison, holm, paired
 from mutirao.studies.study import Study, results
 
 Floats = npt.NDArray[np.float64]
-Values = Mapping[tuple[Any, ...], Mapping[str, Floats]]  # by place, then by query: a row of metrics
+Values = Mapping[Any, Mapping[str, Mapping[str, float]]]  # by place, then by query: its metrics
 PLAIN = ("query", "documents", "relevant")  # columns of queries.csv that are no metrics
 TESTS = ("method", "metric", "queries", "wins", "losses", "ties", "difference", "p t", "p Holm", "URisk", "TRisk")
 HEADER = (*TESTS, "GeoRisk", "GeoRisk of the baseline", "verdict")
@@ -39,49 +39,46 @@ class QueryLine:
     p_holm: float
 
 
-def read_queries(
-    study: Study, out: Path
-) -> tuple[tuple[str, ...], dict[str, dict[tuple[Any, ...], dict[str, Floats]]]]:
-    """The metrics that `queries.csv` has, and its rows by method and place, of all finished runs that have one."""
-    metrics: tuple[str, ...] = ()
-    found: dict[str, dict[tuple[Any, ...], dict[str, Floats]]] = {}
+def read_queries(path: Path) -> dict[str, dict[str, float]]:
+    """What a run's `queries.csv` says: the metrics of each query."""
+    rows = read_table(path)
+    return {row["query"]: {k: float(v) for k, v in row.items() if k not in PLAIN} for row in rows}
+
+
+def gather_queries(study: Study, out: Path) -> dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]]:
+    """The queries of all finished runs that tell of them, by method and place."""
+    found: dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]] = {}
     for cell, record in results(study, out):
-        path = record.path / "queries.csv"
-        if not path.exists():
-            continue
-        rows = read_table(path)
-        metrics = metrics or tuple(name for name in rows[0] if name not in PLAIN)
-        values = {row["query"]: np.array([float(row[m]) for m in metrics]) for row in rows}
-        found.setdefault(cell.method, {})[cell.place] = values
-    return metrics, found
+        if (path := record.path / "queries.csv").exists():
+            found.setdefault(cell.method, {})[cell.place] = read_queries(path)
+    return found
 
 
-def pair_queries(ours: Values, theirs: Values) -> tuple[Floats, Floats]:
-    """Each query's row of ours and of theirs, averaged over the places in which both judged it, by the query's name."""
-    both: dict[str, list[tuple[Floats, Floats]]] = {}
+def pair_queries(ours: Values, theirs: Values, metric: str) -> tuple[Floats, Floats]:
+    """Each query's value of ours and of theirs, averaged over the places in which both judged it, in order of names."""
+    both: dict[str, list[tuple[float, float]]] = {}
     for place in ours:
         for query, row in ours[place].items():
             if place in theirs and query in theirs[place]:
-                both.setdefault(query, []).append((row, theirs[place][query]))
-    means = [np.mean(both[query], axis=0) for query in sorted(both)]
-    table = np.array(means).reshape(len(means), 2, -1)
+                both.setdefault(query, []).append((row[metric], theirs[place][query][metric]))
+    table = np.array([np.mean(both[query], axis=0) for query in sorted(both)]).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def compare_queries(study: Study, out: Path, aversion: float = AVERSION) -> list[QueryLine]:
     """Every method against the baseline by every metric of the study; none where runs have no queries."""
-    metrics, found = read_queries(study, out)
+    found = gather_queries(study, out)
     if study.baseline not in found:
         return []
-    pairs = {
-        m: pair_queries(found[m], found[study.baseline]) for m in study.methods if m in found and m != study.baseline
-    }
+    theirs = found[study.baseline]
+    first = next(iter(next(iter(theirs.values())).values()))
     lines: list[QueryLine] = []
-    for i, metric in ((i, m) for i, m in enumerate(metrics) if m in (study.metrics or metrics)):
-        columns = {m: (a[:, i], b[:, i]) for m, (a, b) in pairs.items() if len(a) > 1}
-        tests = {m: paired(a, b) for m, (a, b) in columns.items()}
+    for metric in (m for m in first if m in (study.metrics or first)):
+        others = (m for m in study.methods if m in found and m != study.baseline)
+        pairs = {m: pair for m in others if len((pair := pair_queries(found[m], theirs, metric))[0]) > 1}
+        tests = {m: paired(a, b) for m, (a, b) in pairs.items()}
         corrected = holm({m: test.p_t for m, test in tests.items() if not np.isnan(test.p_t)})
-        for m, (a, b) in columns.items():
+        for m, (a, b) in pairs.items():
             against = hold_against(a, b, aversion)
             lines.append(QueryLine(m, metric, a, b, tests[m], against, corrected.get(m, float("nan"))))
     return lines
