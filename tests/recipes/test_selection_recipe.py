@@ -106,3 +106,16 @@ def test_pooled_it_is_one_client(tmp_path: Path) -> None:
     summary = execute("selection", config, tmp_path / "run", pictures=False)
     assert summary["clients"] == 1
     assert len(json.loads((tmp_path / "run/history.json").read_text())) == 2
+
+
+def test_data_of_another_kind_is_sent_to_its_recipe_by_name(tmp_path: Path) -> None:
+    (tmp_path / "letor" / "Fold1").mkdir(parents=True)
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "u.data").touch()
+    for data, recipe in (
+        ("wine", "tabular"),
+        (str(tmp_path / "letor"), "ranking"),
+        (str(tmp_path / "films"), "recsys"),
+    ):
+        with pytest.raises(ConfigError, match=f"is for the recipe {recipe}, .*: mutirao run {recipe} --set data="):
+            find("selection").task(resolve(find("selection").config, {"data": data}))

@@ -182,6 +182,22 @@ def test_the_comparison_in_words_numbers_and_pictures(study: Path, tmp_path: Pat
         draw(study, "selection", tmp_path / "out", metric="rmse")
 
 
+def test_policies_of_any_task_are_compared_by_what_judges_its_runs(study: Path, tmp_path: Path) -> None:
+    for run in study.glob("cells/*/*"):
+        for file in ("history.csv", "clients.csv"):
+            (run / file).write_text((run / file).read_text().replace("accuracy", "ndcg@5", 1))
+        summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").is_file() else {}
+        (run / "summary.json").write_text(json.dumps({**summary, "clients": 4, "judge": "ndcg@5"}))
+    clients = study / "cells/fair/seed0/clients.csv"
+    head, *lines = clients.read_text().splitlines()
+    clients.write_text("\n".join([head.replace("ndcg@5", "mood"), *lines]) + "\n")  # nobody told it of itself
+    draw(study, "selection", tmp_path / "out", targets=[0.5])
+    content = json.loads((tmp_path / "out/selection.json").read_text())
+    assert content["metric"] == "ndcg@5"
+    assert {line["method"]: line["worst_decile"] for line in content["lines"]}["fair"] is None
+    assert "| fair | 0.6000 | 0.6000 | - |" in (tmp_path / "out/selection.md").read_text()
+
+
 def test_pictures_of_one_run_and_of_many_clients(study: Path, tmp_path: Path) -> None:
     for kind in ("participation", "curves"):
         (file,) = draw(study / "cells/fair/seed0", kind, tmp_path)

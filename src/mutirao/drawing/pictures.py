@@ -11,7 +11,8 @@ from mutirao.errors import ConfigError
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
-from mutirao.studies.policies import comparable, targets_of, write_comparison
+from mutirao.studies.participation import runs_of
+from mutirao.studies.policies import check_metric, targets_of, write_comparison
 
 # What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
 KINDS = {
@@ -62,9 +63,11 @@ def plot_participation(folder: Path, out: Path) -> list[Path]:
     return [path]
 
 
-def plot_selection(folder: Path, out: Path, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[Path]:
-    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures."""
-    methods = comparable(folder, metric)
+def plot_selection(folder: Path, out: Path, metric: str = "", targets: Sequence[float] = ()) -> list[Path]:
+    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures; by what judges them."""
+    methods = runs_of(folder)
+    metric = metric or next((run.judge for runs in methods.values() for run in runs), "accuracy")
+    check_metric(methods, metric, folder)
     targets = list(targets) or targets_of(methods, metric)
     tables = write_comparison(methods, out, metric, targets)
     pictures = [out / "selection-curves.png", out / "selection-fairness.png"]

@@ -4,6 +4,7 @@ Clients hold equally many samples of skewed classes, and each is judged by test 
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,26 @@ class Config(Common):
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 
+# What is no labelled set here and has a recipe of its own: files it is known by, the names of embedded ones.
+OTHERS = {
+    "tabular": ("breast_cancer", "wine", "diabetes"),
+    "ranking": ("Fold1", "Data/Fold1", "QueryLevelNorm", "train.txt", "rank.train", "letor.txt"),
+    "recsys": ("u.data", "ratings.dat", "ratings.csv", "movie_titles.txt"),
+}
+
+
+def refuse_others(data: str) -> None:
+    """Name the recipe of data that this one does not read; policies and figures of participation go with them all."""
+    path = Path(data).expanduser()
+    for name, signs in OTHERS.items():
+        if data in signs or (path.is_dir() and any((path / sign).exists() for sign in signs)):
+            right = f"mutirao run {name} --set data={data} --set select=aoiu"
+            raise ConfigError(f"data: {data!r} is for the recipe {name}, where every policy goes, too: {right}")
+
+
 def task(config: Config) -> Task:
     """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
+    refuse_others(config.data)
     seed, split = (config.partition_seed,) * 2 if config.partition_seed >= 0 else (config.seed, 0)
     dealt = deal_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
     shape, outputs = dealt.data.shape, len(dealt.data.names)

@@ -18,7 +18,6 @@ from mutirao.studies.participation import (
     cost_to,
     count_rounds,
     dominance,
-    runs_of,
     sign_of,
     values,
     worst_decile,
@@ -45,7 +44,8 @@ def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float]
         line["final"] = float(np.mean([last_known(values(run, metric)) for run in runs]))
         line["best"] = float(np.mean([best_so_far(run, metric)[-1] for run in runs]))
         line |= {key: float(np.mean([f[key] for f in figures])) for key in FAIRNESS}
-        line["worst_decile"] = float(np.mean([worst_decile(run, metric) for run in runs]))
+        worst = float(np.mean([worst_decile(run, metric) for run in runs]))
+        line["worst_decile"] = None if math.isnan(worst) else worst  # clients that hold no test data tell nothing
         line["leads"] = leads[name]
         for target in targets:
             line[f"rounds to {target:g}"] = str(count_rounds(runs, metric, target))
@@ -83,7 +83,7 @@ def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
     speed += [
         (
             line["method"],
-            *(f"{line[k]:.4f}" for k in ("final", "best", "worst_decile")),
+            *("-" if line[k] is None else f"{line[k]:.4f}" for k in ("final", "best", "worst_decile")),
             *(line[f"rounds to {t:g}"] for t in targets),
         )
         for line in lines
@@ -113,12 +113,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
 
 
-def comparable(folder: Path, metric: str) -> Methods:
-    """The runs below a folder by method, all of which have the metric."""
-    methods = runs_of(folder)
+def check_metric(methods: Methods, metric: str, folder: Path) -> None:
+    """ConfigError if not all runs have the metric."""
     if not all(any(metric in row for row in run.rows) for runs in methods.values() for run in runs):
         raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
-    return methods
 
 
 def write_comparison(methods: Methods, out: Path, metric: str, targets: Sequence[float]) -> list[Path]:
