@@ -128,6 +128,17 @@ def test_finished_trials_are_kept(done: tuple[Path, Tuning, list[Trial]]) -> Non
     assert {f: f.stat().st_mtime_ns for f in files} == files
 
 
+def test_a_search_that_numbers_its_points_anew_is_refused_and_chooses_nothing(
+    done: tuple[Path, Tuning, list[Trial]],
+) -> None:
+    folder, _, trials = done
+    moved = STUDY.replace("[0.00001, 0.1, 0.2]", "[0.05, 0.1, 0.2]")  # as a new first value would move the others
+    with pytest.raises(ConfigError, match=r"fedavg-1.*was made with other settings.*; to widen a search, add values"):
+        tune(tuning_of(folder, moved, "hidden=16"), folder / "out", workers=1)
+    again = tune(tuning_of(folder, STUDY, "hidden=16"), folder / "out", workers=1)
+    assert [t.values for t in again] == [t.values for t in trials]
+
+
 def test_a_setting_that_diverges_loses_and_says_why(tmp_path: Path) -> None:
     text = STUDY.replace("[0.00001, 0.1, 0.2]", "[0.1, 1e30]").replace("[0.01, 1.0, 2.0]", "[0.01, 1.0]")
     tuning = tuning_of(tmp_path, text.replace("seeds = [7, 8]", "seeds = 1"))

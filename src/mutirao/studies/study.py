@@ -27,6 +27,7 @@ from mutirao.studies.sharing import shared_of
 log = logging.getLogger("mutirao")
 
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
+OTHERWISE = "was made with other settings"  # a cell in whose folder another run is
 KEYS |= {"shared", "published", "tune"}
 
 Pairs = tuple[tuple[str, Any], ...]
@@ -231,7 +232,7 @@ def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
     name, found = name_recipe(recipe)
     config = resolve(found.config, {}, cell.settings)
     if (out / "config.toml").exists() and not is_run_of(out, name, config):
-        return f"{out} was made with other settings; choose another --out, or remove it"
+        return f"{out} {OTHERWISE}; choose another --out, or remove it"
     try:
         with one_thread():
             execute(recipe, config, out, resume=True)

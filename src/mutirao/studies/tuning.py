@@ -21,6 +21,7 @@ from mutirao.studies.crew import Start, gather_crew
 from mutirao.studies.searching import Grid, Point, Proposed, Range, Search, check_optuna, read_grid, read_ranges
 from mutirao.studies.sharing import has_validation
 from mutirao.studies.study import (
+    OTHERWISE,
     Cell,
     Pairs,
     Study,
@@ -240,6 +241,8 @@ def tune(
                     watch(before + count, name)
 
             problems = run_cells(part, out, crew, follow)
+            if other := [problem for problem in problems if OTHERWISE in problem]:  # nobody lost: it was not tried
+                raise ConfigError(f"{other[0]}; to widen a search, add values at the end of its last list")
             ended += len(part.cells)
             faults = dict(reversed([problem.split("/", 1) for problem in problems]))
             for trial in asked:
