@@ -15,14 +15,14 @@ def draw_wins(differences: Mapping[str, npt.NDArray[np.float64]], label: str, pa
     """Draw one panel a method: a bar a query, the greatest gain first, with how many were won and lost."""
     across = min(3, len(differences))
     down = -(-len(differences) // across)
-    figure, grid = blank(3.3 * across, 2.4 * down + 0.3, down, across, squeeze=False, sharey=True)
+    figure, grid = blank(3.3 * across, 2.7 * down + 0.3, down, across, squeeze=False, sharey=True)
     for axes, (method, values) in zip(grid.flat, differences.items(), strict=False):
         ordered = np.sort(values)[::-1]
         place = np.arange(len(ordered))
         axes.fill_between(place, np.maximum(ordered, 0), step="mid", color=WON, linewidth=0)
         axes.fill_between(place, np.minimum(ordered, 0), step="mid", color=LOST, linewidth=0)
         axes.axhline(0, color=INK, linewidth=0.6)
-        axes.set_title(f"{method}: {(values > 0).sum()} won, {(values < 0).sum()} lost", fontsize=9)
+        axes.set_title(f"{method}\n{(values > 0).sum()} won, {(values < 0).sum()} lost", fontsize=8)
         tidy(axes, grid="y")
     for axes in grid[:, 0]:
         axes.set_ylabel(label)
