@@ -75,7 +75,7 @@ def table(methods: Methods) -> str:
 
 
 def curves(runs: Sequence[Record], metric: str) -> tuple[npt.NDArray[np.float64], ...]:
-    """Interactions, the mean over the runs, and how far they deviate."""
+    """Interactions, the mean over the folds, and how far they deviate."""
     found = np.array([values(run, metric) for run in runs])
     there = ~np.isnan(found).any(0)
     at = np.array(values(runs[0], "interactions"))[there]
