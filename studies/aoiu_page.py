@@ -1,6 +1,10 @@
-"""Fill docs/reproductions/aoiu.md from the folder of the study: `python studies/aoiu_page.py runs/study-aoiu`."""
+"""Fill docs/reproductions/aoiu.md from the folder of the study: `python studies/aoiu_page.py runs/study-aoiu`.
 
-import sys
+Runs of another size or on other data have tables of their own: `--into NAME` writes between the marks of that name, and
+`--target` says to which accuracies rounds are counted there.
+"""
+
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,14 +13,17 @@ import numpy as np
 from mutirao.drawing.participation import draw_best, draw_shares
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
+from mutirao.stats import interval
 from mutirao.studies import participation
 from mutirao.studies.pages import fill_page
-from mutirao.studies.participation import count_rounds, dominance, mean_best, values
+from mutirao.studies.participation import count_rounds, dominance, mean_best, swing_of, values
 from mutirao.studies.policies import last_known, markdown
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/aoiu.md", ROOT / "docs/images"
 METHODS = ("random", "entropy", "mixed", "aoi", "powerofchoice", "oort")
+PAPERS = METHODS[:4]  # policies that the paper compares
+TARGETS = (0.6, 0.65)
 # What the paper reports: rounds to 60% and 65%; Gini, least and most participations (means of two runs).
 ROUNDS = {"random": (39, 95), "entropy": (42, 88), "mixed": (43, 85), "aoi": (41, 73)}
 FAIRNESS = {
@@ -46,29 +53,22 @@ def finished(folder: Path) -> dict[str, list[Record]]:
     return {m: runs[m] for m in METHODS if runs.get(m)}
 
 
-def table_2(methods: Mapping[str, Sequence[Record]]) -> str:
-    """Rounds to 60% and 65%, accuracy over the last ten rounds and at best, and who leads how often."""
+def table_2(methods: Mapping[str, Sequence[Record]], targets: Sequence[float], published: bool) -> str:
+    """Rounds to each target, accuracy at the end and at best, how far it swings, and who leads how often."""
     leads = dominance(methods, "accuracy")
-    rows = [
-        (
-            "policy",
-            "to 60%: published",
-            "ours",
-            "to 65%: published",
-            "ours",
-            "last ten rounds",
-            "best",
-            "worst decile",
-            "leads",
-        )
-    ]
+    heads = [f"to {t:.0%}: {whose}" for t in targets for whose in (("published", "ours") if published else ("rounds",))]
+    rows = [("policy", *heads, "last ten rounds", "best", "worst decile", "deviation", "change", "leads")]
     for name, runs in methods.items():
-        published = ROUNDS.get(name, ("", ""))
-        ours = [", ".join(str(r or "> 100") for r in count_rounds(runs, "accuracy", t).rounds) for t in (0.6, 0.65)]
+        counted = []
+        for i, target in enumerate(targets):
+            reached = count_rounds(runs, "accuracy", target)
+            ours = ", ".join(str(r or f"> {reached.of}") for r in reached.rounds)
+            counted += [str(ROUNDS.get(name, ("", ""))[i]), ours] if published else [ours]
         ends = [np.mean(values(run, "accuracy")[-10:]) for run in runs]
         worst = [last_known(values(run, "accuracy_worst_decile")) for run in runs]
-        each = (f"{np.mean(ends):.4f}", f"{mean_best(runs, 'accuracy')[-1]:.4f}", f"{np.mean(worst):.4f}")
-        rows.append((name, str(published[0]), ours[0], str(published[1]), ours[1], *each, f"{leads[name]:.0%}"))
+        swings = np.mean([swing_of(run, "accuracy") for run in runs], axis=0)
+        each = (np.mean(ends), mean_best(runs, "accuracy")[-1], np.mean(worst), *swings)
+        rows.append((name, *counted, *(f"{figure:.4f}" for figure in each), f"{leads[name]:.0%}"))
     return markdown(rows)
 
 
@@ -85,21 +85,44 @@ def table_3(methods: Mapping[str, Sequence[Record]]) -> str:
     return markdown(rows)
 
 
+def judge_lead(methods: Mapping[str, Sequence[Record]]) -> str:
+    """Whether age leads most rounds among the paper's policies, by the rule of `mutirao reproduce`; empty for one."""
+    runs = {m: {run.path.name: run for run in methods.get(m, ())} for m in PAPERS}
+    seeds = sorted(set.intersection(*({*of} for of in runs.values())))
+    if len(seeds) < 2:
+        return ""
+    found = interval([dominance({m: [of[s]] for m, of in runs.items()}, "accuracy")["aoi"] for s in seeds])
+    verdict = "not shown" if found.holds(0.5) else "holds" if found.mean > 0.5 else "does not hold"
+    share = f"{found.mean:.0%} ± {found.half:.0%}"
+    return f"*Age leads in most rounds*: **{verdict}**. It leads {share} of them ({len(seeds)} seeds, 95% interval).\n"
+
+
 def runs_of(methods: Mapping[str, Sequence[Record]]) -> str:
     """Which runs the tables are made of."""
     text = ", ".join(f"{name} {len(runs)}" for name, runs in methods.items())
-    return f"Runs of 100 rounds behind these tables, a seed each: {text}.\n"
+    rounds = {run.rounds for runs in methods.values() for run in runs}
+    return f"Runs of {', '.join(map(str, sorted(rounds)))} rounds behind these tables, a seed each: {text}.\n"
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Write tables and pictures."""
-    methods = finished(folder)
-    draw_best(methods, "accuracy", (0.6, 0.65), IMAGES / "aoiu-curves.png")
-    draw_shares(methods, IMAGES / "aoiu-fairness.png")
-    made = {"runs": runs_of(methods), "table 2": table_2(methods), "table 3": table_3(methods), **FIGURES}
-    fill_page(PAGE, made)
-    print(f"written: {PAGE} and two pictures in {IMAGES}; {runs_of(methods)}", end="")
+    told = argparse.ArgumentParser(description="Fill the page of AoI-U from the folder of a study.")
+    told.add_argument("folder", type=Path)
+    told.add_argument("--into", default="", help="the name of the marks, for runs that are not the paper's setting")
+    told.add_argument("--target", type=float, action="append", help="an accuracy to which rounds are counted")
+    given = told.parse_args()
+    methods, before = finished(given.folder), f"{given.into} " if given.into else ""
+    table = table_2(methods, given.target or TARGETS, published=not given.target)
+    made = {"runs": runs_of(methods), "table 2": table}
+    if lead := judge_lead(methods):
+        made["lead"] = lead
+    if not given.into:
+        draw_best(methods, "accuracy", TARGETS, IMAGES / "aoiu-curves.png")
+        draw_shares(methods, IMAGES / "aoiu-fairness.png")
+        made |= {"table 3": table_3(methods), **FIGURES}
+    fill_page(PAGE, {f"{before}{name}": content for name, content in made.items()})
+    print(f"written: {PAGE}; {runs_of(methods)}", end="")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -1,12 +1,13 @@
 """Where age or entropy helps: policies against random selection in eleven regimes, as tables and one picture.
 
     python studies/regimes.py runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
-    python studies/regimes.py runs/regimes --only rare --only sizes
+    python studies/regimes.py runs/regimes --only rare --only sizes --read
 
 A regime is a study file and some settings more. What is compared, and how: `mutirao.studies.gains`.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,9 @@ class Regime:
 REGIMES = {
     "ordinary": Regime("ordinary: Dirichlet 0.5"),
     "labels": Regime("labels: Dirichlet 0.1", ("partition.alpha=0.1",)),
-    "sizes": Regime("sizes: 1 to 300", ("partition=quantity", "partition.beta=0.5", "clients=40", "per_round=4")),
+    "sizes": Regime(
+        "sizes: a tenth has 40%", ("partition=quantity", "partition.beta=0.5", "clients=40", "per_round=4")
+    ),
     "rare": Regime("rare classes", ("partition=rare", "partition.classes=2", "partition.holders=3")),
     "late": Regime(
         "classes that come late",
@@ -69,11 +72,11 @@ FIGURES = {
 Runs = dict[str, dict[int, Record]]  # by policy and seed
 
 
-def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str]) -> Runs:
-    """Make the runs that are missing, and read all that are finished."""
+def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str], read: bool = False) -> Runs:
+    """Make the runs that are missing, unless it is only to `read`, and read all that are finished."""
     told = [parse_assignment(text) for text in (*regime.sets, *sets, f"seeds={seeds}")]
     study = read_study(HERE / regime.file, told)
-    for problem in carry_out(study, out, start="here"):
+    for problem in () if read else carry_out(study, out, start="here"):
         print(f"not finished: {problem}")
     runs: Runs = {method: {} for method in study.methods}
     for cell, record in results(study, out):
@@ -82,8 +85,9 @@ def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str]) -> Runs:
 
 
 def draw(made: Mapping[str, Runs], all_gains: Gains, path: Path) -> None:
-    """The picture: what each policy gains where."""
-    policies = list(dict.fromkeys(m for runs in made.values() for m in runs if m != BASELINE))
+    """The picture: what each policy gains where; without those that run in one regime alone."""
+    count = Counter(m for runs in made.values() for m in runs if m != BASELINE)
+    policies = [m for m, many in count.items() if many > 1 or len(made) == 1]
     fields = []
     for name, (title, form, most) in FIGURES.items():
         of = all_gains[name]
@@ -94,9 +98,9 @@ def draw(made: Mapping[str, Runs], all_gains: Gains, path: Path) -> None:
 def table_of(name: str, runs: Runs, all_gains: Gains) -> str:
     """One regime: what random selection reaches, and what each policy gains over it, with 95% intervals."""
     shown = {figure: shown_of(found) for figure, found in all_gains.items()}
-    rows = [("policy", "accuracy", "worst decile", "saved", "swing", "change", "Gini", "leads")]
-    common = set.intersection(*({*of} for of in runs.values()))
-    each = [dominance({m: [of[s]] for m, of in runs.items()}, "accuracy") for s in sorted(common)]
+    rows = [("policy", "seeds", "accuracy", "worst decile", "saved", "swing", "change", "Gini", "leads")]
+    all_seeds = {m: of for m, of in runs.items() if {*of} == {*runs[BASELINE]}}  # who leads is asked among these
+    each = [dominance({m: [of[s]] for m, of in all_seeds.items()}, "accuracy") for s in runs[BASELINE]]
     own = figures_of(runs)
     for method, of in runs.items():
         cells = [f"{np.mean(list(own[f][method].values())):.3f}" for f in ("final", "worst")] + [""]
@@ -104,9 +108,10 @@ def table_of(name: str, runs: Runs, all_gains: Gains) -> str:
             cells = [tell(all_gains[f][name, method], f, (name, method) in shown[f]) for f in FIGURES]
         swings = np.mean([swing_of(record, "accuracy") for record in of.values()], axis=0)
         gini = np.mean([participation_in(record).gini for record in of.values()])
-        leads = interval([shares[method] for shares in each])
-        tail = (f"{swings[0]:.4f}", f"{swings[1]:.4f}", f"{gini:.2f}", f"{leads.mean:.0%} ± {leads.half:.0%}")
-        rows.append((method, *cells, *tail))
+        leads = interval([shares[method] for shares in each]) if method in all_seeds else None
+        told = "" if leads is None else f"{leads.mean:.0%} ± {leads.half:.0%}"
+        tail = (f"{swings[0]:.4f}", f"{swings[1]:.4f}", f"{gini:.2f}", told)
+        rows.append((method, str(len(of)), *cells, *tail))
     return markdown(rows)
 
 
@@ -124,16 +129,18 @@ def main() -> None:
     told.add_argument("--seeds", type=int, default=20)
     told.add_argument("--only", action="append", choices=REGIMES, help="one regime (may be given again)")
     told.add_argument("--set", action="append", default=[], help="a setting for all runs, such as rounds=50")
-    told.add_argument("--page", type=Path, default=PAGE)
-    told.add_argument("--picture", type=Path, default=PICTURE)
+    told.add_argument("--into", default="", help="the name of the marks on the page, for runs on other data")
+    told.add_argument("--read", action="store_true", help="make no run: tables and picture of what is there")
     given = told.parse_args()
-    made = {n: make(REGIMES[n], given.folder / n, given.seeds, given.set) for n in given.only or REGIMES}
+    made = {n: make(REGIMES[n], given.folder / n, given.seeds, given.set, given.read) for n in given.only or REGIMES}
     made = {name: runs for name, runs in made.items() if len(runs) > 1}
     found = compare_all(made)
-    draw(made, found, given.picture)
     tables = {name: table_of(name, runs, found) for name, runs in made.items()}
-    if not given.only:
-        fill_page(given.page, tables)
+    if given.into:
+        fill_page(PAGE, {f"{given.into} {name}": table for name, table in tables.items()})
+    elif not given.only:
+        draw(made, found, PICTURE)
+        fill_page(PAGE, tables)
     for name, table in tables.items():
         print(f"{REGIMES[name].title}\n\n{table}")
 
