@@ -7,7 +7,7 @@ v' = 0.9 v + sum_k w_k (x_k - x), x' = x + v'. What the server's own queries tel
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,11 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 from mutirao.fedrisk import FedRisk
+from mutirao.ranking.against import t_risk, u_risk
 from mutirao.risk import geo_risk, ideal_risk
+
+Score = Callable[[Floats, Floats, float], Floats]  # of models x queries, a base and an aversion: higher is better
+Weigh = Callable[[Joining], Floats]
 
 
 def standard(values: npt.ArrayLike) -> Floats:
@@ -32,41 +36,19 @@ def soften(values: npt.ArrayLike, temper: float = 0.5) -> Floats:
     return np.asarray(raised / raised.sum())
 
 
-def gains(q: Floats, base: Floats, aversion: float) -> Floats:
-    """Of each query what is won, or (1 + aversion) times what is lost."""
-    return np.asarray(np.where(q > base, q - base, (1 + aversion) * (q - base)))
+def of_each(measure: Callable[[Floats, Floats, float], float]) -> Score:
+    """A measure of one model against a base, for a row of queries each; what cannot be told is 0."""
+    return lambda q, base, aversion: np.nan_to_num([measure(row, base, aversion) for row in q])
 
 
-def u_risk(q: Floats, base: Floats, aversion: float) -> Floats:
-    """The mean of these gains (Wang, Bennett and Collins-Thompson, 2012)."""
-    return np.asarray(gains(q, base, aversion).mean(-1))
-
-
-def t_risk(q: Floats, base: Floats, aversion: float) -> Floats:
-    """URisk in standard errors (Dincer, Macdonald and Ounis, 2014)."""
-    g = gains(q, base, aversion)
-    error = g.std(-1, ddof=1) / np.sqrt(g.shape[-1])
-    return np.asarray(np.where(error > 0, g.mean(-1) / np.where(error > 0, error, 1.0), 0.0))
-
-
-def middle_risk(q: Floats, base: Floats, aversion: float, groups: int = 5) -> Floats:
+def middle_risk(q: Floats, base: Floats, aversion: float, groups: int = 5) -> float:
     """The median of URisk over groups of queries, which a few odd queries do not move."""
-    g = gains(q, base, aversion)
-    return np.asarray(np.median([g[..., i::groups].mean(-1) for i in range(groups)], axis=0))
-
-
-def worst_quarter(q: Floats, base: Floats, aversion: float) -> Floats:
-    """The mean gain of the quarter of queries that lose most: a conditional value at risk."""
-    return np.asarray(np.sort(q - base, -1)[..., : max(1, q.shape[-1] // 4)].mean(-1))
+    return float(np.median([u_risk(q[i::groups], base[i::groups], aversion) for i in range(groups)]))
 
 
 def low_geo_risk(q: Floats, base: Floats, aversion: float) -> Floats:
     """-GeoRisk of the errors 1 - nDCG, clients x queries: here all clients are judged by the same queries."""
     return -geo_risk(np.maximum(0.0, 1 - q), aversion)
-
-
-Score = Callable[[Floats, Floats, float], Floats]
-Weigh = Callable[[Joining], Floats]
 
 
 def plain(of: Joining) -> Floats:
@@ -175,14 +157,22 @@ class Idea(NamedTuple):
     control: str = "mean"
 
 
-def seen_by_server(name: str, way: Callable[..., Floats], **settings: Any) -> dict[str, Idea]:
+SCORES: dict[str, tuple[Score, float]] = {
+    "urisk1": (of_each(u_risk), 1.0),
+    "urisk5": (of_each(u_risk), 5.0),
+    "trisk1": (of_each(t_risk), 1.0),
+    "middle": (of_each(middle_risk), 1.0),
+    "georisk": (low_geo_risk, 2.0),
+}
+
+
+def seen_by_server(name: str, way: Callable[..., Floats], *scores: str) -> dict[str, Idea]:
     """A way that looks at the server's queries, with its control, for which losses count no more than gains."""
-    scores = {"urisk1": (u_risk, 1.0), "urisk5": (u_risk, 5.0), "trisk1": (t_risk, 1.0)}
-    ideas = {
-        f"{name}-{k}": Idea(partial(way, score=f, aversion=a, **settings), f"{name}-neutral")
-        for k, (f, a) in scores.items()
-    }
-    return {f"{name}-neutral": Idea(partial(way, score=u_risk, aversion=0.0, **settings)), **ideas}
+    ideas = {f"{name}-neutral": Idea(partial(way, score=of_each(u_risk), aversion=0.0))}
+    for chosen in scores:
+        score, aversion = SCORES[chosen]
+        ideas[f"{name}-{chosen}"] = Idea(partial(way, score=score, aversion=aversion), f"{name}-neutral")
+    return ideas
 
 
 WAYS: dict[str, Idea] = {
@@ -198,18 +188,12 @@ WAYS: dict[str, Idea] = {
     "tilted-down": Idea(partial(by_loss, temper=-0.5)),
     "worst-half": Idea(by_worst_half),
     "minimax": Idea(by_minimax),
-    **seen_by_server("server", by_server),
-    "server-georisk": Idea(partial(by_server, score=low_geo_risk, aversion=2.0), "server-neutral"),
-    "server-georisk-published": Idea(
-        partial(by_server, score=low_geo_risk, aversion=2.0, temper=-0.5), "server-neutral"
-    ),
-    "server-middle": Idea(partial(by_server, score=middle_risk, aversion=1.0), "server-neutral"),
-    "server-worst": Idea(partial(by_server, score=worst_quarter, aversion=0.0), "server-neutral"),
-    **seen_by_server("ahead", by_server, ahead=True),
-    **seen_by_server("ascent", by_ascent),
-    **seen_by_server("step", by_step),
+    **seen_by_server("server", by_server, *SCORES),
+    **seen_by_server("ahead", partial(by_server, ahead=True), "urisk5"),
+    **seen_by_server("ascent", by_ascent, "urisk5"),
+    **seen_by_server("step", by_step, "urisk5"),
 }
-MATCHED = ["short", "errors", "tilted", "server-neutral", "server-urisk5", "ascent-neutral", "ascent-urisk5"]
+MATCHED = ["short", "server-neutral", "server-urisk5"]
 IDEAS = WAYS | {
     f"{name}-matched": Idea(
         partial(as_long, way=WAYS[name].weigh),

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.risk_ideas import IDEAS, Idea, Joiner, t_risk, u_risk
+from benchmarks.risk_ideas import IDEAS, Idea, Joiner
 from benchmarks.risk_scene import CUT, Floats, Queries, Scene
 from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.randomness import number, rng
+from mutirao.ranking.against import t_risk, u_risk
 from mutirao.ranking.scorers import dense
 from mutirao.ranking.sources import load_parts
 from mutirao.ranking.split import deal
@@ -87,8 +88,8 @@ def compare(ours: list[Found], theirs: list[Found], k: int, shared: float) -> di
     """
     runs = paired([r[k].mean() for r in ours], [r[k].mean() for r in theirs], shared)
     q, base = np.concatenate([r[k] for r in ours]), np.concatenate([r[k] for r in theirs])
-    risks = {f"urisk{a}": round(float(u_risk(q, base, a)), 4) for a in (1, 5)}
-    risks |= {f"trisk{a}": round(float(t_risk(q, base, a)), 2) for a in (1, 5)}
+    risks = {f"urisk{a}": round(u_risk(q, base, a), 4) for a in (1, 5)}
+    risks |= {f"trisk{a}": round(t_risk(q, base, a), 2) for a in (1, 5)}
     wins, losses = int((q > base + 1e-9).sum()), int((q < base - 1e-9).sum())
     return {"difference": str(runs.difference), "verdict": runs.verdict, **risks, "wins": wins, "losses": losses}
 

@@ -34,15 +34,15 @@ def test_the_servers_queries_and_the_judges_are_not_the_same(scene):
     assert not rows & {tuple(row) for row in scene.judge.x}
 
 
-def test_risks_by_hand():
-    q, base = np.array([0.5, 0.2, 0.9, 0.4]), np.array([0.4, 0.4, 0.9, 0.1])
-    gains = [0.1, 6 * -0.2, 0.0, 0.3]
-    mean = sum(gains) / 4
-    spread = (sum((g - mean) ** 2 for g in gains) / 3) ** 0.5
-    assert risk_ideas.u_risk(q, base, 5.0) == pytest.approx(mean)
-    assert risk_ideas.t_risk(q, base, 5.0) == pytest.approx(mean / (spread / 2))
-    assert risk_ideas.t_risk(base, base, 5.0) == 0
-    assert risk_ideas.worst_quarter(q, base, 0.0) == pytest.approx(-0.2)
+def test_scores_of_models_by_hand():
+    base = np.array([0.4, 0.4, 0.9, 0.1, 0.5])
+    q = np.array([[0.5, 0.2, 0.9, 0.4, 0.5], base])
+    weighed = [0.1, 6 * -0.2, 0.0, 0.3, 0.0]
+    mean = sum(weighed) / 5
+    error = (sum((g - mean) ** 2 for g in weighed) / 4 / 5) ** 0.5
+    scores = [risk_ideas.of_each(f)(q, base, 5.0) for f in (risk_ideas.u_risk, risk_ideas.t_risk)]
+    np.testing.assert_allclose(scores, [[mean, 0], [mean / error, 0]], atol=1e-12)
+    assert risk_ideas.middle_risk(q[0], base, 5.0) == 0  # of five groups of one query
 
 
 def test_the_next_model_is_what_the_weights_and_the_momentum_say(scene):
@@ -93,7 +93,7 @@ def test_weights_sum_to_one_but_for_the_step(scene):
             shares[name] = merged.weights
             return merged
 
-    for name in ("mean", "errors", "query-errors", "tilted", "worst-half", "minimax", "server-urisk5", "ascent-trisk1"):
+    for name in ("mean", "errors", "query-errors", "tilted", "worst-half", "minimax", "server-urisk5", "ascent-urisk5"):
         spy = Spy(risk_ideas.IDEAS[name], scene)
         run = risk_search.Run(scene.trainer.initial(0), seed=0)
         fleet = risk_search.LocalFleet(scene.trainer, scene.clients)
