@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mutirao.door.run import load, run
     from mutirao.errors import MutiraoError
     from mutirao.fleets.local import LocalFleet
+    from mutirao.ranking.ranker import Ranker
     from mutirao.recipes.exhibits import Exhibits, Picture
     from mutirao.recipes.task import Recipe, Task, federate
     from mutirao.recsys.serve import Recommender
@@ -40,6 +41,7 @@ _HOME = {
     "door.run": ["load", "run"],
     "fleets.local": ["LocalFleet"],
     "recipes.task": ["Recipe", "Task", "federate"],
+    "ranking.ranker": ["Ranker"],
     "recsys.serve": ["Recommender"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.record": ["Round"],
@@ -71,6 +73,7 @@ __all__ = [
     "MutiraoError",
     "Part",
     "Picture",
+    "Ranker",
     "Recipe",
     "Recommender",
     "Reply",

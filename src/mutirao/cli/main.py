@@ -19,6 +19,7 @@ from mutirao.cli.new import new
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
 from mutirao.cli.partition import partition
 from mutirao.cli.policies import site
+from mutirao.cli.rank import rank
 from mutirao.cli.record import record
 from mutirao.cli.reproduce import reproduce
 from mutirao.cli.tune import tune
@@ -359,5 +360,6 @@ main.add_command(combine)
 main.add_command(new)
 main.add_command(tune)
 main.add_command(partition)
+main.add_command(rank)
 main.add_command(record)
 main.add_command(reproduce)

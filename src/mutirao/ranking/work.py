@@ -1,10 +1,12 @@
 """What the clients of a ranking task train: a classifier of grades, or a scorer by a loss of lists."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from mutirao.ranking.judging import Metrics
 from mutirao.ranking.lists import flat_lists
@@ -13,13 +15,20 @@ from mutirao.ranking.scorers import Scorer, dense
 from mutirao.training.trainer import Trainer
 
 
+def network_of(
+    features: int, grades: int, loss: str, hidden: int = 64, layers: int = 1, norm: str = "none"
+) -> Callable[[], nn.Module]:
+    """What makes a classifier of so many grades, or a scorer where lists are ranked."""
+    shape: dict[str, Any] = {"hidden": hidden, "layers": layers, "norm": norm}
+    return partial(dense, features, grades, **shape) if loss == "grades" else partial(Scorer, features, **shape)
+
+
 def trainer_of(config: Any, features: int, grades: int, measures: Metrics) -> Trainer:
-    """What trains a classifier of so many grades, or a scorer by a loss of lists; whoever ranks lists tells metrics."""
-    shape = {"hidden": config.hidden, "layers": config.layers, "norm": config.norm}
+    """What trains such a network; whoever ranks lists tells metrics."""
+    network = network_of(features, grades, config.loss, config.hidden, config.layers, config.norm)
     if config.loss == "grades":
-        return Trainer.of(config, partial(dense, features, grades, **shape))
-    loss, tell = ListLoss(config.loss, grades), partial(judge_lists, measures)
-    return Trainer.of(config, partial(Scorer, features, **shape), loss=loss, figures=tell)
+        return Trainer.of(config, network)
+    return Trainer.of(config, network, loss=ListLoss(config.loss, grades), figures=partial(judge_lists, measures))
 
 
 def judge_lists(measures: Metrics, outputs: npt.NDArray[Any], grades: npt.NDArray[Any]) -> dict[str, float]:

@@ -17,7 +17,12 @@ from mutirao.metrics import direction_of
 from mutirao.personal import OneModel, Personal
 
 T = TypeVar("T")  # a Task, which is made of this
-OF_ONE_MODEL = ("confusion.png", "verdict.json", "queries.csv")  # exhibits that show how the common model judges
+OF_ONE_MODEL = (
+    "confusion.png",
+    "verdict.json",
+    "queries.csv",
+    "ranker.safetensors",
+)  # exhibits that show how the common model judges
 
 
 def personal_of(config: Any) -> Personal:

@@ -35,6 +35,7 @@ from mutirao.recipes.scales import (
     not_yet,
     own_scale,
     write_judged,
+    write_ranker,
     write_scale,
 )
 from mutirao.recipes.task import Recipe, Task, federate
@@ -140,6 +141,7 @@ def task(config: Config) -> Task:
             Exhibits() if shown is None else partition_of(lambda: describe(*shown)),
             files={
                 "scale.json": partial(write_scale, client),
+                "ranker.safetensors": partial(write_ranker, client),
                 "queries.csv": partial(write_judged, client, source, bool(config.patience)),
             },
         ),

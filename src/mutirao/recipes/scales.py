@@ -78,3 +78,16 @@ def write_judged(client: Any, source: Any, best: bool, run: Run, path: Path) -> 
     arrays = load_arrays(path.parent / "checkpoints" / "best.safetensors")[0] if best else run.arrays
     judged = source.judged(scale)
     write_queries(client.score(arrays, judged, scale), judged, client.trainers.metrics(scale), path)
+
+
+def write_ranker(client: Any, run: Run, path: Path) -> None:
+    """Write `ranker.safetensors`: the model of the best round, or the last, with all it takes to score documents."""
+    from mutirao.ranking.ranker import JUDGING, SHAPE, Ranker
+
+    best = path.parent / "checkpoints" / "best.safetensors"
+    arrays, number = run.arrays, run.round
+    if best.is_file():
+        arrays, facts = load_arrays(best)
+        number = int(facts["round"])
+    settings = {key: getattr(client.trainers.config, key) for key in (*SHAPE, *JUDGING)}
+    Ranker(scale_of(client, run), arrays, settings, number).save(path)

@@ -1,0 +1,85 @@
+"""The command `mutirao rank`: a trained ranker scores the documents of a file."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from mutirao.cli.options import FILE, JSON, tell
+from mutirao.errors import ConfigError
+
+
+@click.command()
+@click.argument("model", type=FILE, metavar="MODEL")
+@click.argument("file", type=FILE, metavar="[FILE]", required=False)
+@click.option("--out", type=FILE, help="Where the scores go: one a line, in the file's order.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["scores", "trec"]),
+    default="scores",
+    show_default=True,
+    help="A score a line, or a TREC run: QUERY Q0 DOCUMENT RANK SCORE TAG.",
+)
+@click.option("--which", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Round of a run.")
+@click.option("--sparse", is_flag=True, help="Features that the file leaves out at its end count 0.")
+@click.option("--queries", type=FILE, help="Write a row a query, with each metric, to this CSV file.")
+@click.option("--onnx", type=FILE, help="Write the ranker in ONNX, its scale inside.")
+@click.option("--save", type=FILE, help="Write the ranker to one file, which needs no run folder.")
+@JSON
+def rank(
+    model: Path,
+    file: Path | None,
+    out: Path | None,
+    form: str,
+    which: str,
+    sparse: bool,
+    queries: Path | None,
+    onnx: Path | None,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Score the documents of a LETOR file (plain or gzipped) by the ranker of a run folder, or of a file saved before.
+
+    Where documents have grades, it also says how well they are ranked.
+
+    \b
+    Examples:
+      mutirao rank runs/ranking test.txt --out scores.txt
+      mutirao rank runs/ranking test.txt.gz --format trec --out run.trec
+      mutirao rank runs/ranking --onnx ranker.onnx --save ranker.safetensors
+    """
+    from mutirao.core.files import write_whole
+    from mutirao.ranking.judging import write_queries
+    from mutirao.ranking.ranker import Ranker
+    from mutirao.ranking.scoring import as_lines, as_trec, judge_documents, read_documents, score_documents
+
+    if file is None and (out or queries):
+        raise ConfigError("name the FILE whose documents are to be scored")
+    if file is None and not (onnx or save):
+        raise ConfigError("there is nothing to do: name a FILE to score, --onnx or --save")
+    ranker = Ranker.load(model, which)
+    told: dict[str, object] = {"round": ranker.round, "features": ranker.features}
+    lines: list[str] = []
+    if save is not None:
+        ranker.save(save)
+    if onnx is not None:
+        ranker.write_onnx(onnx)
+    lines += [f"written: {place}" for place in (save, onnx) if place is not None]
+    if file is not None:
+        data = read_documents(file, ranker.features, sparse)
+        with click.progressbar(length=len(data), label="scoring", file=sys.stderr) as bar:
+            scores = score_documents(ranker, data, bar.update)
+        if out is not None:
+            write_whole(out, as_trec(file, data, scores) if form == "trec" else as_lines(scores))
+            lines.append(f"written: {out}, {len(data):,} documents of {len(data.query_ids):,} queries")
+        elif not as_json and queries is None:
+            lines.append((as_trec(file, data, scores) if form == "trec" else as_lines(scores)).rstrip())
+        if queries is not None:
+            write_queries(scores, data, ranker.metrics, queries)
+            lines.append(f"written: {queries}")
+        metrics = judge_documents(ranker, data, scores)
+        told |= {"documents": len(data), "queries": len(data.query_ids), "metrics": metrics}
+        if metrics and (out is not None or queries is not None):
+            lines.append(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    tell(told, as_json, *lines)

@@ -1,0 +1,82 @@
+"""A ranking file scored by a ranker: line by line as it stands, or as a run that TREC's tools read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.ranking import blocks
+from mutirao.ranking.data import RankingData
+from mutirao.ranking.gaps import fill_missing
+from mutirao.ranking.judging import judge
+from mutirao.ranking.parsing import UNJUDGED
+from mutirao.ranking.profile import differing
+from mutirao.ranking.qrels import DOCUMENT
+from mutirao.ranking.ranker import Ranker
+from mutirao.ranking.scorers import CHUNK
+from mutirao.ranking.sources import widen
+
+Scores = npt.NDArray[np.float64]
+
+
+def read_documents(file: Path, features: int, sparse: bool = False) -> RankingData:
+    """All documents of a file in its order, with equally many features as a ranker has; `sparse`: the rest are 0."""
+    blocks.stat_of(file)
+    data = blocks.read_file(file)
+    fill_missing(data.x, data.queries)
+    if data.features > features or (data.features < features and not sparse):
+        hint = "; --sparse if it leaves out zeros" if data.features < features else ""
+        raise ConfigError(f"{file} has {differing(data.features, features)}{hint}")
+    return widen(data, features)
+
+
+def score_documents(ranker: Ranker, data: RankingData, advance: Callable[[int], None] = lambda done: None) -> Scores:
+    """The scores, a chunk of documents after the other."""
+    found = []
+    for start in range(0, len(data), CHUNK):
+        found.append(ranker.score(data.x[start : start + CHUNK]))
+        advance(len(found[-1]))
+    return np.concatenate(found)
+
+
+def judge_documents(ranker: Ranker, data: RankingData, scores: Scores) -> dict[str, float]:
+    """What the run judged by, over the documents that have a grade; nothing if none is relevant."""
+    judged = np.flatnonzero(data.grades != UNJUDGED)
+    if not len(judged) or data.grades.max() <= 0:
+        return {}
+    return judge(scores[judged], data.take(judged), ranker.metrics)
+
+
+def as_lines(scores: Scores) -> str:
+    """A score a line, with all its digits."""
+    return "".join(f"{score!r}\n" for score in scores.tolist())
+
+
+def as_trec(file: Path, data: RankingData, scores: Scores, tag: str = "mutirao") -> str:
+    """Lines `QUERY Q0 DOCUMENT RANK SCORE TAG`, queries in the file's order; documents without a name go by their line.
+
+    Equal scores keep the file's order, and so they rank as we do; trec_eval itself sorts equal scores by name.
+    """
+    names, lines = document_names(file), []
+    order = np.lexsort((np.arange(len(scores)), -scores, data.queries))
+    place, before = 0, -1
+    for i in order.tolist():
+        query = int(data.queries[i])
+        place, before = (place + 1 if query == before else 1), query
+        lines.append(f"{data.query_ids[query]} Q0 {names[i]} {place} {float(scores[i])!r} {tag}\n")
+    return "".join(lines)
+
+
+def document_names(file: Path) -> list[str]:
+    """What the comments call each document; its line's number where there is none."""
+    names, number = [], 0
+    for text in blocks.texts_of(file):
+        for line in text.removesuffix(b"\n").split(b"\n"):
+            number += 1
+            body, _, comment = line.partition(b"#")
+            if body.strip():
+                named = DOCUMENT.match(comment)
+                names.append(named[1].decode("utf-8", "replace") if named else f"line{number}")
+    return names
