@@ -68,7 +68,9 @@ def rank(
     lines += [f"written: {place}" for place in (save, onnx) if place is not None]
     if file is not None:
         data = read_documents(file, ranker.features, sparse)
-        with click.progressbar(length=len(data), label="scoring", file=sys.stderr) as bar:
+        with click.progressbar(
+            length=len(data), label="scoring", file=sys.stderr, hidden=not sys.stderr.isatty()
+        ) as bar:
             scores = score_documents(ranker, data, bar.update)
         if out is not None:
             write_whole(out, as_trec(file, data, scores) if form == "trec" else as_lines(scores))

@@ -19,7 +19,7 @@ REQUESTS = {
     "evaluate": "how the model does on what this site keeps back: the metrics below",
     "probe": "the same on a few samples, before it is chosen for a round",
     "agree": "whether this site has what all agree on: classes, columns, frozen weights; yes or no, and no number",
-    "profile": "of each column counts, mean, spread and common categories, before the first round",
+    "profile": "of each column or feature counts, mean and spread, and common categories, before the first round",
     "rows": "which rows of the model it needs: for recommendations, which items this user has rated",
     "warm": "how a model changes by this site's data, as a short signature by which groups are formed",
     "choose": "which of several models errs least on the data here; its number leaves",
@@ -28,6 +28,7 @@ REQUESTS = {
 }
 COMES = {
     "schema": "columns, scales and categories that all agree on",
+    "scale": "means and deviations of features that all standardise by, and the highest grade",
     "rows": "which items a round is about, the same for all",
     "control": "SCAFFOLD's control variate: how all clients together drift, in one vector",
 }
