@@ -144,8 +144,12 @@ class RankingClient:
         return scale, bare(request, SCALE), Site(site.id, self.encoded(site.id, site.data, scale), site.state)
 
     def agree(self, request: Request, site: Site) -> None:
-        """Refused if documents have other features than the scale, or grades beyond it."""
-        self.prepare(request, site)
+        """Refused if documents have other features than the scale, or grades beyond it.
+
+        Parties to which one set is dealt agree on that set first, before there is a scale.
+        """
+        if self.own or SCALE in request.extras:
+            self.prepare(request, site)
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """ConfigError if somebody cannot keep to a scale given beforehand."""
