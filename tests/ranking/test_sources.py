@@ -80,6 +80,8 @@ def test_one_file_with_group_sizes_is_cut_into_folds(tmp_path):
         ("rank.train", "1 2:1 1:1\n" * 15, "indices from 0 ascending"),
         ("rank.train", "1 2:nan\n" * 15, "not finite numbers"),
         ("rank.train", "0.5 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
+        ("rank.train", "inf 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
+        ("rank.train", "nan 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
         ("rank.train", "-1 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
         ("rank.train", "1 99999:1\n" * 15, "feature 99,999 is above 10,000"),
     ],

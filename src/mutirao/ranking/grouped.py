@@ -43,7 +43,7 @@ def read_grouped(file: Path, sizes: Path) -> RankingData:
         raise ConfigError(f"{file}: feature {table.shape[1] - 1:,} is above {MOST_FEATURES:,}, the most there may be")
     if not np.isfinite(table.data).all() or np.abs(table.data).max(initial=0) > np.finfo(np.float32).max:
         raise ConfigError(f"{file} has values that are not finite numbers float32 can hold")
-    if ((grades < 0) | (grades > MOST_GRADE) | (grades % 1 != 0)).any():
+    if not np.isin(grades, np.arange(MOST_GRADE + 1)).all():
         raise ConfigError(f"{file} has grades that are not whole numbers from 0 to {MOST_GRADE}")
     if (total := int(counts.sum())) != len(grades):
         raise ConfigError(f"{sizes} counts {total:,} documents, but {file} has {len(grades):,}: one of them is cut off")
