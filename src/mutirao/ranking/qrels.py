@@ -97,6 +97,17 @@ def read_judged(file: Path, judged: Judgements) -> RankingData:
 
 def documents_in(file: Path) -> Iterator[str]:
     """The names of documents that a file of features has in its comments."""
+    for number, name in comments_in(file):
+        if name is None:
+            raise ConfigError(
+                f"{file}, line {number}: no comment names the document; right would be 'GRADE qid:ID 1:VALUE "
+                f"... # DOCUMENT' for features whose judgements are apart"
+            )
+        yield _text(name, f"{file}, line {number}")
+
+
+def comments_in(file: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Of each document the line it stands on, and what the comment there calls it, if it does."""
     number = 0
     for text in blocks.texts_of(file):
         for line in text.removesuffix(b"\n").split(b"\n"):
@@ -104,12 +115,7 @@ def documents_in(file: Path) -> Iterator[str]:
             body, _, comment = line.partition(b"#")
             if body.strip():
                 named = DOCUMENT.match(comment)
-                if not named:
-                    raise ConfigError(
-                        f"{file}, line {number}: no comment names the document; right would be 'GRADE qid:ID 1:VALUE "
-                        f"... # DOCUMENT' for features whose judgements are apart"
-                    )
-                yield _text(named[1], f"{file}, line {number}")
+                yield number, named[1] if named else None
 
 
 def _text(word: bytes, where: str) -> str:

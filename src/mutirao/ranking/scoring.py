@@ -13,7 +13,7 @@ from mutirao.ranking.gaps import fill_missing
 from mutirao.ranking.judging import judge
 from mutirao.ranking.parsing import UNJUDGED
 from mutirao.ranking.profile import differing
-from mutirao.ranking.qrels import DOCUMENT
+from mutirao.ranking.qrels import comments_in
 from mutirao.ranking.ranker import Ranker
 from mutirao.ranking.scorers import CHUNK
 from mutirao.ranking.sources import widen
@@ -71,12 +71,5 @@ def as_trec(file: Path, data: RankingData, scores: Scores, tag: str = "mutirao")
 
 def document_names(file: Path) -> list[str]:
     """What the comments call each document; its line's number where there is none."""
-    names, number = [], 0
-    for text in blocks.texts_of(file):
-        for line in text.removesuffix(b"\n").split(b"\n"):
-            number += 1
-            body, _, comment = line.partition(b"#")
-            if body.strip():
-                named = DOCUMENT.match(comment)
-                names.append(named[1].decode("utf-8", "replace") if named else f"line{number}")
-    return names
+    named = comments_in(file)
+    return [name.decode("utf-8", "replace") if name else f"line{number}" for number, name in named]
