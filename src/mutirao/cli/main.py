@@ -306,8 +306,15 @@ def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
 @click.option("--metric", default="", help="Draw this metric [default: all, or accuracy].")
 @click.option("--target", "targets", type=float, multiple=True, help="A value to reach; may be given many times.")
 @click.option("--width", type=float, help="Inches, of a figure for a paper [default: 3.4, one column].")
+@click.option("--against", type=FILE, help="Another run, which the queries of this one are held against.")
 def plot(
-    folder: Path, kind: str | None, out: Path | None, metric: str, targets: tuple[float, ...], width: float | None
+    folder: Path,
+    kind: str | None,
+    out: Path | None,
+    metric: str,
+    targets: tuple[float, ...],
+    width: float | None,
+    against: Path | None,
 ) -> None:
     """Draw pictures, with tables, of a run or a study; without KIND, list the kinds.
 
@@ -316,6 +323,7 @@ def plot(
       mutirao plot runs/selection participation
       mutirao plot runs/study-selection selection --target 0.8 --target 0.9
       mutirao plot runs/study-quickstart bands --out fig.pdf --width 7
+      mutirao plot runs/ranking wins --against runs/other
     """
     from mutirao.drawing.pictures import KINDS, draw
 
@@ -323,7 +331,8 @@ def plot(
         for name, (about, _) in KINDS.items():
             click.echo(f"{name:<14} {about}")
         return
-    for file in draw(folder, kind, out, metric=metric, targets=targets, width=width or 0.0):
+    other = str(against) if against else ""
+    for file in draw(folder, kind, out, metric=metric, targets=targets, width=width or 0.0, against=other):
         click.echo(f"written: {file}")
 
 

@@ -19,6 +19,7 @@ KINDS = {
     "curves": ("the metrics of a run by round", "pictures"),
     "participation": ("who was selected when and how evenly, in a run", "pictures"),
     "selection": ("selection policies side by side, with tables, in a study", "pictures"),
+    "wins": ("queries won and lost against another run (--against), of a ranking run", "wins"),
     # For papers: one vector figure each, of the size of a column.
     "labels": ("label skew: a bar a client, stacked by class, of a run", "figures"),
     "bands": ("mean curves with 95% bands, of a study or run", "figures"),

@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.config import nearest
 from mutirao.drawing.looks import INK, blank, save, tidy
+from mutirao.drawing.pictures import file_in
+from mutirao.errors import ConfigError
+from mutirao.ranking.against import hold_against
+from mutirao.runs.reader import Record
+from mutirao.studies.queries import pair_queries, read_queries
 
 WON, LOST = "#4477AA", "#CC6677"
 
@@ -31,3 +37,27 @@ def draw_wins(differences: Mapping[str, npt.NDArray[np.float64]], label: str, pa
     for axes in grid.flat[len(differences) :]:
         axes.remove()
     save(figure, path)
+
+
+def plot_wins(folder: Path, out: Path, metric: str = "", against: str = "") -> list[Path]:
+    """Who wins and loses of the queries of a run against another run that was judged by the same ones."""
+    if not against:
+        raise ConfigError("wins: against which run? right would be --against FOLDER, another run on the same queries")
+    sides = []
+    for place in (folder, Path(against)):
+        if not (place / "queries.csv").is_file():
+            raise ConfigError(f"{place} has no queries.csv; right would be the folder of a finished ranking run")
+        sides.append(read_queries(place / "queries.csv"))
+    ours, theirs = sides
+    metric = metric or Record.begun(folder).judge.removeprefix("vali_")
+    for side in sides:
+        if metric not in (known := next(iter(side.values()), {})):
+            raise ConfigError(f"no query has a metric {metric!r}{nearest(metric, known)}")
+    a, b = pair_queries({0: ours}, {0: theirs}, metric)
+    if not len(a):
+        raise ConfigError(f"{folder} and {against} were judged by different queries")
+    found = hold_against(a, b)
+    name = f"{folder.name} against {Path(against).name}\nURisk {found.u_risk:+.4f}, TRisk {found.t_risk:+.2f}"
+    path = file_in(out, "wins.png")
+    draw_wins({name: a - b}, f"{metric}, difference", path)
+    return [path]
