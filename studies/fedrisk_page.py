@@ -17,8 +17,8 @@ from mutirao.drawing.plots import draw_bands
 from mutirao.drawing.wins import draw_wins
 from mutirao.ranking.against import hold_against
 from mutirao.runs.reader import Record
-from mutirao.stats import holm, paired
-from mutirao.studies.claims import judge, read_claims
+from mutirao.stats import holm, interval, paired
+from mutirao.studies.claims import Figure, judge, read_claims
 from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
 from mutirao.studies.queries import pair_queries, read_queries
@@ -52,6 +52,12 @@ def runs_in(folder: Path) -> Runs:
         if (folder / "cells" / cell / "summary.json").exists():
             found.setdefault(method, {})[place] = Record.of(folder / "cells" / cell)
     return found
+
+
+def shared_places(runs: Runs) -> Runs:
+    """Only the places that all methods have: a study that was stopped has more of some."""
+    common = set.intersection(*(set(cells) for cells in runs.values()))
+    return {m: {place: record for place, record in cells.items() if place in common} for m, cells in runs.items()}
 
 
 def final(record: Record, metric: str) -> float:
@@ -141,10 +147,9 @@ def pairs(runs: Runs, metric: str = "ndcg@5") -> tuple[str, dict[str, Any]]:
 def factors(runs: Runs, metric: str = "ndcg@5") -> str:
     """Means by rate, of the folds that all methods have, the best of each rate in bold."""
     rates = sorted({float(record.config["lr"]) for cells in runs.values() for record in cells.values()})
-    common = set.intersection(*(set(cells) for cells in runs.values()))
+    runs = shared_places(runs)
     by = {
-        m: {r: [final(x, metric) for p, x in c.items() if p in common and x.config["lr"] == r] for r in rates}
-        for m, c in runs.items()
+        m: {r: [final(x, metric) for p, x in c.items() if x.config["lr"] == r] for r in rates} for m, c in runs.items()
     }
     top = {r: max((np.mean(by[m][r]) for m in by if by[m][r]), default=np.nan) for r in rates}
     rows: list[tuple[str, ...]] = [("method", *(f"{rate:g} ({len(next(iter(by.values()))[rate])})" for rate in rates))]
@@ -170,6 +175,20 @@ def weights(runs: Runs) -> str:
     return markdown(rows)
 
 
+def calm(runs: Runs, metric: str = "ndcg@5") -> str:
+    """From which round on each method is stable, by the rule of `mutirao reproduce`, and how much it wobbles after."""
+    rows: list[tuple[str, ...]] = [("method", "stable from round", "in fewer than 20", "wobble")]
+    for method, cells in runs.items():
+        first, still = (
+            [Figure(of, metric, np.nan, 20, lower=False)(record) for record in cells.values()]
+            for of in ("stable", "wobble")
+        )
+        found = interval(first, shared=SHARED)
+        shown = "not shown" if found.holds(20) else "holds" if found.mean < 20 else "does not hold"
+        rows.append((method, f"{found.mean:.0f} ± {found.half:.0f}", shown, f"{np.mean(still):.4f}"))
+    return markdown(rows)
+
+
 def bands(runs: Runs, path: Path) -> None:
     """The paper's figure 2: nDCG@10 by round, the mean over folds with its 95% interval."""
     curves = {
@@ -185,18 +204,13 @@ def main(folder: Path) -> None:
     made: dict[str, str] = {}
     for key, name in SETS.items():
         if (table := folder / f"table1-{key}").joinpath("table.json").exists():
-            runs = runs_in(table)
-            made |= {
-                f"table 1, {name}": table_1(table),
-                f"claims, {name}": claims(table),
-                f"weights, {name}": weights(runs),
-            }
-            bands(runs, IMAGES / f"fedrisk-bands-{key}.png")
+            made |= {f"table 1, {name}": table_1(table), f"claims, {name}": claims(table)}
+            bands(runs_in(table), IMAGES / f"fedrisk-bands-{key}.png")
         if (trials := folder / f"tune-{key}").joinpath("trials.json").exists():
             made[f"chosen, {name}"] = chosen(trials)
         if (test := folder / f"test-{key}").joinpath("study.json").exists():
-            runs = runs_in(test)
-            made[f"held out, {name}"] = heldout(runs)
+            runs = shared_places(runs_in(test))
+            made |= {f"held out, {name}": heldout(runs), f"weights, {name}": weights(runs), f"calm, {name}": calm(runs)}
             made[f"pairs, {name}"], gains = pairs(runs)
             draw_wins(gains, "nDCG@5, difference", IMAGES / f"fedrisk-wins-{key}.png")
         if (several := folder / f"factors-{key}").joinpath("study.json").exists():
