@@ -16,6 +16,8 @@ from mutirao.config import resolve
 from mutirao.errors import ConfigError, Damaged
 from mutirao.ranking.letor import write_letor
 from mutirao.ranking.ranker import Ranker
+from mutirao.ranking.scale import Scale
+from mutirao.ranking.scorers import dense
 from mutirao.ranking.sources import load_parts
 from mutirao.recipes.ranking import Config
 from mutirao.report import execute
@@ -110,3 +112,18 @@ def test_what_cannot_be_ranked_is_said_in_one_line(made: tuple[Path, Path, Any],
         Ranker.load(tmp_path)
     with pytest.raises(Damaged, match="holds no ranker"):
         Ranker.load(run / "checkpoints" / "best.safetensors")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"hidden": 10**12}, {"hidden": "wide"}, {"layers": 10**7}, {"norm": "none such"}, {"metrics": "ndcg@5,none such"}],
+)
+def test_a_file_that_lies_of_its_network_is_refused(tmp_path: Path, lie: dict[str, Any]) -> None:
+    settings = {"loss": "grades", "hidden": 3, "layers": 1, "norm": "none"}
+    settings |= {"metrics": "ndcg@5", "gain": "exponential", "empty": "0"}
+    arrays = {k: v.numpy() for k, v in dense(2, 3, 3).state_dict().items()}
+    Ranker(Scale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings).save(tmp_path / "good")
+    assert len(Ranker.load(tmp_path / "good").score(np.zeros((2, 2)))) == 2
+    Ranker(Scale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings | lie).save(tmp_path / "bad")
+    with pytest.raises((Damaged, ConfigError), match=r"ranker|metrics"):
+        Ranker.load(tmp_path / "bad")

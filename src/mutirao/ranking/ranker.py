@@ -31,6 +31,7 @@ from mutirao.training.descent import one_thread
 FILE = "ranker.safetensors"
 KIND = "mutirao ranker"
 SHAPE = ("loss", "hidden", "layers", "norm")  # settings by which the network is made
+MOST_LAYERS = 16
 JUDGING = ("metrics", "gain", "empty")  # and by which the run judged it
 
 
@@ -69,7 +70,7 @@ class Ranker:
                 raise ConfigError(f"{place} has no checkpoint of its last round")
             arrays, number = load_arrays(newest)[0], round_of(newest)
         made = cls(scale, arrays, settings, number)
-        made.network  # noqa: B018  # what does not fit is said here
+        made.network, made.metrics  # noqa: B018  # what does not fit is said here
         return made
 
     def save(self, path: Path | str) -> None:
@@ -92,11 +93,15 @@ class Ranker:
     def network(self) -> nn.Module:
         """The network with its weights."""
         shape = {key: self.settings[key] for key in SHAPE}
-        made = network_of(self.scale.features, self.scale.highest + 1, **shape)()
         try:
-            made.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in self.arrays.items()})
-        except RuntimeError as error:
-            raise Damaged(f"the ranker's weights are not those of its network: {str(error).splitlines()[0]}") from error
+            if not 0 <= int(shape["layers"]) <= MOST_LAYERS:
+                raise ValueError(f"{shape['layers']} layers")
+            with torch.device("meta"):  # it takes no memory until the weights of the file turn out to be its own
+                made = network_of(self.scale.features, self.scale.highest + 1, **shape)()
+            made.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in self.arrays.items()}, assign=True)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            why = (str(error).splitlines() or [""])[0][:100]
+            raise Damaged(f"the ranker's weights are not those of its network: {why}") from error
         return made.eval()
 
     def score(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
