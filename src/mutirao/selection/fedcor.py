@@ -81,7 +81,7 @@ class FedCor(Counted):
         allowed = np.flatnonzero(np.isin(here, pass_over(roster, here, self.most, wanted)))
         times = np.asarray(roster.selected[here] - np.nan_to_num(known["counted"][here]), np.float64)
         share = sizes(roster)[here] / sizes(roster)[here].sum()
-        sigma = covariance(known["points"][:, here])
+        sigma = covariance(np.nan_to_num(known["points"][:, here]))  # a newcomer goes with nobody until it is learnt
         return names_in(roster, here[most_telling(sigma, share, np.power(self.discount, times), allowed, wanted)])
 
     def note_losses(self, known: dict[str, Floats], roster: Roster, round: int) -> None:
