@@ -1,9 +1,10 @@
 # Two commands from clone to result: `make run` and `make test`. Both need only Python 3.11+ and make.
 PYTHON ?= python3
+TORCH ?= cpu# or cuda; scripts/install.sh says where it comes from
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export PYTHON TORCH
 
-.PHONY: run test quick docs bench audit nightly clean
+.PHONY: run test quick docs bench audit nightly dist clean
 
 run: .venv/core ## install and run the quickstart
 	$(BIN)/mutirao run quickstart
@@ -13,7 +14,7 @@ test: .venv/dev ## install what tests need, then lint, type-check and test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder # the slow ones first: they wait for a network
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder # the slow ones first: they wait for a network
 
 quick: .venv/dev ## the tests without the slow ones, for while you work
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
@@ -30,19 +31,21 @@ nightly: .venv/dev ## the tests that touch Flower, with the newest Flower that i
 bench: .venv/core ## compare with Flower, pfl-research and a plain loop; BENCH="--job M" for less
 	$(BIN)/python -m benchmarks $(BENCH)
 
-.venv/torch: constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
+dist: .venv/dev ## build the sdist and, from it, the wheel, into dist/
+	rm -rf dist
+	$(BIN)/uv build
+
+.venv/torch-$(TORCH): constraints.txt
+	scripts/install.sh torch
 	touch $@
 
-.venv/core: .venv/torch pyproject.toml $(wildcard src/mutirao/training/engine/*.[ch])
-	$(PIP) --editable .
+.venv/core: .venv/torch-$(TORCH) pyproject.toml $(wildcard src/mutirao/training/engine/*.[ch])
+	scripts/install.sh core
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) --editable '.[flower,slides,onnx,ranking,recsys,privacy,dash,parquet,mlflow,tensorboard,tune]' $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
-	$(PIP) --no-deps timm # alone: its torchvision is of another build than our torch, and tests bring a stand-in
+	scripts/install.sh dev
 	touch $@
 
 clean:
-	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
