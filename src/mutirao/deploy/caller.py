@@ -41,7 +41,9 @@ def folder_of(parent: int) -> Path:
 def birth(pid: int) -> str:
     """When a process began, so that another one with its number is not taken for it; empty if it has ended."""
     with contextlib.suppress(OSError):
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
         return "" if state in "ZX" else rest[18]
     if not Path("/proc/self").exists():
         with contextlib.suppress(OSError):

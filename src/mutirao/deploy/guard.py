@@ -124,7 +124,18 @@ def count(samples: Any) -> int | None:
 
 @dataclass(frozen=True)
 class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
-    """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule."""
+    """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule.
+
+    >>> import numpy as np
+    >>> from mutirao.deploy.policy import Asked, Leaving, Policy
+    >>> def answer(request, site):
+    ...     return Reply({"w": np.zeros(1)}, metrics={"loss": 0.5, "patients": 3.0}, n=40)
+    >>> policy = Policy(asked=Asked(requests=("train",)), reply=Leaving(arrays=("w",), metrics=("loss",)))
+    >>> guarded(answer, policy)(Request("train", {"w": np.zeros(1)}, {"round": 1}), Site("ana", list(range(40))))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.Refused: reply.metrics: one of the metrics of the reply may not leave
+    """
 
     handler: AnyHandler
     policy: Policy

@@ -27,7 +27,11 @@ SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of priva
 
 @dataclass(frozen=True)
 class Asked:
-    """What may be asked of the site."""
+    """What may be asked of the site.
+
+    >>> Asked(requests=("train", "evaluate"), min_samples=20).min_samples
+    20
+    """
 
     requests: tuple[str, ...] = ()
     min_samples: int = 1  # of those used, and of those left out if any are
@@ -39,7 +43,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Leaving:
-    """What may leave the site; names may hold `*`."""
+    """What may leave the site; names may hold `*`.
+
+    >>> Leaving(arrays=("*",), metrics=("loss",)).metrics
+    ('loss',)
+    """
 
     arrays: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
@@ -67,6 +75,12 @@ class Policy:
     """All a site allows; `recipes` maps names to content hashes, `settings` replace those the server sends.
 
     `pinned` are, by recipe, settings that must be as they are there, and the model's architecture.
+
+    >>> policy = Policy(asked=Asked(requests=("train",)))
+    >>> policy.approve("quickstart", {})
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.Refused: recipes: 'quickstart' is not allowed here
     """
 
     recipes: Mapping[str, str] = field(default_factory=dict)

@@ -29,6 +29,7 @@ from mutirao.deploy.keys import certificate_in, keep_secret, secret_in
 from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
 from mutirao.deploy.policy import load_policy
 from mutirao.deploy.supernode import NOT_YET
+from mutirao.deploy.systems import need_linux
 from mutirao.errors import ConfigError, MutiraoError
 
 RECORD = "process.json"
@@ -126,6 +127,7 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
 
 def become(folder: Path) -> None:
     """Become the SuperLink or SuperNode: for containers and service managers, which watch it by themselves."""
+    need_linux("a server or a site")
     place = load_place(folder)
     refuse_second(folder)
     if isinstance(place, Server):
@@ -291,6 +293,7 @@ def open_inside(server: Server) -> None:
 
 def launch(place: Server | Node, command: list[str], env: dict[str, str]) -> Process:
     """Start a process in a session of its own, its words in a log, and write down who it is."""
+    need_linux("a server or a site")
     refuse_second(place.folder)
     log = place.logs / f"{place.process}.log"
     rotate(log)

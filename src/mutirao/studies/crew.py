@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, get_context, resource_tracker
+from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -109,6 +109,8 @@ def warm_up() -> None:
 
     Ctrl-C reaches it, too, which it must not take for itself while it imports.
     """
+    from multiprocessing import forkserver, resource_tracker  # on Linux alone
+
     forkserver.set_forkserver_preload(WARM)
     resource_tracker.ensure_running()  # first: it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

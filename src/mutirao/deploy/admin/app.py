@@ -11,7 +11,7 @@ from fastapi import Body, FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from mutirao.dash.app import Guard, Receive, Scope, Send
+from mutirao.dash.guard import Guard, Receive, Scope, Send
 from mutirao.deploy.admin.overview import overview
 from mutirao.deploy.admission import admit, dismiss, node_of
 from mutirao.deploy.contact import out_of_work

@@ -7,7 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mutirao.dash.shelf import Item, Shelf, facts_of_run, mark_of
+from mutirao.dash.facts import facts_of_run
+from mutirao.dash.history import History
+from mutirao.dash.shelf import Shelf, mark_of
 from mutirao.runs.audit import read_events
 from mutirao.runs.reader import Columns
 from mutirao.runs.trails import table_in
@@ -39,9 +41,9 @@ def run_folders(root: Path, submitted: Iterable[Path] = ()) -> list[Path]:
 def run_facts(path: Path, root: Path) -> Facts:
     """How a run stands: state, round, when it began and last changed."""
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-    facts = facts_of_run(Item(name, path, "run"))
-    chosen = ("name", "recipe", "state", "why", "rounds", "of", "began", "changed")
-    return {key: facts[key] for key in chosen}
+    facts = facts_of_run(path, History(path / "history.csv"))
+    chosen = ("recipe", "state", "why", "rounds", "of", "began", "changed")
+    return {"name": name, **{key: facts[key] for key in chosen}}
 
 
 def told_in(path: Path) -> Told:

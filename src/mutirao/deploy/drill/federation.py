@@ -173,7 +173,7 @@ def start_inside(space: str, action: Callable[[], Process]) -> Process:
         return action()
 
     def work() -> Process:
-        with Path(f"/run/netns/{space}").open() as place:
+        with Path(f"/run/netns/{space}").open("rb") as place:
             if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
                 raise Impossible(f"setns: {os.strerror(ctypes.get_errno())}")
         return action()

@@ -53,6 +53,10 @@ def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> Clien
 
     It answers our FlowerFleet and Flower's own strategies, each in its own words.
     With `warm` the work is done by the site's resident worker; what is asked and what leaves is judged here.
+
+    >>> app = client_app()  # in pyproject.toml: clientapp = "my_package.client:app"
+    >>> type(app).__name__
+    'ClientApp'
     """
     app, task_of = ClientApp(), task_of or recipe_task
 
@@ -191,7 +195,13 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
 
 
 def initial_arrays(context: Context) -> ArrayRecord:
-    """The first model of the recipe that the run configuration names, for a Strategy of Flower's own to begin with."""
+    """The first model of the recipe that the run configuration names, for a Strategy of Flower's own to begin with.
+
+    >>> from flwr.app import Context, RecordDict
+    >>> context = Context(0, 0, {}, RecordDict(), {"recipe": "quickstart"})
+    >>> list(initial_arrays(context))
+    ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
     return pack(recipe_task(context).initial())
 
 

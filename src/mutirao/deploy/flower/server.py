@@ -21,7 +21,11 @@ from mutirao.runs.trails import keepers_in
 
 
 def server_app() -> ServerApp:
-    """A Flower server that runs the recipe the run configuration names and writes its run folder."""
+    """A Flower server that runs the recipe the run configuration names and writes its run folder.
+
+    >>> type(server_app()).__name__  # in pyproject.toml: serverapp = "my_package.server:app"
+    'ServerApp'
+    """
     app = ServerApp()
 
     @app.main()

@@ -111,6 +111,16 @@ def run_engine(app: ServerApp, toml: str, nodes: int, cpus: float, gpus: float) 
 def simulate(
     recipe: str, config: Any, out: Path, resume: bool = False, watch: Any = None, **engine: float
 ) -> dict[str, Any]:
-    """Run a recipe over Flower's simulation engine; `engine` may hold `timeout`, `cpus` and `gpus` (a worker)."""
+    """Run a recipe over Flower's simulation engine; `engine` may hold `timeout`, `cpus` and `gpus` (a worker).
+
+    What is wrong is said before Ray is started:
+
+    What is wrong is said before Ray is started:
+
+    >>> simulate("quickstart", {"rounds": 0}, Path("runs/ray"))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: rounds: 0 is too small, at least 1 is needed
+    """
     with contextlib.closing(Simulation(recipe, config, **engine)) as fleet:
         return execute(recipe, config, out, fleet=fleet, resume=resume, watch=watch)

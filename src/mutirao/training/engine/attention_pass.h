@@ -107,8 +107,8 @@ INLINE void NAME(turn)(const long block, const long size, const float *from, con
             for (int round = LANES; round > 1; round /= 4) { /* two rounds at a time, from v to w and back */
 #pragma GCC unroll 8
                 for (int r = 0; r < LANES / 2; r++) {
-                    w[2 * r] = __builtin_shuffle(v[r], v[r + LANES / 2], (Bits){LOW});
-                    w[2 * r + 1] = __builtin_shuffle(v[r], v[r + LANES / 2], (Bits){HIGH});
+                    w[2 * r] = SHUFFLE(v[r], v[r + LANES / 2], Bits, LOW);
+                    w[2 * r + 1] = SHUFFLE(v[r], v[r + LANES / 2], Bits, HIGH);
                 }
                 if (round == 2) {
 #pragma GCC unroll 16
@@ -117,8 +117,8 @@ INLINE void NAME(turn)(const long block, const long size, const float *from, con
                 }
 #pragma GCC unroll 8
                 for (int r = 0; r < LANES / 2; r++) {
-                    v[2 * r] = __builtin_shuffle(w[r], w[r + LANES / 2], (Bits){LOW});
-                    v[2 * r + 1] = __builtin_shuffle(w[r], w[r + LANES / 2], (Bits){HIGH});
+                    v[2 * r] = SHUFFLE(w[r], w[r + LANES / 2], Bits, LOW);
+                    v[2 * r + 1] = SHUFFLE(w[r], w[r + LANES / 2], Bits, HIGH);
                 }
             }
 #pragma GCC unroll 16

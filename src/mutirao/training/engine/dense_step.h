@@ -87,27 +87,25 @@ static void NAME(product)(const Product *p) {
     p->what == FORWARD ? NAME(forward)(p) : p->what == BACK ? NAME(back)(p) : NAME(descend)(p);
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
 #if LANES == 16
-#define FIRST {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}
-#define SECOND {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}
+#define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif LANES == 8
-#define FIRST {0, 8, 1, 9, 2, 10, 3, 11}
-#define SECOND {4, 12, 5, 13, 6, 14, 7, 15}
+#define FIRST 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND 4, 12, 5, 13, 6, 14, 7, 15
 #else
-#define FIRST {0, 4, 1, 5}
-#define SECOND {2, 6, 3, 7}
+#define FIRST 0, 4, 1, 5
+#define SECOND 2, 6, 3, 7
 #endif
 /* B = A' for a square of vectors: the first and the second half of the rows are dealt like cards until all is turned. */
 ALWAYS void NAME(turn_square)(const float *a, long down, float *b, long across) {
-    typedef int ints __attribute__((vector_size(4 * LANES)));
-    const ints first = FIRST, second = SECOND;
+    typedef int ints __attribute__((vector_size(4 * LANES), unused));
     vec row[LANES], dealt[LANES];
     for (int i = 0; i < LANES; i++) row[i] = *(const vec *)(a + i * down);
     for (int half = 1; half < LANES; half *= 2) {
         for (int i = 0; i < LANES / 2; i++) {
-            dealt[2 * i] = __builtin_shuffle(row[i], row[i + LANES / 2], first);
-            dealt[2 * i + 1] = __builtin_shuffle(row[i], row[i + LANES / 2], second);
+            dealt[2 * i] = SHUFFLE(row[i], row[i + LANES / 2], ints, FIRST);
+            dealt[2 * i + 1] = SHUFFLE(row[i], row[i + LANES / 2], ints, SECOND);
         }
         for (int i = 0; i < LANES; i++) row[i] = dealt[i];
     }
@@ -115,12 +113,6 @@ ALWAYS void NAME(turn_square)(const float *a, long down, float *b, long across) 
 }
 #undef FIRST
 #undef SECOND
-#else
-ALWAYS void NAME(turn_square)(const float *a, long down, float *b, long across) {
-    for (int j = 0; j < LANES; j++)
-        for (int i = 0; i < LANES; i++) b[j * across + i] = a[i * down + j];
-}
-#endif
 
 /* B = A' for `rows` rows and `columns` columns of A. */
 static void NAME(turn)(const Matrix *a, const Matrix *b, long rows, long columns) {

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if !defined(__GNUC__) && !defined(__clang__)
+#error "the kernels need the vector types of GCC or Clang; without them the engine goes its other ways"
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 /* Where the compiler can write for other processors than its own, kernels are compiled for three and chosen between. */
@@ -17,7 +20,14 @@
      : (lanes) == 8 ? what##_avx2(__VA_ARGS__)            \
                     : what##_any(__VA_ARGS__))
 #else
-#define CHOOSE(lanes, what, ...) what##_any(__VA_ARGS__)
+#define CHOOSE(lanes, what, ...) ((void)(lanes), what##_any(__VA_ARGS__))
+#endif
+
+/* The numbers of two vectors at these places, of which the compilers speak differently. */
+#ifdef __clang__
+#define SHUFFLE(a, b, type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, type, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
 #endif
 
 /* How many numbers a vector holds here: 16 with AVX-512, 8 with AVX2, or else 4. */
