@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -11,15 +10,15 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
-from mutirao.randomness import number, rng
+from mutirao.randomness import rng
 from mutirao.recsys.embeddings import SPREAD, Embeddings
 from mutirao.recsys.kernel import compiled
 from mutirao.recsys.ratings import Ratings
+from mutirao.recsys.skipgram import word2vec
 
 log = logging.getLogger("mutirao")
 
 ITEMS = "items"
-WORDS = 1_000_000  # items Word2Vec reads in all: smaller sets are read more often
 BATCH = 512  # ratings a step without numba: they move together, each as far as it would alone
 
 Floats = npt.NDArray[np.float32]
@@ -85,7 +84,7 @@ def start_items(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
     vectors = rng(seed, 0, "begin").normal(0, how.spread, (len(ratings.catalogue), how.dimension)).astype(np.float32)
     first = int(how.biases)
     if how.begin != "random":
-        find = {"pca": principal, "word2vec": word2vec}[how.begin]
+        find = principal if how.begin == "pca" else word2vec
         rated = np.bincount(ratings.items, minlength=len(vectors)) > 0
         found = find(ratings, how.dimension - first, how.window, seed)[rated]
         sizes = found.std(0) if how.whiten else found.std()
@@ -115,30 +114,6 @@ def principal(ratings: Ratings, dimension: int, window: int, seed: int) -> npt.N
     order = np.argsort(-sizes)
     signs = np.sign(right[order, np.abs(right[order]).argmax(1)])  # svds leaves the signs open
     return np.asarray((right[order] * (signs * sizes[order])[:, None]).T)
-
-
-def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> npt.NDArray[np.float64]:
-    """Skip-grams with negative sampling over each user's items in the order of time (Mikolov et al., 2013)."""
-    try:
-        from gensim.models import Word2Vec
-    except ImportError as error:
-        raise ConfigError("word2vec needs gensim: pip install 'mutirao[recsys]'") from error
-    words = [str(i) for i in range(len(ratings.catalogue))]
-    sentences = [[words[i] for i in ratings.items[a:b].tolist()] for a, b in pairwise(ratings.offsets.tolist())]
-    model = Word2Vec(
-        sentences,
-        vector_size=dimension,
-        window=window,
-        min_count=1,
-        sg=1,
-        epochs=min(max(5, WORDS // len(ratings)), 50),
-        workers=1,  # with more, results would depend on luck
-        seed=number(seed, 0, "word2vec") % 2**31,
-        hashfxn=lambda text: int(text) % 2**31,  # Python's own differs from run to run
-    )
-    out = np.zeros((len(words), dimension))
-    out[[int(word) for word in model.wv.index_to_key]] = model.wv.vectors
-    return out
 
 
 def start_users(ratings: Ratings, how: Factorisation, seed: int) -> Floats:
