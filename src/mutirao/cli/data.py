@@ -1,6 +1,10 @@
-"""`mutirao data`: what data sets are known, whether a copy is whole, and how pictures are dealt to hospitals."""
+"""`mutirao data`: what sets are known, how they come here, whether a copy is whole, how pictures are dealt."""
 
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,23 +14,82 @@ from mutirao.errors import ConfigError
 
 @click.group()
 def data() -> None:
-    """Data sets: what is known, and whether a copy on disk is whole.
+    """Data sets: what is known, how to get them, and whether a copy on disk is whole.
 
-    Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
+    Example: mutirao data get fashion-mnist
     """
 
 
 @data.command("list")
 @JSON
 def data_list(as_json: bool) -> None:
-    """List the data sets that recipes can read.
+    """List the data sets that recipes can read: what they are, where they are to be had, and whether one is at hand.
 
     Example: mutirao data list
     """
-    from mutirao.datasets import DATA_SETS
+    from mutirao.cli.listing import in_columns
+    from mutirao.datasets.listing import facts_of, said_of, titled
 
-    bold = (f"{click.style(k, bold=True)}\n  {d.about}\n  layout: {d.layout}" for k, d in DATA_SETS.items())
-    tell({k: {"about": d.about, "layout": d.layout} for k, d in DATA_SETS.items()}, as_json, *bold)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    lines: list[str] = []
+    for title, sets in titled():
+        lines += ["", click.style(title, bold=True)]
+        for name, known in sets.items():
+            lines += ["", click.style(name, bold=True), *in_columns(said_of(name, known), width)]
+    tell(facts_of(), as_json, *lines[1:])
+
+
+@data.command("get")
+@click.argument("name")
+@click.option("--to", type=FOLDER, help="Folder of data sets [default: the first of $MUTIRAO_DATA, or the cache].")
+@click.option("--mirror", default="", help="An https address under which the same files lie.")
+@JSON
+def data_get(name: str, to: Path | None, mirror: str, as_json: bool) -> None:
+    """Fetch a data set that may be fetched, check it and unpack it; the same command goes on after an interruption.
+
+    \b
+    Examples:
+      mutirao data get ml-1m
+      mutirao data get fashion-mnist --to ~/data
+    """
+    from mutirao.datasets.getting import get_data_set
+    from mutirao.datasets.registry import File
+
+    def begin(file: File) -> Callable[[int, int], None]:
+        if as_json or not sys.stderr.isatty():
+            click.echo(f"fetching {file.name}", err=True)
+            return lambda done, total: None
+        return Bar(file.name)
+
+    try:
+        place, new = get_data_set(name, to, mirror, begin)
+    except KeyboardInterrupt:
+        click.echo("error: stopped; the same command goes on from here", err=True)
+        sys.exit(130)
+    said = "is here" if new else "is already here"
+    use = name if to is None else place
+    tell(
+        {"name": name, "path": str(place), "fetched": new},
+        as_json,
+        f"{name} {said}: {place}; use it with --set data={use}",
+    )
+
+
+class Bar:
+    """A line on the terminal that grows with the bytes of a file."""
+
+    def __init__(self, name: str) -> None:
+        """Of the file of this name."""
+        self.name = name
+        self.bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Draw it anew."""
+        if self.bar is None:
+            self.bar = click.progressbar(length=total or None, label=self.name, file=sys.stderr, show_pos=False)
+        self.bar.update(done - self.bar.pos)
+        if done == total:
+            self.bar.render_finish()
 
 
 @data.command("check")
@@ -34,13 +97,14 @@ def data_list(as_json: bool) -> None:
 @click.argument("path", required=False, type=FILE)
 @JSON
 def data_check(name: str, path: Path | None, as_json: bool) -> None:
-    """Read a data set as its recipe would and say what was found.
+    """Read a data set as its recipe would and say what was found; without a path, the copy that is at hand.
 
     Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
     """
     from mutirao.datasets import check_data_set
+    from mutirao.datasets.homes import find_copy
 
-    findings = check_data_set(name, path.expanduser() if path else None)
+    findings = check_data_set(name, path.expanduser() if path else find_copy(name))
     tell(findings, as_json, *findings)
 
 

@@ -4,8 +4,11 @@ import dataclasses
 import importlib
 import inspect
 import re
+import textwrap
+from collections.abc import Iterator, Mapping
 
-from mutirao.config import KINDS, Part, parameters
+from mutirao.config import KINDS, Part, parameters, resolve
+from mutirao.recipes.presets import expand, presets
 from mutirao.recipes.task import NAMES, find
 
 NAME = r"[^\W\d_a-z][\w'-]+(?: [^\W\d_a-z][\w'-]+)*"  # of an author, of one word or several
@@ -15,6 +18,12 @@ PAPER = re.compile(rf'({NAME}(?:(?:, (?!")| and | et al\.)[^."()]*?)?), (?:"[^"]
 def recipes() -> dict[str, str]:
     """Name and one line of each recipe."""
     return {name: about for name, (_, about) in NAMES.items()}
+
+
+def everything() -> dict[str, dict[str, str]]:
+    """All there is to choose from, by kind."""
+    about = {name: str(table["about"]) for name, table in presets().items()}
+    return {"recipes": recipes(), "presets": about} | parts()
 
 
 def parts() -> dict[str, dict[str, str]]:
@@ -47,13 +56,29 @@ def paper_in(text: str) -> str:
 
 
 def settings_of(recipe: str) -> dict[str, str]:
-    """Each setting of a recipe with its default and a line of help."""
+    """Each setting of a recipe or preset with its default and a line of help."""
     rows = {}
-    for f in dataclasses.fields(find(recipe).config):
-        default = f.default
+    name, table = expand(recipe)
+    found = find(name).config
+    preset = resolve(found, table) if table else None
+    for f in dataclasses.fields(found):
+        default = getattr(preset, f.name) if f.name in table else f.default
         if isinstance(default, Part):
             own = ", ".join(f"{f.name}.{k}={v}" for k, v in default.settings.items())
             default = default.name + (f" ({own})" if own else "")
         choices = f.metadata.get("choices")
         rows[f.name] = f"{f.metadata['doc']}{' (' + ', '.join(choices) + ')' if choices else ''}  [{default}]"
     return rows
+
+
+def in_columns(rows: Mapping[str, str], width: int) -> Iterator[str]:
+    """Names and what is said of them, wrapped to a terminal's width; 0: each on one line, for other programs.
+
+    >>> list(in_columns({"fedavg": "the mean by samples", "mean": "the plain mean"}, 22))
+    ['  fedavg  the mean by', '          samples', '  mean    the plain', '          mean']
+    """
+    names = max(map(len, rows))
+    for name, text in rows.items():
+        first, rest = f"  {name:<{names}}  ", " " * (names + 4)
+        room = max(width, names + 14) if width else len(first + text) + 1
+        yield from textwrap.wrap(text, room, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

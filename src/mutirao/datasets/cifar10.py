@@ -4,31 +4,26 @@ Images stay bytes at rest: 50,000 of them take 150 MB, as float32 they would tak
 """
 
 import hashlib
-import io
 import logging
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.text import read_text
+from mutirao.datasets.cifar_files import PIXELS, Images, Labels, pickled, records, unpickle
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng as generator
 
 log = logging.getLogger("mutirao")
 
-Images = npt.NDArray[np.uint8]  # samples x 3 x 32 x 32
-Labels = npt.NDArray[np.int64]
-
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
-PIXELS = 3 * 32 * 32
 PER_FILE = 10_000
 MD5 = {  # of the six files of the binary version
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -55,6 +50,11 @@ def read_cifar10(path: Path | str) -> Cifar10:
     """Read the binary or the Python version, from its folder or the folder above; both give the same arrays.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+
+    >>> read_cifar10("nowhere")
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: there is no folder nowhere; right would be a folder cifar-10-batches-bin ...
     """
     folder, ending = locate(Path(path))
     batches = [_read(folder / f"{name}{ending}") for name in (*TRAIN, TEST)]
@@ -117,40 +117,14 @@ def _read(file: Path) -> tuple[Images, Labels]:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    x, y = _records(file, content) if file.suffix == ".bin" else _pickled(file, content)
+    x, (y,) = records(file, content, 1) if file.suffix == ".bin" else pickled(file, content, "labels")
     if not len(y):
         raise ConfigError(f"{file} holds no images; a published file holds {PER_FILE:,}")
     if y.min() < 0 or y.max() >= len(NAMES):
         raise ConfigError(f"{file} has a label {y.max() if y.max() > 9 else y.min()}; those of CIFAR-10 are 0 to 9")
     if len(y) != PER_FILE:
         log.warning("%s holds %d images, the published file %d", file, len(y), PER_FILE)
-    return x.reshape(-1, 3, 32, 32), y.astype(np.int64)
-
-
-def _records(file: Path, content: bytes) -> tuple[Images, Labels]:
-    size = 1 + PIXELS
-    if len(content) % size:
-        raise ConfigError(
-            f"{file} has {len(content):,} bytes, not whole records of {size:,}: it is truncated or not CIFAR-10's "
-            f"binary version (a published file has {PER_FILE * size:,} bytes)"
-        )
-    rows = np.frombuffer(content, np.uint8).reshape(-1, size)
-    return np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.int64)
-
-
-def _pickled(file: Path, content: bytes) -> tuple[Images, Labels]:
-    found = _unpickle(file, content)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} holds a {type(found).__name__}, not the dict of CIFAR-10's Python version")
-    table = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in found.items()}
-    x, labels = getattr(table.get("data"), "values", None), table.get("labels")
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS:
-        raise ConfigError(f"{file} has no 'data' of bytes, {PIXELS:,} an image, as CIFAR-10's Python version has")
-    if not isinstance(labels, list) or not all(type(v) is int and 0 <= v < 256 for v in labels):
-        raise ConfigError(f"{file} has no 'labels' from 0 to 9, as CIFAR-10's Python version has")
-    if len(labels) != len(x):
-        raise ConfigError(f"{file} has {len(x):,} images but {len(labels):,} labels: it is damaged")
-    return np.ascontiguousarray(x), np.array(labels, np.int64)
+    return x, y
 
 
 def _names(folder: Path) -> tuple[str, ...]:
@@ -159,7 +133,7 @@ def _names(folder: Path) -> tuple[str, ...]:
     if text.is_file():
         names = tuple(read_text(text).split())
     elif packed.is_file():
-        found = _unpickle(packed, packed.read_bytes())
+        found = unpickle(packed, packed.read_bytes())
         listed = found.get(b"label_names", found.get("label_names")) if isinstance(found, Mapping) else None
         names = tuple(v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in listed or ())
     else:
@@ -167,73 +141,6 @@ def _names(folder: Path) -> tuple[str, ...]:
     if len(names) != len(NAMES):
         raise ConfigError(f"{text if text.is_file() else packed} lists {len(names)} classes; CIFAR-10 has {len(NAMES)}")
     return names
-
-
-class _Bytes:
-    """Stands in for `numpy.dtype`, and is always uint8: a type made by a crafted state could crash NumPy."""
-
-    def __init__(self, name: str | bytes, *_: Any) -> None:
-        if name not in ("u1", b"u1", "|u1", "uint8"):
-            raise pickle.UnpicklingError(f"an array of {name!r}")
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _Array:
-    """Stands in for the array while it is unpickled; `values` is the real one."""
-
-    values: Images
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, _, columns_first, content = state
-        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if columns_first else "C")
-
-
-def _array(content: Any, kind: _Bytes, shape: Any, order: str) -> _Array:
-    """An array as pickles of protocol 5 have it."""
-    made = _Array()
-    made.__setstate__((1, shape, kind, order in ("F", b"F"), content))
-    return made
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Bytes as Python 3 writes them into pickles of protocol 2."""
-    return text.encode("latin-1")
-
-
-# All that a pickle may name, and what it gets instead: nothing here can run code or touch NumPy's inside.
-ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Bytes,
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy.core.numeric", "_frombuffer"): _array,
-    ("numpy._core.numeric", "_frombuffer"): _array,
-    ("_codecs", "encode"): _encode,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads numbers, text, lists, dicts and arrays of bytes; refuses everything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        make = ALLOWED[module, name]
-        return lambda *values: make(*values)  # a fresh one each time: a pickle may write to what it is given
-
-
-def _unpickle(file: Path, content: bytes) -> Any:
-    try:
-        return _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except pickle.UnpicklingError as error:
-        raise ConfigError(
-            f"{file} is refused: it asks for {str(error)[:80]!r}, which CIFAR-10's Python version has no need of; "
-            f"get the set from its publisher"
-        ) from error
-    except Exception as error:  # a broken pickle may end in almost any kind
-        raise ConfigError(f"{file} is truncated, or not a file of CIFAR-10's Python version") from error
 
 
 @cache

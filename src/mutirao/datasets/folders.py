@@ -92,6 +92,14 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
 
     `slide` says how a picture's slide is known: a pattern whose first group is the slide's name, looked for in the
     file's name, or the path of a table (CSV) with columns `file`, `slide` and perhaps `laboratory`.
+
+    >>> from PIL import Image
+    >>> for name, colour in {"NILM": "white", "HSIL": "purple"}.items():
+    ...     Path("cells", name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), colour).save(Path("cells", name, "1.png"))
+    >>> pictures = read_pictures(Path("cells"))
+    >>> pictures.classes, pictures.counts()
+    (('HSIL', 'NILM'), {'HSIL': 1, 'NILM': 1})
     """
     folders = class_folders(root)
     names = tuple(classes) or tuple(p.name for p in folders)

@@ -42,7 +42,12 @@ def is_generated(data: str) -> bool:
 
 
 def generate(data: str, seed: int) -> Made:
-    """The set of that name: `fcube`, `synthetic-ALPHA-BETA` or `synthetic-iid`, perhaps with `-USERS`."""
+    """The set of that name: `fcube`, `synthetic-ALPHA-BETA` or `synthetic-iid`, perhaps with `-USERS`.
+
+    >>> cube = generate("fcube", seed=0)
+    >>> cube.x_train.shape, sorted(set(cube.users.tolist()))
+    ((4000, 3), ['u0', 'u1', 'u2', 'u3'])
+    """
     if data == FCUBE:
         return make_fcube(seed)
     found = FORM.fullmatch(data)

@@ -26,7 +26,12 @@ LAYOUT = (
 
 
 def read_idx(path: Path) -> npt.NDArray[Any]:
-    """The array in one file, or one clear line on what is wrong with it."""
+    """The array in one file, or one clear line on what is wrong with it.
+
+    >>> _ = Path("labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+    >>> read_idx(Path("labels-idx1-ubyte"))
+    array([7, 2, 1], dtype=uint8)
+    """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             start = file.read(4)

@@ -4,7 +4,6 @@ Pictures stay bytes, samples x channels x height x width, as their publishers sh
 from 0 to 1, and at rest they need a quarter of the memory. What is no picture is a row of float32.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +16,11 @@ import numpy.typing as npt
 from mutirao.config import load_name, nearest, one_line
 from mutirao.core.arrays import digest
 from mutirao.core.fingerprints import fingerprint
-from mutirao.datasets import cifar10, idx
+from mutirao.datasets import cifar10, cifar100, idx
 from mutirao.datasets.digits import read_digits
 from mutirao.datasets.folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
 from mutirao.datasets.generated import generate, is_generated
+from mutirao.datasets.homes import find_data, find_named
 from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
 from mutirao.datasets.pictures import thumbnails
@@ -37,21 +37,24 @@ JUDGE_BY = "which part judges: test, or vali, a fifth of the training samples th
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 EMBEDDED = ("digits", "synthetic", "fcube", "synthetic-1-1")  # the last with any numbers, and synthetic-iid
 DATA = "digits, synthetic, fcube, fashion-mnist or another name, a path, or package.module:function (docs/datasets.md)"
-# Sets by name: the folders they may be in, and where to get them.
-NAMED = {
-    "mnist": (("mnist", "MNIST/raw"), "the four files of yann.lecun.com/exdb/mnist"),
-    "fashion-mnist": (
-        ("fashion-mnist", "FashionMNIST/raw"),
-        "the four files of github.com/zalandoresearch/fashion-mnist, or Debian's package dataset-fashion-mnist",
-    ),
-    "cifar10": (("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"), "cs.toronto.edu/~kriz/cifar.html"),
-    "femnist": (("femnist/data", "femnist"), "github.com/TalwalkarLab/leaf, data/femnist"),
-}
+COARSE = "-coarse"  # after the name of a set that has classes of classes
+NAMED = ("mnist", "fashion-mnist", "femnist", "cifar10", "cifar100", "cifar100-coarse")  # sets of arrays
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples and their classes, to train on and to judge by; `users` and `test_users` say whose each is, if known."""
+    """Samples and their classes, to train on and to judge by; `users` and `test_users` say whose each is, if known.
+
+    A loader of one's own, named `package.module:function` in `data`, returns one:
+
+    A loader of one's own, named `package.module:function` in `data`, returns one:
+
+    A loader of one's own, named `package.module:function` in `data`, returns one:
+
+    >>> x, y = np.zeros((10, 4), np.float32), np.arange(10) % 2
+    >>> Labelled(x[:8], y[:8], x[8:], y[8:], ("no", "yes")).shape
+    (4,)
+    """
 
     x_train: npt.NDArray[Any]
     y_train: npt.NDArray[np.int64]
@@ -94,11 +97,16 @@ def is_arrays(data: str) -> bool:
     path = Path(data).expanduser()
     if "\0" in data or not path.is_dir():
         return "\0" not in data and path.is_file() and path.suffix.lower() != ".csv"
-    return idx.holds_idx(path) or cifar10.holds_cifar10(path) or holds_leaf(path)
+    return any(holds(path) for holds in (idx.holds_idx, cifar10.holds_cifar10, cifar100.holds_cifar100, holds_leaf))
 
 
 def load_labelled(data: str, seed: int) -> Labelled:
-    """The set that `data` names, or that lies at this path; where it has no test part a fifth is drawn by `seed`."""
+    """The set that `data` names, or that lies at this path; where it has no test part a fifth is drawn by `seed`.
+
+    >>> digits = load_labelled("digits", seed=0)
+    >>> digits.x_train.shape, digits.x_test.shape, digits.names[:3]
+    ((1437, 64), (360, 64), ('0', '1', '2'))
+    """
     if data == "digits":
         return Labelled(*read_digits(seed), tuple(map(str, range(10))))
     if data == "synthetic":
@@ -109,7 +117,7 @@ def load_labelled(data: str, seed: int) -> Labelled:
         return Labelled(*generate(data, seed))
     if is_dotted(data):
         return call_loader(data, seed)
-    path = find_named(data) if data in NAMED else Path(data).expanduser()
+    path = find_named(data.removesuffix(COARSE)) if data in NAMED else find_data(data)
     if not data or "\0" in data or not path.exists():
         known = (*EMBEDDED, *NAMED)
         raise ConfigError(
@@ -121,6 +129,8 @@ def load_labelled(data: str, seed: int) -> Labelled:
         return read_published(path, FASHION if "fashion" in path.name.lower() else ())
     if path.is_dir() and cifar10.holds_cifar10(path):
         return Labelled(*cifar10.read_cifar10(path))
+    if path.is_dir() and cifar100.holds_cifar100(path):
+        return Labelled(*cifar100.read_cifar100(path, coarse=data.endswith(COARSE)))
     if path.is_dir() and holds_leaf(path):
         return read_users(path)
     return read_classes(path, seed)
@@ -170,21 +180,6 @@ def hold_out(data: Labelled, draw: np.random.Generator) -> Labelled:
     x, users = data.x_train, data.users
     whose = (None, None) if users is None else (users[rest], users[held])
     return Labelled(x[rest], y[rest], x[held], y[held], data.names, *whose)
-
-
-def find_named(name: str) -> Path:
-    """The folder of a set known by name: in `$MUTIRAO_DATA`, or where Debian's packages put theirs."""
-    folders, source = NAMED[name]
-    own = os.environ.get("MUTIRAO_DATA")
-    homes = [*([Path(own).expanduser()] if own else []), Path("/usr/share/datasets")]
-    for home in homes:
-        for folder in folders:
-            if (home / folder).is_dir():
-                return home / folder
-    raise ConfigError(
-        f"data: {name} is not here: get {source}, and put it into a folder {folders[0]!r} in the one that "
-        f"$MUTIRAO_DATA names, or give its own path"
-    )
 
 
 def read_published(folder: Path, names: tuple[str, ...]) -> Labelled:

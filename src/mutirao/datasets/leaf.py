@@ -34,7 +34,17 @@ def holds_leaf(folder: Path) -> bool:
 
 
 def read_leaf(folder: Path) -> tuple[Part, Part]:
-    """What users train on and what is only for the test."""
+    """What users train on and what is only for the test.
+
+    >>> for part in ("train", "test"):
+    ...     Path("leaf", part).mkdir(parents=True)
+    ...     users = {"ana": {"x": [[0.1, 0.2], [0.3, 0.4]], "y": [0, 1]}}
+    ...     text = json.dumps({"users": ["ana"], "num_samples": [2], "user_data": users})
+    ...     _ = Path("leaf", part, "data.json").write_text(text)
+    >>> train, test = read_leaf(Path("leaf"))
+    >>> train.y, train.users
+    (array([0, 1]), array(['ana', 'ana'], dtype='<U3'))
+    """
     sides = [_read_side(folder / name) for name in ("train", "test")]
     kept = {side[0].dtype for users in sides for side in users.values()}
     widths = {side[0].shape[1]: user for users in sides for user, side in users.items()}
