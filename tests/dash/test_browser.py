@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,22 @@ def page(browser: Any) -> Any:
     assert problems == []
 
 
+@pytest.fixture
+def study(live: Live) -> str:
+    """The page of a small study: two methods, three seeds."""
+    from mutirao.studies.comparison import compare, write_tables
+    from mutirao.studies.study import carry_out, read_study
+
+    place, file = live.folder / "study", live.folder.parent / "study.toml"
+    if not place.exists():
+        methods = '[methods.plain]\naggregate = "fedavg"\n[methods.adam]\n'
+        file.write_text(f'recipe = "conftest:iris"\nseeds = 3\nbaseline = "plain"\n{methods}')
+        planned = read_study(file, trust=lambda where, names: True)
+        assert carry_out(planned, place, start="here") == []
+        write_tables(planned, compare(planned, place), place)
+    return f"{live.address}#/study?id=study"
+
+
 def serious(page: Any) -> list[str]:
     """What axe-core finds, in one line each."""
     from axe_playwright_python.sync_playwright import Axe
@@ -40,7 +57,11 @@ def serious(page: Any) -> list[str]:
 
 
 def row(page: Any, run: str) -> Any:
-    return page.locator(f"#runs li[data-id='{run}']")
+    return page.locator(f"tr[data-id='{run}']")
+
+
+def shown(page: Any) -> list[str]:
+    return [str(name) for name in page.locator("#runs tbody tr[data-id]").evaluate_all("l => l.map(n => n.dataset.id)")]
 
 
 def download(page: Any, name: str) -> str:
@@ -70,7 +91,7 @@ def test_a_person_watches_compares_filters_downloads_cancels_and_resumes(live: L
     assert row(page, "beta").count() == 1
 
     # the curve grows while we look
-    row(page, "gamma").get_by_role("button").click()
+    row(page, "gamma").get_by_role("link").click()
     page.locator("#curves polyline").first.wait_for(state="attached")
     seen = last_round(page)
     until(lambda: last_round(page) > seen + 2)
@@ -79,26 +100,43 @@ def test_a_person_watches_compares_filters_downloads_cancels_and_resumes(live: L
 
     # cancel it: the process is ours, the run is kept
     page.locator("#cancel").click()
-    row(page, "gamma").locator(".badge.stopped").wait_for()
+    page.locator("#badge.stopped").wait_for()
     assert running.wait(30) != 0
     page.locator("#resume").wait_for()
     made = len((live.folder / "gamma" / "history.csv").read_text().splitlines()) - 1
     assert 0 < made < 60
 
-    # filter, and compare two
+    # filter by words and by state, and sort; all of it is in the address
+    page.get_by_role("link", name="all runs").click()
     page.locator("#search").fill("alp")
-    assert page.locator("#runs li").count() == 1
+    until(lambda: shown(page) == ["alpha"])
+    page.locator("#search").fill("rounds 8")  # a setting in which it differs
+    until(lambda: shown(page) == ["beta"])
     page.locator("#search").fill("")
     page.locator("#state").select_option("stopped")
-    row(page, "alpha").wait_for(state="detached")
-    assert row(page, "gamma").count() == 1
+    until(lambda: shown(page) == ["gamma"])
+    page.reload()
+    row(page, "gamma").wait_for()
+    assert shown(page) == ["gamma"]
     page.locator("#state").select_option("")
+    for key, falling in (("Enter", "ascending"), ("Space", "descending")):
+        page.locator("th[data-sort=name] button").focus()
+        page.keyboard.press(key)
+        assert page.locator("th[data-sort=name]").get_attribute("aria-sort") == falling
+        names = [name for name in shown(page) if name in ("alpha", "beta", "gamma")]
+        assert names == sorted(names, reverse=falling == "descending")
+
+    # compare two
     row(page, "alpha").get_by_role("checkbox").check()
     row(page, "beta").get_by_role("checkbox").check()
+    page.locator("#compare").click()
     page.locator("#ends tbody tr").nth(1).wait_for()
-    assert page.locator("#curves polyline").count() == 2
+    assert page.locator("#compared polyline").count() == 2
+    settings = page.locator("#difference tbody tr").all_inner_texts()
+    assert ["rounds", "12", "8"] in [line.split() for line in settings]
+    assert not any(line.startswith("pause") for line in settings)
     page.locator("#metric").select_option("loss")
-    assert page.locator("#curves figcaption").inner_text() == "loss by round"
+    page.locator("figcaption", has_text="loss by round").wait_for()
     assert serious(page) == []
 
     # take the data and the picture home
@@ -108,20 +146,81 @@ def test_a_person_watches_compares_filters_downloads_cancels_and_resumes(live: L
     picture = ElementTree.fromstring(download(page, "Download SVG"))
     assert picture.tag.endswith("svg")
     assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
-    page.get_by_role("button", name="clear").click()
 
     # go on with the run: this page starts it, and it ends well
+    page.goto(f"{live.address}#/run?id=gamma")
     page.locator("#resume").click()
     page.locator("#badge.running").wait_for()
     until(lambda: "resumed" in page.locator("#badge").inner_text())
     until(lambda: last_round(page) > made)
     page.locator("#cancel").click()
-    row(page, "gamma").locator(".badge.stopped").wait_for()
+    page.locator("#badge.stopped").wait_for()
+
+
+def test_seeds_are_one_curve_with_a_band_by_any_axis_and_smoothed(live: Live, study: str, page: Any) -> None:
+    page.goto(study)
+    verdicts = page.locator("table.verdict tbody tr")
+    verdicts.first.wait_for()
+    assert sorted(w for text in verdicts.all_inner_texts() for w in ("baseline", "undecided") if w in text) == [
+        "baseline",
+        "undecided",
+    ]
+    page.get_by_role("link", name="compare all").click()
+    page.locator("#compared polygon").first.wait_for(state="attached")
+    assert (page.locator("#compared polygon").count(), page.locator("#compared polyline").count()) == (2, 2)
+    assert "95% interval" in page.locator("#compared .about").inner_text()
+    page.locator("#bands").select_option("range")
+    rows = list(csv.DictReader(io.StringIO(download(page, "Download data"))))
+    name = next(key for key in rows[0] if key == "aggregate fedavg (3 seeds)")
+    runs = live.folder / "study" / "cells" / "plain"
+    each = [list(csv.DictReader((runs / f"seed{s}" / "history.csv").open())) for s in range(3)]
+    values = [float(history[-1]["accuracy"]) for history in each]
+    assert float(rows[-1][name]) == pytest.approx(sum(values) / 3)
+    assert [float(rows[-1][f"{name} {end}"]) for end in ("low", "high")] == [min(values), max(values)]
+    page.locator("#bands").select_option("none")
+    until(lambda: page.locator("#compared polyline").count() == 6)
+    page.locator("#axis").select_option("bytes")
+    page.locator("figcaption", has_text="accuracy by bytes").wait_for()
+    sent = sum(float(line["bytes_down"]) + float(line["bytes_up"]) for line in each[0])
+    page.locator("#smooth").fill("0.5")
+    until(lambda: page.locator("#compared polyline.faint").count() == 6)
+    rows = list(csv.DictReader(io.StringIO(download(page, "Download data"))))
+    assert max(float(line["bytes sent and received"]) for line in rows) == sent
+    smooth, weight = 0.0, 0.0
+    for line in each[0]:
+        smooth, weight = 0.5 * smooth + 0.5 * float(line["accuracy"]), 0.5 * weight + 0.5
+    assert float(rows[-1]["study/cells/plain/seed0"]) == pytest.approx(smooth / weight)
+    page.reload()  # the address says it all
+    until(lambda: page.locator("#compared polyline.faint").count() == 6)
+
+
+def test_two_people_note_at_once_and_neither_loses_a_word(live: Live, page: Any) -> None:
+    other = page.context.new_page()
+    for each in (page, other):
+        each.goto(f"{live.address}#/run?id=beta")
+        each.locator("summary", has_text="Notes").click()
+    page.locator("#notes").fill("mine <img src=x>")
+    page.locator("#keep").click()
+    page.get_by_text("saved", exact=True).wait_for()
+    other.locator("#notes").fill("theirs")
+    other.locator("#keep").click()
+    other.get_by_text("Somebody else saved meanwhile").wait_for()
+    assert other.locator(".theirs pre").inner_text() == "mine <img src=x>"
+    assert other.locator("#notes").input_value() == "theirs"
+    other.get_by_role("button", name="put theirs above mine").click()
+    other.locator("#keep").click()
+    other.get_by_text("saved", exact=True).wait_for()
+    file = live.folder / "beta" / "notes.md"
+    assert file.read_text() == "mine <img src=x>\n\ntheirs"
+    other.get_by_role("link", name="all runs").click()
+    until(lambda: "mine <img src=x> theirs" in row(other, "beta").inner_text())
+    assert other.locator("tbody img").count() == 0
+    file.unlink()
 
 
 def test_clients_their_failures_and_the_log_are_text_and_never_markup(live: Live, page: Any) -> None:
     page.goto(live.address)
-    row(page, "beta").get_by_role("button").click()
+    row(page, "beta").get_by_role("link").click()
     page.get_by_role("tab", name="clients").click()
     first = page.locator("#clients tbody tr").first
     first.wait_for()
@@ -139,14 +238,21 @@ def test_clients_their_failures_and_the_log_are_text_and_never_markup(live: Live
 
 
 @pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
-def test_nobody_is_left_out_by_colours_or_width(live: Live, browser: Any, width: int, colours: str) -> None:
+def test_nobody_is_left_out_by_colours_or_width(live: Live, study: str, browser: Any, width: int, colours: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=colours)
     page = context.new_page()
-    page.goto(live.address)
-    row(page, "beta").get_by_role("button").click()
-    page.locator("#curves svg").first.wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert serious(page) == []
+    both = "&".join(f"id=study%2Fcells%2F{run}" for run in ("plain%2Fseed0", "plain%2Fseed1", "adam%2Fseed0"))
+    for place, sign in (
+        ("runs?cells=1", "#runs tr[data-id]"),
+        ("run?id=beta&smooth=0.5", "#curves svg"),
+        (f"compare?{both}", "#compared svg"),
+        ("study?id=study", "tr[data-id]"),
+    ):
+        page.goto("about:blank")
+        page.goto(f"{live.address}#/{place}")
+        page.locator(sign).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+        assert serious(page) == [], place
     page.goto((live.folder / "beta" / "report.html").as_uri())
     page.locator("figure svg").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -155,6 +261,30 @@ def test_nobody_is_left_out_by_colours_or_width(live: Live, browser: Any, width:
     page.locator("#theme").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     context.close()
+
+
+def test_thousands_of_runs_are_few_rows_and_every_one_can_be_reached(browser: Any, tmp_path: Path, live: Live) -> None:
+    folder = live.folder / "many"
+    for i in range(300):
+        (folder / f"r{i:03d}").mkdir(parents=True)
+        (folder / f"r{i:03d}" / "config.toml").write_text(f'recipe = "quickstart"\nrounds = {i + 1}\n')
+        (folder / f"r{i:03d}" / "audit.jsonl").write_text('{"event": "started", "time": "2020-01-01T00:00:00+00:00"}\n')
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{live.address}#/runs?q=many/&sort=name&order=rising")
+    until(lambda: "300 of" in page.locator("#found").inner_text())
+    assert page.locator("#runs tbody tr[data-id]").count() < 60
+    assert page.locator("#runs table").get_attribute("aria-rowcount") == "301"
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    row(page, "many/r299").wait_for()
+    assert row(page, "many/r299").get_attribute("aria-rowindex") == "301"
+    assert "rounds 300" in row(page, "many/r299").inner_text()
+    assert page.locator("#runs tbody tr[data-id]").count() < 60
+    row(page, "many/r299").get_by_role("link").focus()  # who reads with the keyboard keeps the place
+    page.evaluate("scrollTo(0, 0)")
+    row(page, "many/r000").wait_for()
+    assert page.evaluate("document.activeElement.closest('tr').dataset.id") == "many/r299"
+    page.close()
+    shutil.rmtree(folder)
 
 
 def test_the_report_needs_no_network_and_can_be_used_with_the_keyboard(live: Live, page: Any) -> None:

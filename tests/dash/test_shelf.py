@@ -10,8 +10,9 @@ import pytest
 
 from mutirao.dash.clients import clients_of, page_of
 from mutirao.dash.control import Control, Refused, resume_words
-from mutirao.dash.shelf import History, Item, Shelf
-from mutirao.dash.watching import MOST_WAITING, Listener, Watcher
+from mutirao.dash.history import History
+from mutirao.dash.shelf import Item, Shelf
+from mutirao.dash.watching import MOST_WAITING, TURN, Listener, Watcher
 from mutirao.runs.execute import execute
 from mutirao.runs.reader import Columns
 
@@ -29,6 +30,10 @@ def make(folder: Path, rows: int = 2, last: str = "round", **more: object) -> Pa
     return folder
 
 
+def rows(history: History) -> list[list[float | None]]:
+    return [list(row) for row in zip(*history.part().values(), strict=True)]
+
+
 def test_runs_studies_and_cells_are_found_and_links_are_not_followed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     make(root / "a")
@@ -41,8 +46,8 @@ def test_runs_studies_and_cells_are_found_and_links_are_not_followed(tmp_path: P
     shelf = Shelf(root)
     shelf.walk()
     assert set(shelf.items) == {"a", "deep/b", "study", "study/cells/m/seed0"}
-    for item in shelf.items.values():
-        item.refresh()
+    for item in sorted(shelf.items.values(), key=lambda item: item.kind):  # runs first
+        item.refresh([cell.facts for cell in shelf.cells_of(item.key)])
     facts = {k: i.facts for k, i in shelf.items.items()}
     assert facts["a"]["state"] == "stopped"
     assert (facts["a"]["rounds"], facts["a"]["of"], facts["a"]["value"]) == (2, 9, 0.2)
@@ -55,9 +60,14 @@ def test_runs_studies_and_cells_are_found_and_links_are_not_followed(tmp_path: P
 def test_a_run_that_went_is_told(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     make(tmp_path / "a")
-    assert shelf.walk() == []
+    assert [item.key for item in shelf.walk()[0]] == ["a"]
+    assert shelf.walk() == ([], [])
     (tmp_path / "a").rename(tmp_path / ".hidden")
-    assert shelf.walk() == ["a"]
+    assert shelf.walk() == ([], ["a"])
+    make(tmp_path / "b")
+    shelf.walk()
+    (tmp_path / "b" / "config.toml").unlink()  # no run any more
+    assert shelf.walk() == ([], ["b"])
 
 
 def test_history_is_read_on_from_where_it_ended(tmp_path: Path) -> None:
@@ -66,22 +76,23 @@ def test_history_is_read_on_from_where_it_ended(tmp_path: Path) -> None:
     assert history.read_on() == -1
     file.write_text("round,accuracy\n1,0.5\n2,0.")
     assert history.read_on() == 0
-    assert history.rows == [[1.0, 0.5]]
+    assert rows(history) == [[1.0, 0.5]]
     with file.open("a") as more:
         more.write("75\n3,\n")
     assert history.read_on() == 1
-    assert history.rows == [[1.0, 0.5], [2.0, 0.75], [3.0, None]]
+    assert rows(history) == [[1.0, 0.5], [2.0, 0.75], [3.0, None]]
+    assert history.part(2, ["accuracy"]) == {"accuracy": [None]}
     assert history.read_on() == -1
     new = tmp_path / "new"
     new.write_text("round,accuracy\n1,0.5\n2,0.9\n")  # a resumed run drops a row by replacing the file
     new.replace(file)
     history.read_on()
-    assert history.rows == [[1.0, 0.5], [2.0, 0.9]]
+    assert rows(history) == [[1.0, 0.5], [2.0, 0.9]]
     new.write_text("round,accuracy,loss\n1,0.5,2\n")
     new.replace(file)
     history.read_on()
     assert history.columns == ["round", "accuracy", "loss"]
-    assert history.rows == [[1.0, 0.5, 2.0]]
+    assert rows(history) == [[1.0, 0.5, 2.0]]
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path: Path) -> None:
@@ -121,8 +132,8 @@ def test_listeners_hear_of_new_rounds_and_slow_ones_begin_anew(tmp_path: Path) -
 
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: this one may be a browser's
         heard = pool.submit(asyncio.run, story()).result()
-    rows = [m for m in heard if m["event"] == "rows"]
-    assert [(m["start"], m["rows"]) for m in rows] == [(2, [[3.0, 0.3]])]
+    told = [m for m in heard if m["event"] == "rows"]
+    assert [(m["start"], m["columns"]) for m in told] == [(2, {"round": [3.0], "accuracy": [0.3]})]
     assert [m["facts"]["rounds"] for m in heard if m["event"] == "facts"] == [3]  # type: ignore[index]
 
 
@@ -188,3 +199,47 @@ def test_the_words_of_a_resume_cannot_be_options(tmp_path: Path) -> None:
         resume_words(study)
     (tmp_path / "gone.toml").write_text("")
     assert resume_words(study)[-2:] == ["--set", "rounds=3"]
+
+
+def test_the_list_has_another_version_only_if_something_changed(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b", last="finished")
+    watcher = Watcher(tmp_path)
+    watcher.look()
+    version, listed = watcher.listing()
+    assert {f["id"] for f in json.loads(listed)} == {"a", "b"}
+    for _ in range(TURN + 1):
+        watcher.look()
+    assert watcher.listing() == (version, listed)
+    (tmp_path / "b" / "notes.md").write_text("**worth** another look\n\nbecause")
+    for _ in range(TURN):  # runs at rest are looked at in turn
+        watcher.look()
+    assert watcher.listing()[0] != version
+    notes = {f["id"]: f["note"] for f in json.loads(watcher.listing()[1])}
+    assert notes == {"a": "", "b": "**worth** another look because"}
+
+
+def test_a_study_counts_its_cells_and_names_its_best_method(tmp_path: Path) -> None:
+    for seed in range(2):
+        make(tmp_path / "s" / "cells" / "m" / f"seed{seed}", last="finished")
+    lines = [{"method": "m", "metric": "loss", "mean": 0.5}, {"method": "n", "metric": "loss", "mean": 0.4}]
+    (tmp_path / "s" / "study.json").write_text(
+        json.dumps({"recipe": "iris", "cells": ["m/seed0", "m/seed1", "n/seed0"]})
+    )
+    (tmp_path / "s" / "table.json").write_text(json.dumps({"lines": lines}))
+    watcher = Watcher(tmp_path)
+    watcher.look()
+    facts = watcher.shelf.items["s"].facts
+    assert [facts[k] for k in ("rounds", "of", "state", "judge", "winner", "best")] == [
+        2,
+        3,
+        "stopped",
+        "loss",
+        "n",
+        0.4,
+    ]
+    cell = make(tmp_path / "s" / "cells" / "n" / "seed0", last="finished")
+    watcher._walked = 0.0
+    watcher.look()
+    assert watcher.shelf.items["s"].facts["state"] == "finished"
+    assert not watcher.shelf.items[f"s/cells/n/{cell.name}"].facts["resumable"]

@@ -1,96 +1,46 @@
-"""The live page's server: reads for who has the token, writes only from the page itself, nothing outside the folder."""
+"""The live page's server: what may be asked of it, by address; nothing outside the folder can be named."""
 
 import asyncio
-import hmac
+import gzip
 import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
-from fastapi import Body, FastAPI, HTTPException, Query
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi import Body, FastAPI, Header, HTTPException, Query
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from mutirao.dash.clients import Clients, clients_of, page_of
 from mutirao.dash.control import Control, Refused
+from mutirao.dash.guard import POLICY, Guard
+from mutirao.dash.settings import read_settings, settings_of
 from mutirao.dash.shelf import Item, mark_of
+from mutirao.dash.verdicts import study_of
 from mutirao.dash.watching import Watcher
-from mutirao.report import charts, render
-from mutirao.report.page import asset
+from mutirao.images.notice import notice_of
+from mutirao.metrics import direction_of
+from mutirao.report import charts, holders, render
+from mutirao.report.page import asset, is_steady
 from mutirao.report.state import last_lines, state_in
 from mutirao.report.words import sentences
-from mutirao.runs.reader import Record, clean, text_of
-
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+from mutirao.runs.notes import Changed, read_notes, write_notes
+from mutirao.runs.reader import Record, clean, json_of, text_of
+from mutirao.runs.sentence import describe_run
+from mutirao.runs.trails import table_in
 
 HERE = Path(__file__).parent / "assets"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-store",
-    b"cross-origin-opener-policy": b"same-origin",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"x-frame-options": b"DENY",
-}
 DOWNLOADS = re.compile(
-    r"(config\.toml|history\.(csv|json)|clients\.csv|summary\.json|audit\.jsonl|run\.log|table\.\w+)"
+    r"(config\.toml|history\.(csv|json)|clients\.csv|summary\.json|audit\.jsonl|run\.log|notes\.md|table\.\w+)"
 )
 KINDS = {"css": "text/css", "js": "text/javascript"}
 LOG_LINES = 400
-
-
-class Guard:
-    """Lets through who came by the right address with the right token; everybody else learns nothing."""
-
-    def __init__(self, app: Any, token: str, hosts: frozenset[str] | None) -> None:
-        self.app, self.token, self.hosts = app, token, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check host, origin and token, and put the safe headers on every answer."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def guarded(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                told = dict(message.get("headers", []))
-                extra = {b"content-security-policy": POLICY.encode(), **HEADERS}
-                message["headers"] = [*message.get("headers", []), *((k, v) for k, v in extra.items() if k not in told)]
-            await send(message)
-
-        if problem := self.problem(scope):
-            await PlainTextResponse(problem, status_code=403)(scope, receive, guarded)
-            return
-        await self.app(scope, receive, guarded)
-
-    def problem(self, scope: Scope) -> str:
-        """Why a request is refused; nothing if it is not."""
-        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        host = headers.get("host", "")
-        if self.hosts is not None and host.lower() not in self.hosts:  # another name may point here
-            return "this page answers to its own address only"
-        writes = scope["method"] not in ("GET", "HEAD")
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-        if writes and ((origin is not None and origin != f"http://{host}") or site not in ("same-origin", "none")):
-            return "another page may not change anything here"
-        if scope["path"].startswith("/assets/") and not writes:
-            return ""  # the same for everybody
-        given = headers.get("x-mutirao-token", "")
-        if not given and not writes:  # a link or an event stream cannot carry a header; a write must
-            given = (parse_qs(scope["query_string"].decode("latin-1")).get("token") or [""])[0]
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
-            return "the token is missing or wrong; open the address that was printed at the start"
-        return ""
+MOST_COMPARED = 60
+FIRST_LOOK = 0.7  # seconds that the first list waits for a folder to be read
+READ_ONLY = "this page was started to be looked at only (--read-only)"
 
 
 class Shared:
@@ -122,25 +72,26 @@ def read_asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8") if (HERE / name).is_file() else asset(name)
 
 
-ASSETS = ("dash.js", "dash.css", "charts.js", "style.css")
+ASSETS = frozenset({"charts.js", "style.css", *(f.name for f in HERE.iterdir() if f.suffix in (".js", ".css"))})
 
 
 def sections_of(record: Record) -> list[dict[str, Any]]:
     """The charts of a run beyond its curves, as its report has them."""
     parts = {
-        "The data": charts.chart_partition,
-        "Who took part": charts.chart_participation,
+        "The data": holders.chart_partition,
+        "Who took part": holders.chart_participation,
         "Groups": charts.chart_groups,
         "Weights and what clients reported": charts.chart_weights,
         "What it cost": charts.chart_cost,
         "Failures and rejections": charts.chart_losses,
         "Privacy": charts.chart_privacy,
     }
-    found = [{"title": title, "charts": clean(list(make(record)))} for title, make in parts.items()]
+    drawn = {title: [spec for spec in make(record) if not is_steady(spec)] for title, make in parts.items()}
+    found = [{"title": title, "charts": clean(specs)} for title, specs in drawn.items()]
     return [part for part in found if part["charts"]]
 
 
-def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
+def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bool = False) -> FastAPI:
     """The application over a folder; `hosts` are the addresses it answers to (None: any)."""
     app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
     watcher, control, shared = Watcher(root), Control(), Shared()
@@ -154,13 +105,20 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
             raise HTTPException(404, "there is no such run")
         return item
 
+    def whole_item(id: str) -> Item:
+        item = item_of(id)
+        if item.facts.get("state") == "unreadable":
+            raise HTTPException(409, f"it is not read: {item.facts['why']}")
+        return item
+
     def record_of(item: Item) -> Record:
         found: Record = shared.get("record", item, "audit.jsonl", lambda: Record.of(item.path))
         return found
 
     def words_of(item: Item) -> list[str]:
         record = record_of(item)
-        return sentences(record, state_in(record))
+        told = (describe_run(record), notice_of(record.config), *sentences(record, state_in(record)))
+        return [said for said in told if said]
 
     def charts_of(item: Item) -> str:
         return json.dumps(sections_of(record_of(item)), separators=(",", ":"))
@@ -177,43 +135,70 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
         return Response(read_asset(name), media_type=kind, headers={"cache-control": "no-cache"})
 
     @app.get("/api/runs")
-    def runs() -> Response:
-        watcher.looked.wait(10)
-        content = {"root": watcher.shelf.root.name, "runs": [told(f) for f in watcher.facts()]}
-        return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
+    def runs(if_none_match: str = Header(""), accept_encoding: str = Header("")) -> Response:
+        watcher.walked.wait(10)
+        watcher.looked.wait(FIRST_LOOK)  # a large folder is read on while its latest runs are shown
+        left = watcher.left
+        version, listed = watcher.listing()
+        tag = f'"{version}-{left}"'
+        if if_none_match == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        about = {"root": watcher.shelf.root.name, "left": left, "readonly": read_only}
+        said = {key: problem for key in control.begun() if (problem := control.problem(key))}
+        content = json.dumps(about | {"said": said})[:-1].encode() + b', "runs": ' + listed + b"}"
+        headers = {"etag": tag}
+        if "gzip" in accept_encoding and len(content) > 100_000:
+            content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
+        return Response(content, media_type="application/json", headers=headers)
 
     def told(facts: dict[str, Any]) -> dict[str, Any]:
         at_rest = facts["state"] in ("stopped", "failed", "new")
         return facts | {"why": problem} if at_rest and (problem := control.problem(str(facts["id"]))) else facts
 
     @app.get("/api/history")
-    def history(id: str) -> dict[str, Any]:
-        item_of(id)
-        return watcher.rows(id) or {}
+    def history(id: str, only: Annotated[list[str], Query()] = []) -> dict[str, Any]:  # noqa: B006 - never changed
+        item = whole_item(id)
+        found = watcher.rows(id, only) or {"names": []}
+        ways = table_in(json_of(item.path / "summary.json"), "directions")
+        return found | {"ways": {name: way for name in found["names"] if (way := direction_of(name, ways))}}
 
     @app.get("/api/run")
     def run(id: str) -> dict[str, Any]:
         item = item_of(id)
+        found = {"facts": told(item.facts), "words": [], "config": "", "notes": vars(read_notes(item.path))}
+        if item.facts.get("state") == "unreadable":
+            return found
+        if item.kind == "study":
+            return found | study_of(item.path)
         config = text_of(path) if (path := watcher.shelf.file(id, "config.toml")) else ""
-        cells = [f for f in watcher.facts() if f["study"] == id] if item.kind == "study" else []
-        words = shared.get("words", item, "audit.jsonl", lambda: words_of(item)) if item.kind == "run" else []
-        return {"facts": told(item.facts), "words": words, "config": config, "cells": cells}
+        words = shared.get("words", item, "audit.jsonl", lambda: words_of(item))
+        return found | {"words": words, "config": config}
+
+    @app.get("/api/settings")
+    def settings(id: Annotated[list[str], Query()]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in id[:MOST_COMPARED]:
+            try:
+                found[key] = clean(settings_of(read_settings(text_of(whole_item(key).path / "config.toml"))))
+            except (ValueError, RecursionError):
+                found[key] = {}
+        return found
 
     @app.get("/api/charts")
     def charts_in(id: str) -> Response:
-        item = item_of(id)
+        item = whole_item(id)
         text = shared.get("charts", item, "clients.csv", lambda: charts_of(item)) if item.kind == "run" else "[]"
         return Response(text, media_type="application/json")
 
     @app.get("/api/clients")
     def clients(id: str, q: str = "", sort: str = "client", start: int = Query(0, ge=0)) -> dict[str, Any]:
-        item = item_of(id)
+        item = whole_item(id)
         everyone: Clients = shared.get("clients", item, "clients.csv", lambda: clients_of(record_of(item).clients))
         return page_of(everyone, q, sort, start)
 
     @app.get("/api/log")
     def log(id: str) -> dict[str, Any]:
-        item_of(id)
+        whole_item(id)
         path = watcher.shelf.file(id, "run.log")
         return {"lines": last_lines(path, LOG_LINES) if path else []}
 
@@ -228,7 +213,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
 
     @app.get("/report")
     def report(id: str) -> HTMLResponse:
-        text = render(item_of(id).path)  # made here and now: a file in the folder could hold anything
+        text = render(whole_item(id).path)  # made here and now: a file in the folder could hold anything
         policy = re.search(r'Content-Security-Policy content="([^"]+)"', text)
         more = "; frame-ancestors 'none'; sandbox allow-scripts allow-downloads allow-same-origin"
         return HTMLResponse(text, headers={"content-security-policy": (policy[1] if policy else POLICY) + more})
@@ -236,7 +221,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     @app.get("/events")
     async def events(watch: Annotated[list[str], Query()] = []) -> StreamingResponse:  # noqa: B006 - never changed
         async def stream() -> AsyncIterator[str]:
-            with watcher.listening(frozenset(watch[:50])) as listener:
+            with watcher.listening(frozenset(watch[:MOST_COMPARED])) as listener:
                 yield "retry: 1000\nevent: hello\ndata: {}\n\n"
                 idle = 0
                 while True:
@@ -256,8 +241,11 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
         return StreamingResponse(stream(), media_type="text/event-stream")
 
     def wish(act: Callable[[Item], None], id: str) -> dict[str, bool]:
+        item = item_of(id)
+        if read_only:
+            raise HTTPException(403, READ_ONLY)
         try:
-            act(item_of(id))
+            act(item)
         except Refused as error:
             raise HTTPException(409, str(error)) from error
         except OSError as error:
@@ -271,5 +259,18 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None) -> FastAPI:
     @app.post("/api/resume")
     def resume(id: str = Body(embed=True)) -> dict[str, bool]:
         return wish(control.resume, id)
+
+    @app.post("/api/notes")
+    def notes(id: str = Body(), text: str = Body(), seen: str = Body()) -> Response:
+        item = item_of(id)
+        if read_only:
+            raise HTTPException(403, READ_ONLY)
+        try:
+            kept = write_notes(item.path, text, seen)
+        except Changed as error:
+            return JSONResponse({"detail": str(error), "notes": vars(error.now)}, status_code=409)
+        except (ValueError, OSError) as error:
+            raise HTTPException(409, f"not kept: {getattr(error, 'strerror', None) or error}") from error
+        return JSONResponse({"notes": vars(kept)})
 
     return app

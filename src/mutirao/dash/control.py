@@ -56,6 +56,10 @@ class Control:
         )
         self._begun[item.key] = (process, says)
 
+    def begun(self) -> list[str]:
+        """What this page has started."""
+        return list(self._begun)
+
     def problem(self, key: str) -> str | None:
         """How the process this page started ended: empty if well or if there is none, None while it is at work."""
         if key not in self._begun:

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import Body, FastAPI, HTTPException, Query
 from fastapi.responses import HTMLResponse, Response
 
-from mutirao.dash.app import HERE, KINDS, Guard, read_asset
+from mutirao.dash.app import HERE, KINDS, read_asset
+from mutirao.dash.guard import Guard
 from mutirao.datasets.folders import read_content
 from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
+from mutirao.images.notice import NOTICE
 from mutirao.slides.labels import Labels, Tiles, open_labels
 from mutirao.slides.reading import encode
 
@@ -34,7 +37,7 @@ def make_page(tiles: Tiles, labels: Labels, reader: str, token: str, hosts: froz
 
     @app.get("/")
     def page() -> HTMLResponse:
-        return HTMLResponse((HERE / "label.html").read_text(encoding="utf-8"))
+        return HTMLResponse((HERE / "label.html").read_text(encoding="utf-8").replace("NOTICE", escape(NOTICE)))
 
     @app.get("/assets/{name}")
     def assets(name: str) -> Response:

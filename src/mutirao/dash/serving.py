@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Make = Callable[[str, frozenset[str] | None], AbstractContextManager["FastAPI"]]
 
 
-def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+def serve(root: Path, host: str, port: int, say: Callable[[str], None], read_only: bool = False) -> None:
     """Serve the folder until interrupted; `say` is told the address once it answers."""
     with needing_packages():
         from mutirao.dash.app import make_app
@@ -26,7 +26,7 @@ def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
 
     @contextlib.contextmanager
     def watched(token: str, hosts: frozenset[str] | None) -> Iterator["FastAPI"]:
-        app = make_app(root, token, hosts)
+        app = make_app(root, token, hosts, read_only)
         app.state.watcher.start()
         try:
             yield app

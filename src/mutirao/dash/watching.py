@@ -1,16 +1,20 @@
-"""One thread looks at the folders for all who watch: a few stats a tick, and only new lines are read."""
+"""One thread looks at the folders for all who watch: a few stats a tick, runs at rest in turn, only new lines read."""
 
 import asyncio
 import contextlib
+import itertools
+import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mutirao.dash.shelf import Facts, Item, Shelf
+from mutirao.dash.facts import Facts
+from mutirao.dash.shelf import Item, Shelf
 
 TICK, WALK = 0.2, 2.0  # seconds between looks at known folders, and between searches for new ones
+TURN = 10  # ticks in which every run at rest is looked at once
 MOST_WAITING = 500  # messages a slow reader may be behind before it is told to begin anew
 
 Message = dict[str, Any]
@@ -43,10 +47,14 @@ class Watcher:
         self.shelf = Shelf(root)
         self.lock = threading.RLock()
         self.listeners: set[Listener] = set()
-        self.looked = threading.Event()  # the first look is done
+        self.walked, self.looked = threading.Event(), threading.Event()  # all runs are known of; all are read
+        self.left = 0  # runs that are known to be there, but were not read yet
+        self.changes = itertools.count()
+        self.version = f"{secrets.token_hex(4)}-0"  # of the list; another one in another process
         self._stop = threading.Event()
-        self._walked = 0.0
+        self._walked, self._tick = 0.0, 0
         self._told: dict[str, tuple[int, tuple[str, ...]]] = {}  # rows of a run that listeners have heard of
+        self._listed: tuple[str, bytes] = ("", b"")
         self.thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def start(self) -> None:
@@ -57,10 +65,19 @@ class Watcher:
         """Look no more."""
         self._stop.set()
 
-    def facts(self) -> list[Facts]:
-        """The list of runs and studies as of the last look."""
+    def facts(self, study: str) -> list[Facts]:
+        """The runs of a study as of the last look."""
         with self.lock:
-            return [item.facts for item in self.shelf.items.values() if item.facts]
+            return [item.facts for item in self.shelf.cells_of(study) if item.facts]
+
+    def listing(self) -> tuple[str, bytes]:
+        """The version of the list, and the list of runs and studies as JSON."""
+        version = self.version
+        if self._listed[0] != version:
+            with self.lock:
+                texts = [item.text for item in self.shelf.items.values() if item.text]
+            self._listed = (version, f"[{','.join(texts)}]".encode())
+        return self._listed
 
     def item(self, key: str) -> Item | None:
         """A run or study by its key."""
@@ -83,48 +100,96 @@ class Watcher:
             self.look()
             self.looked.set()
             spent = time.monotonic() - began
-            self._stop.wait(max(TICK, 2 * spent))  # however many runs there are, most of the time is not ours
+            self._stop.wait(
+                min(max(TICK, 2 * spent), WALK)
+            )  # however many runs there are, most of the time is not ours
 
     def look(self) -> None:
-        """One look at everything."""
+        """One look: for new folders now and then, at what is at work each time, at what is at rest in turn."""
         if time.monotonic() - self._walked >= WALK or not self._walked:
             with self.lock:
-                gone = self.shelf.walk()
+                came, gone = self.shelf.walk()
             self._walked = time.monotonic()
             for key in gone:
-                self._tell({"event": "gone", "id": key})
-        for item in list(self.shelf.items.values()):
+                self._changed({"event": "gone", "id": key})
+            self._read_first(came)
+        self._tick += 1
+        wanted = frozenset().union(*(listener.wants for listener in list(self.listeners)))
+        studies = set()
+        for place, item in enumerate(list(self.shelf.items.values())):
+            if item.rests and item.key not in wanted and (place + self._tick) % TURN:
+                continue
             with self.lock:
                 changed = item.refresh()
-                wanted = any(item.key in listener.wants for listener in self.listeners)
-                rows = self._rows(item) if wanted else None
+                rows = self._rows(item) if item.key in wanted else None
             if changed:
-                self._tell({"event": "facts", "facts": item.facts})
+                self._changed({"event": "facts", "facts": item.facts})
+                studies.add(item.study)
             if rows is not None:
                 self._tell({"event": "rows", "id": item.key, **rows}, item.key)
+        self._count_cells(studies)
+
+    def _read_first(self, came: list[Item]) -> None:
+        """Read runs that came, the latest first; of many the page is told when all of them are read."""
+        order = sorted(came, key=lambda item: changed_at(item.path), reverse=True)
+        self.left = len(order)
+        self.walked.set()
+        for item in order:
+            with self.lock:
+                item.refresh()
+                self.left -= 1
+            if len(order) < MOST_WAITING // 2:
+                self._changed({"event": "facts", "facts": item.facts})
+            elif self.left % 100 == 0:
+                self._changed(None)
+        self._count_cells({item.study for item in came} | {item.key for item in came if item.kind == "study"})
+        if len(order) >= MOST_WAITING // 2:
+            self._changed({"event": "anew"})
+
+    def _count_cells(self, studies: set[str]) -> None:
+        """Bring studies up to date whose cells have changed."""
+        for item in [self.shelf.items[key] for key in studies if key in self.shelf.items]:
+            with self.lock:
+                changed = item.refresh(self.facts(item.key))
+            if changed:
+                self._changed({"event": "facts", "facts": item.facts})
+
+    def _changed(self, message: Message | None) -> None:
+        """The list is another one now; say so."""
+        self.version = f"{self.version.partition('-')[0]}-{next(self.changes)}"
+        if message is not None:
+            self._tell(message)
 
     def _rows(self, item: Item) -> Message | None:
         """New rows of a run, if there are any that were not told."""
         item.history.read_on()
-        count, told = len(item.history.rows), self._told.get(item.key, (0, ()))
+        count, told = len(item.history), self._told.get(item.key, (0, ()))
         mark = (count, tuple(item.history.columns))
         if mark == told:
             return None
         self._told[item.key] = mark
         start = told[0] if told[1] == mark[1] and told[0] <= count else 0
-        return {"columns": item.history.columns, "start": start, "rows": item.history.rows[start:]}
+        return {"start": start, "columns": item.history.part(start)}
 
-    def rows(self, key: str) -> Message | None:
-        """All rows of a run."""
+    def rows(self, key: str, only: Iterable[str] = ()) -> Message | None:
+        """All rows of a run by columns; the names of all its columns come with them."""
         item = self.item(key)
         if item is None:
             return None
         with self.lock:
             item.history.read_on()
-            self._told.setdefault(key, (len(item.history.rows), tuple(item.history.columns)))
-            return {"id": key, "columns": item.history.columns, "start": 0, "rows": list(item.history.rows)}
+            self._told.setdefault(key, (len(item.history), tuple(item.history.columns)))
+            return {"id": key, "names": item.history.columns, "columns": item.history.part(0, only)}
 
     def _tell(self, message: Message, key: str = "") -> None:
         for listener in list(self.listeners):
             if not key or key in listener.wants:
                 listener.tell(message)
+
+
+def changed_at(path: Path) -> float:
+    """When something came into a folder or left it; 0 if it went itself."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
