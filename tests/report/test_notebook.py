@@ -1,9 +1,12 @@
 """A run as a notebook shows it."""
 
+from pathlib import Path
+
 import numpy as np
 
 from mutirao.core.rounds import Run
 from mutirao.report.notebook import show
+from mutirao.runs.execute import execute
 
 ROWS = [{"round": i, "selected": 10, "accuracy": 1 - 1 / (i + 1), "<b>": 1.0 / i, "regret": i} for i in (1, 2, 3)]
 
@@ -15,6 +18,13 @@ def test_a_notebook_shows_a_run_with_its_curve() -> None:
     assert "accuracy: last 0.75, best 0.75" in page
     assert "<b>:" not in page.replace("<b>Run</b>:", "")
     assert "<polyline" not in show(Run({}))._repr_html_()
+
+
+def test_the_run_of_a_folder_is_headed_by_what_was_run(tmp_path: Path) -> None:
+    execute("quickstart", {"rounds": 2, "epochs": 1}, tmp_path / "run")
+    page = show(tmp_path / "run")._repr_html_()
+    assert "<p>FedAvg on digits, dealt to 50 clients by Dirichlet labels (alpha 0.3), 10 a round for 2 rounds;" in page
+    assert "round 2" in page
 
 
 def test_a_best_value_is_named_only_where_it_is_known_which_way_is_better() -> None:

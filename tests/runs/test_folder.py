@@ -400,7 +400,7 @@ def test_checkpoints_are_kept_as_the_settings_say_and_nothing_else_is_missed(
     assert told["checkpoints"] == {"kept": kept[::-1], "removed": 10 - len(kept), "bytes": size}
     assert "best.safetensors" in {f.name for f in files}
     said = (tmp_path / "run" / "report.html").read_text()
-    assert ("went (keep=all keeps them)" in said) == (len(kept) < 10)
+    assert ("removed (keep=all keeps them)" in said) == (len(kept) < 10)
 
 
 def test_a_run_that_kept_few_goes_on_to_the_same_model_and_what_is_kept_can_change(tmp_path: Path) -> None:

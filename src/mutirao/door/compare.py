@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mutirao.config import Common, resolve
+from mutirao.door.drawn import Drawn, draw_kind
 from mutirao.door.result import Page, as_frame
 from mutirao.door.run import Entry, Mode, enter, how_shown
 from mutirao.door.settings import Pairs
@@ -142,7 +143,17 @@ def how_started() -> Literal["fork", "here"]:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Methods by metric: means with intervals, and what may be said against the baseline."""
+    """Methods by metric: means with intervals, and what may be said against the baseline.
+
+    A comparison makes it; here it is made of one line by hand, to show what a line holds:
+
+    >>> from mutirao.stats import interval
+    >>> values = (0.90, 0.92, 0.91)
+    >>> mean = interval(values)
+    >>> line = Line("FedAvg", "accuracy", mean, mean, mean, 0.01, "4", None, float("nan"), values, "higher", "baseline")
+    >>> Table(Path("runs/compare"), (line,)), round(line.final.mean, 2)
+    (Table(runs/compare: FedAvg; 1 lines), 0.91)
+    """
 
     folder: Path
     lines: tuple[Line, ...]
@@ -157,6 +168,10 @@ class Table:
     def report(self) -> Page:
         """The study on one page."""
         return Page(self.folder / "report.html")
+
+    def plot(self, kind: str = "bands", **options: Any) -> Drawn:
+        """A picture of the study: a kind of `mutirao plot` with its options."""
+        return draw_kind(self.folder, kind, **options)
 
     def __str__(self) -> str:
         """The table as a terminal shows it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.files import load_arrays
+from mutirao.door.drawn import Drawn, draw_kind
 from mutirao.drawing.plots import make_curves
 from mutirao.errors import ConfigError
 from mutirao.personal import KEPT
@@ -22,10 +23,14 @@ from mutirao.runs.folder import Folder
 from mutirao.runs.models import embeddings_of_run
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
+from mutirao.runs.sentence import describe_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
+
+    from mutirao.ranking.ranker import Ranker
+    from mutirao.slides.models import Model
 
 MOST = 6  # curves shown in a notebook
 
@@ -60,7 +65,14 @@ def as_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run, or one that has begun: what its folder says."""
+    """A finished run, or one that has begun: what its folder says.
+
+    >>> import mutirao as mu
+    >>> _ = mu.execute("quickstart", {"rounds": 2}, "runs/result", pictures=False)
+    >>> result = mu.load("runs/result")
+    >>> len(result.history), result.final["accuracy"] > 0.2, type(result.model()).__name__
+    (2, True, 'Sequential')
+    """
 
     folder: Path
     make: Callable[[], "nn.Module"] | None = field(default=None, compare=False)  # a module to hold the weights
@@ -115,6 +127,15 @@ class Result:
         figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_of(row))))
         return shown(figure)
 
+    def plot(self, kind: str, **options: Any) -> Drawn:
+        """A picture of the run: a kind of `mutirao plot` with its options, or one from its folder, such as `groups`.
+
+        `against` may be another result, for `wins`.
+        """
+        against = options.get("against")
+        given = {"against": str(against.folder)} if isinstance(against, Result) else {}
+        return draw_kind(self.folder, kind, **options | given)
+
     def model(self, round: int | Literal["best", "last"] = "best", group: str = "") -> "nn.Module":
         """The module with the weights of the best round, of another one, or of the `last`, ready to predict.
 
@@ -151,6 +172,18 @@ class Result:
         """Of a run of recsys: what recommends to anybody from a few ratings, which go nowhere."""
         return Recommender(embeddings_of_run(self.folder, round))
 
+    def ranker(self, round: Literal["best", "last"] = "best") -> "Ranker":
+        """Of a run of ranking: what scores documents as they stand in a file."""
+        from mutirao.ranking.ranker import Ranker  # late: it brings torch
+
+        return Ranker.load(self.folder, round)
+
+    def network(self, round: Literal["best", "last"] = "best") -> "Model":
+        """Of a run of cytology: body and head as one, from a tile to probabilities. For research only."""
+        from mutirao.runs.networks import network_of_run  # late: it brings torch
+
+        return network_of_run(self.folder, round)
+
     def __repr__(self) -> str:
         """One line."""
         judge = self.record.judge
@@ -167,7 +200,8 @@ class Result:
         head = f"<tr><th>metric</th><th>final</th><th>best (round {self.best_round})</th></tr>"
         curves = "".join(box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST])
         boxes = f"<div style='display:flex;flex-wrap:wrap;gap:1em'>{curves}</div>"
-        return f"<div><b>{escape(str(self.folder))}</b><table>{head}{rows}</table>{boxes}</div>"
+        about = f"<b>{escape(str(self.folder))}</b><p>{escape(describe_run(self.record))}</p>"
+        return f"<div>{about}<table>{head}{rows}</table>{boxes}</div>"
 
 
 def numbers_in(told: Any) -> dict[str, float]:

@@ -11,11 +11,13 @@ from mutirao.door.result import Result
 from mutirao.door.settings import Pairs, route
 from mutirao.errors import ConfigError
 from mutirao.partitioners import is_partitioner
+from mutirao.recipes.presets import expand
 from mutirao.recipes.task import NAMES, PYTHON, Recipe, find
 from mutirao.report import execute
 from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
 from mutirao.runs.progress import Progress, in_notebook
 from mutirao.runs.reader import Record
+from mutirao.runs.sentence import describe_settings
 from mutirao.runs.trust import check_trust, distrust, is_own_run
 from mutirao.schedules import same_past
 
@@ -90,7 +92,7 @@ def run(
     config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
     folder = Path(out) if out is not None else default_out(name, resume)
     check_folder(folder, name, config, resume)
-    with Progress(config.rounds, mode=how_shown(progress)) as watch:
+    with Progress(config.rounds, mode=how_shown(progress), about=describe_settings(name, config)) as watch:
         summary = execute(entry.recipe, config, folder, resume=resume, watch=watch)
     handed = entry.handed
     return Result(folder, handed.model.make if handed else lambda: module_of(recipe, config), summary)
@@ -126,7 +128,7 @@ def enter(model: Any, data: Any, **handed: Any) -> Entry:
 
         whole = Handed.of(model, data, **handed)
         return Entry(whole.recipe(), whole.settings, whole)
-    recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else (str(model), {})
+    recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else expand(str(model))
     if isinstance(model, Path) or str(recipe).endswith(".toml"):
         recipe, base = read_config(Path(str(model)))
     if handed.pop("dealer", None) is not None:

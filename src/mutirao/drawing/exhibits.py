@@ -11,6 +11,8 @@ from mutirao.drawing.groups import draw_plane, draw_scan
 from mutirao.drawing.participation import draw_participation
 from mutirao.drawing.plots import draw_curves, draw_partition, draw_weights
 from mutirao.errors import ConfigError
+from mutirao.partition import PartitionSummary
+from mutirao.recipes.holdings import count_held, name_clients
 from mutirao.recipes.task import Task
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
@@ -37,7 +39,7 @@ def painter(kind: str) -> Callable[[Any, Path], None]:
 
 
 def draw_run(run: Run, task: Task, out: Path) -> None:
-    """Save the pictures of a run: the curves that every run has, and the task's own."""
+    """Save the pictures of a run: the curves that every run has, who holds what, and the task's own."""
     exhibits = task.exhibits
     metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
     if any(task.judge in row for row in run.history):
@@ -49,4 +51,8 @@ def draw_run(run: Run, task: Task, out: Path) -> None:
         draw_participation(participation_in(record, len(run.roster)), out / "participation.png")
     for file, picture in exhibits.pictures.items():
         if (data := picture.data(run)) is not None:
-            painter(picture.kind)(data, out / file)
+            named = name_clients(data, task.population) if isinstance(data, PartitionSummary) else data
+            painter(picture.kind)(named, out / file)
+    own = any(picture.kind == "partition" for picture in exhibits.pictures.values())
+    if not own and (held := count_held(task.population)) is not None:
+        draw_partition(held, out / "partition.png")

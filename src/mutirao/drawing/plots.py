@@ -16,6 +16,7 @@ from mutirao.core.text import write_rows
 from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, every, palette, save, scatter_risks, tidy
 from mutirao.errors import ConfigError
 from mutirao.partition import PartitionSummary
+from mutirao.partitions.figures import SAMPLES
 from mutirao.runs.reader import Floats
 from mutirao.stats import interval
 
@@ -33,6 +34,11 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     """Draw how many samples of each class every client has: one horizontal bar a client, stacked by class.
 
     The counts stand beside the picture as a table, `partition.csv` for `partition.png`.
+
+    >>> from mutirao.partition import describe
+    >>> draw_partition(describe([0, 0, 1, 1], [[0, 1], [2, 3]]), "partition.png")
+    >>> sorted(path.name for path in Path().glob("partition.*"))
+    ['partition.csv', 'partition.png']
     """
     from matplotlib.patches import Patch
 
@@ -49,14 +55,18 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     axes.set_ylim(len(shown) - 0.5 + gap, -0.5 - gap)  # the first client on top
     axes.set_xlim(0, max(1.0, float(counts.sum(1).max())) * 1.01)
     step = every(len(shown), most=25 if each > 0.2 else 16)
-    axes.set_yticks(np.arange(len(shown))[::step], [f"{k}" for k in shown[::step]])
+    names = summary.clients or [str(k) for k in range(total)]
+    axes.set_yticks(np.arange(len(shown))[::step], [names[k][:18] for k in shown[::step]])
     few = "" if len(shown) == total else f" ({len(shown)} of {total:,} shown)"
     clients = f"{total:,} client{'s' * (total != 1)}"
     axes.set(xlabel="samples", ylabel="client" + few)
-    axes.set_title(f"{clients}, {summary.sizes.sum():,} samples, label skew {summary.heterogeneity:.2f}")
+    skew = f", label skew {summary.heterogeneity:.2f}" if summary.classes != (SAMPLES,) else ""
+    axes.set_title(f"{clients}, {summary.sizes.sum():,} samples{skew}")
     tidy(axes, grid="x")
     axes.tick_params(axis="y", length=0)
-    if classes <= MOST_NAMED:
+    if summary.classes == (SAMPLES,):
+        pass  # one colour needs no key
+    elif classes <= MOST_NAMED:
         marks = [Patch(color=colours[c], label=str(summary.classes[c])) for c in range(classes)]
         square = {"handlelength": 1.0, "handleheight": 1.0}
         legend = add_legend(figure, handles=marks, loc="outside right upper", title="class", **square)
@@ -69,12 +79,20 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
 
 def write_counts(summary: PartitionSummary, path: Path | str) -> None:
     """Write the counts beside a picture: a line a client, a column a class."""
-    lines = [["client", *map(str, summary.classes)], *([k, *row] for k, row in enumerate(summary.counts.tolist()))]
+    names = summary.clients or range(len(summary.counts))
+    lines = [["client", *map(str, summary.classes)]]
+    lines += [[str(name), *row] for name, row in zip(names, summary.counts.tolist(), strict=True)]
     write_whole(Path(path).with_suffix(".csv"), write_rows(lines), durable=False)
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], path: Path | str, title: str = "") -> None:
-    """Draw metrics by round, one panel a family, to a file."""
+    """Draw metrics by round, one panel a family, to a file.
+
+    >>> from pathlib import Path
+    >>> draw_curves([{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.8}], ["accuracy"], "curves.svg")
+    >>> "<svg" in Path("curves.svg").read_text()
+    True
+    """
     save(make_curves(rows, metrics, title), path)
 
 
@@ -128,7 +146,13 @@ def panels_of(methods: int) -> tuple["Figure", list[Any]]:
 def draw_bands(
     methods: Mapping[str, Sequence[Sequence[tuple[int, float]]]], metric: str, path: Path | str, title: str = ""
 ) -> None:
-    """Draw the mean curve of each method over its runs, with the 95% interval of the mean as a band."""
+    """Draw the mean curve of each method over its runs, with the 95% interval of the mean as a band.
+
+    >>> runs = {"FedAvg": [[(1, 0.5), (2, 0.8)], [(1, 0.6), (2, 0.7)]]}
+    >>> draw_bands(runs, "accuracy", "bands.png")
+    >>> Path("bands.png").stat().st_size > 0
+    True
+    """
     figure, panels = panels_of(len(methods))
     for i, ((method, runs), axes) in enumerate(zip(methods.items(), panels, strict=True)):
         rounds, mean, half = average(runs)

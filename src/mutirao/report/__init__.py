@@ -27,13 +27,22 @@ def execute(
     """Make the rounds of a recipe, record each in `out` with pictures and a page at the end, and return the summary.
 
     `config` is the recipe's configuration, a table of settings, or None for its defaults; `fleet` is local by default.
+
+    >>> summary = execute("quickstart", {"rounds": 2, "per_round": 5}, "runs/execute", pictures=False)
+    >>> summary["rounds"], summary["final"]["accuracy"] > 0.2
+    (2, True)
     """
     draw, report = (draw_run, write_report) if pictures else (None, None)
     return make_run(recipe, config, out, fleet=fleet, resume=resume, watch=watch, draw=draw, report=report)
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` from what the folder of a run or study holds."""
+    """Write `report.html` from what the folder of a run or study holds.
+
+    >>> _ = execute("quickstart", {"rounds": 1, "per_round": 2}, "runs/report", pictures=False)
+    >>> write_report(Path("runs/report")).name
+    'report.html'
+    """
     write_whole(folder / "report.html", render(folder), durable=False)
     return folder / "report.html"
 

@@ -22,6 +22,39 @@ def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
+def is_steady(spec: Spec) -> bool:
+    """Whether a chart would show one value alone: a flat line, a single bar, a map of one colour."""
+    if spec.get("steady"):
+        return True
+    if spec["kind"] == "heat":
+        return len({value for row in spec["values"] for value in row}) < 2
+    if spec["kind"] == "bars":
+        values = [value for series in spec["series"] for value in series["values"]]
+        one = len(spec["series"]) == 1 and (len({*values}) < 2 or sum(value != 0 for value in values) < 2)
+        return one or len(spec["categories"]) < 2
+    if spec["kind"] == "lines":
+        return all(len({*s["y"], *s.get("lo", ()), *s.get("hi", ())}) < 2 for s in spec["series"])
+    return False
+
+
+def in_words(spec: Spec) -> str:
+    """What a chart would show, in a sentence."""
+    title, about = str(spec["title"]), str(spec["about"])
+    return about if about.lower().startswith(title.lower()) else f"{title}: {about[:1].lower()}{about[1:]}"
+
+
+def fill_rows(wide: Sequence[bool]) -> list[bool]:
+    """Which of the charts, two a row, take a whole one: those that ask for it, and who would be alone in it."""
+    out, alone = list(wide), False
+    for place, whole in enumerate(wide):
+        if whole and alone:
+            out[place - 1] = True
+        alone = not whole and not alone
+    if alone:
+        out[-1] = True
+    return out
+
+
 class Page:
     """A page that grows section by section; everything told to it as text is escaped."""
 
@@ -36,6 +69,15 @@ class Page:
         self.parts.append(f"<h1>{escape(text)}{mark}</h1>")
         if under:
             self.parts.append(f"<p class=soft>{escape(under)}</p>")
+
+    def warn(self, text: str) -> None:
+        """What must not be overlooked, if there is anything."""
+        if text:
+            self.parts.append(f"<p class=notice>{escape(text)}</p>")
+
+    def lead(self, text: str) -> None:
+        """The sentence that says what the page is about."""
+        self.parts.append(f"<p class=lead>{escape(text)}</p>")
 
     def section(self, text: str) -> None:
         """A heading."""
@@ -58,15 +100,21 @@ class Page:
         self.parts.append("<ul class=figures>" + "".join(items) + "</ul>")
 
     def charts(self, specs: Sequence[Spec]) -> None:
-        """Charts side by side, each with its sentence in words."""
-        self.parts.append("<div class=charts>")
-        for spec in specs:
+        """Charts side by side, each with its sentence in words; of one that shows a constant, the sentence alone."""
+        drawn = [spec for spec in specs if not is_steady(spec)]
+        if drawn:
+            self.parts.append("<div class=charts>")
+        for spec, wide in zip(drawn, fill_rows([bool(s.get("wide")) for s in drawn]), strict=True):
+            name = "'chart wide'" if wide else "chart"
             self.parts.append(
-                f"<figure class=chart data-chart={len(self.specs)}><figcaption>{escape(spec['title'])}</figcaption>"
+                f"<figure class={name} data-chart={len(self.specs)}><figcaption>{escape(spec['title'])}</figcaption>"
                 f"<p class=about>{escape(spec['about'])}</p></figure>"
             )
             self.specs.append(spec)
-        self.parts.append("</div>")
+        if drawn:
+            self.parts.append("</div>")
+        if len(drawn) < len(specs):
+            self.words(in_words(spec) for spec in specs if is_steady(spec))
 
     def picture(self, path: Path, about: str) -> None:
         """A PNG file inside the page."""
@@ -93,9 +141,9 @@ class Page:
             f"<thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
         )
 
-    def code(self, text: str) -> None:
-        """Text as it stands."""
-        self.parts.append(f"<pre tabindex=0>{escape(text)}</pre>")
+    def code(self, title: str, text: str) -> None:
+        """Text as it stands, below a title that opens it."""
+        self.parts.append(f"<details><summary>{escape(title)}</summary><pre tabindex=0>{escape(text)}</pre></details>")
 
     def html(self) -> str:
         """The whole page."""

@@ -5,13 +5,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mutirao.images.notice import notice_of
 from mutirao.recipes.task import PYTHON
-from mutirao.report import charts
-from mutirao.report.page import Page
+from mutirao.report import charts, holders
+from mutirao.report.page import Page, is_steady
 from mutirao.report.state import RunState, state_in
-from mutirao.report.words import duration, figure, sentences, tell_privacy
+from mutirao.report.words import duration, figure, label_of, sentences, tell_privacy
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
+from mutirao.runs.sentence import describe_run
 
 OWN = {"curves.png", "weights.png", "participation.png"}  # drawn again on the page, where one can zoom
 MOST_REASONS = 200
@@ -24,11 +26,19 @@ def run_page(record: Record) -> Page:
     page = Page(f"{record.recipe}: a Mutirão run")
     when = str(record.events[0].get("time", ""))[:16].replace("T", " ") if record.events else ""
     page.heading(record.recipe, state.name, f"{record.path.name}{f', begun {when} UTC' if when else ''}")
+    page.lead(describe_run(record))
+    page.warn(notice_of(record.config))
     page.words(sentences(record, state))
-    page.figures(run_headline(record))
-    add_charts(page, "How it learned", charts.chart_curves(record))
-    add_charts(page, "The data", charts.chart_partition(record))
-    add_charts(page, "Who took part", charts.chart_participation(record))
+    headline = run_headline(record)
+    page.figures(headline)
+    curves = [
+        c
+        for c in charts.chart_curves(record)
+        if not is_steady(c) or any(s["name"] not in headline for s in c["series"])
+    ]
+    add_charts(page, "How it learned", curves)
+    add_charts(page, "The data", holders.chart_partition(record))
+    add_charts(page, "Who took part", holders.chart_participation(record))
     add_ends(page, record)
     add_charts(page, "Groups", charts.chart_groups(record))
     if groups := record.groups():
@@ -38,14 +48,13 @@ def run_page(record: Record) -> Page:
     add_charts(page, "What it cost", charts.chart_cost(record))
     page.section("Failures and rejections")
     add_losses(page, record)
-    spent, curves = record.privacy(), charts.chart_privacy(record)
-    if spent or curves:
+    spent, private = record.privacy(), charts.chart_privacy(record)
+    if spent or private:
         page.section("Privacy")
         for sentence in tell_privacy(record):
             page.note(sentence)
-        if curves:
-            page.charts(curves)
-        page.figures({k: (figure(v), "") for k, v in spent.items()})
+        page.charts(private)
+        page.figures({label_of(k): (figure(v), "") for k, v in spent.items()})
     add_pictures(page, record)
     add_settings(page, record)
     return page
@@ -61,7 +70,7 @@ def add_charts(page: Page, title: str, charts: Iterable[charts.Spec]) -> None:
 def add_ends(page: Page, record: Record) -> None:
     """Who was selected most and least often, by name, where there are too many for a line each in the heat map."""
     names, times = record.selections()
-    if len(names) <= charts.MOST_ROWS:
+    if len(names) <= holders.MOST_ROWS:
         return
     _, counted = record.participation()
     last = np.zeros(len(names), np.int64)
@@ -81,15 +90,16 @@ def run_headline(record: Record) -> dict[str, tuple[str, str]]:
     """The figures that people look for first."""
     out: dict[str, tuple[str, str]] = {}
     final, best = record.summary.get("final"), record.summary.get("best")
-    for name in [name for name in record.metrics if not name.endswith(SPREAD)][:8]:
+    for name in [name for name in charts.told_apart(record) if not name.endswith(SPREAD)][:8]:
         value = final.get(name) if isinstance(final, dict) else None
         if value is None:
             known = record.history.numbers(name)
             value = next((v for v in known[::-1].tolist() if v == v), None)
         if isinstance(value, int | float):
             top = best.get(name) if isinstance(best, dict) and name == record.judge else None
-            when = f"round {record.summary.get('best_round')}: "
-            out[name] = (figure(float(value)), when + figure(float(top)) if isinstance(top, int | float) else "")
+            when = f"round {record.summary.get('best_round')}"
+            remark = f"best {figure(float(top))} in {when}" if isinstance(top, int | float) else ""
+            out[label_of(name)] = (figure(float(value)), remark)
     out["rounds"] = (f"{record.rounds}", "")
     if record.population:
         out["clients"] = (f"{record.population:,}", "")
@@ -144,7 +154,7 @@ def add_settings(page: Page, record: Record) -> None:
         page.note("Save this as config.toml and run: mutirao run config.toml")
     if record.summary.get("digest"):
         page.note(f"The final model's digest is then {record.summary['digest']}.")
-    page.code(record.text)
+    page.code("All settings: config.toml", record.text)
     made_with = record.summary.get("versions")
     if isinstance(made_with, dict):
         page.table("Versions", ("made with", "version"), [(str(k), str(v)) for k, v in made_with.items()])

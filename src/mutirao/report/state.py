@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def holder(path: Path) -> tuple[int, bool]:
         return 0, False
     if host != socket.gethostname() or number <= 1:
         return 0, False
+    if sys.platform == "win32":
+        return 0, known_to_windows(number)
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -69,6 +72,21 @@ def holder(path: Path) -> tuple[int, bool]:
     except OSError:
         return 0, True
     return 0, False
+
+
+def known_to_windows(pid: int) -> bool:
+    """Whether a process of this number has not ended; signal 0, which asks elsewhere, is Ctrl-C on Windows."""
+    if sys.platform != "win32":
+        return False
+    import ctypes
+
+    kernel, code = ctypes.windll.kernel32, ctypes.c_ulong()
+    handle = kernel.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
+    if not handle:
+        return bool(kernel.GetLastError() == 5)  # ERROR_ACCESS_DENIED: it is there, but not ours
+    kernel.GetExitCodeProcess(handle, ctypes.byref(code))
+    kernel.CloseHandle(handle)
+    return code.value == 259  # STILL_ACTIVE
 
 
 def last_lines(path: Path, many: int) -> list[str]:

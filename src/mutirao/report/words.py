@@ -1,5 +1,6 @@
 """What happened, in plain sentences."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from mutirao.metrics import gini
 from mutirao.report.state import RunState
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
+from mutirao.runs.wording import count as count
 
 
 def figure(value: float) -> str:
@@ -17,9 +19,37 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def count(many: int, thing: str) -> str:
-    """`1 client`, `2 clients`, `1,000 clients`."""
-    return f"{many:,} {thing}{'' if many == 1 else 's'}"
+ENDS = {
+    "_worst_decile": "worst tenth of clients",
+    "_worst": "worst client",
+    "_mean": "mean of clients",
+    "_p10": "10th percentile of clients",
+    "_p50": "median client",
+    "_p90": "90th percentile of clients",
+}
+STARTS = {"train_": "in training", "vali_": "on validation data", "val_": "on validation data"}
+STARTS |= {"global_": "global model", "distributed_": "by the clients"}
+WHOLE = {"acc": "accuracy", "sim_seconds": "simulated seconds", "sim_joules": "simulated joules"}
+
+
+def label_of(metric: str) -> str:
+    """A metric as a page names it, in words that a line can be broken between.
+
+    >>> label_of("accuracy_worst_decile"), label_of("train_loss"), label_of("ndcg@5")
+    ('accuracy, worst tenth of clients', 'loss, in training', 'ndcg@5')
+    """
+    for start, said in STARTS.items():
+        if metric.startswith(start) and metric != start:
+            return f"{label_of(metric.removeprefix(start))}, {said}"
+    for end, said in ENDS.items():
+        if metric.endswith(end) and metric != end:
+            return f"{label_of(metric.removesuffix(end))}, {said}"
+    return WHOLE.get(metric, metric.replace("_", " ").strip() or metric)
+
+
+def in_order(name: str) -> list[Any]:
+    """By which clients and groups are in the same order in all charts: `c2` before `c10`."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d{1,18})", name)]
 
 
 def duration(seconds: float) -> str:
@@ -71,7 +101,7 @@ def describe_checkpoints(told: Mapping[str, Any]) -> str:
     """What a summary says of its checkpoints, in one sentence without its end."""
     kept, removed = [int(n) for n in told.get("kept", [])], int(told.get("removed", 0))
     rounds = f"of all {count(len(kept), 'round')}" if not removed else f"of the rounds {', '.join(map(str, kept))}"
-    gone = f"; {count(removed, 'other')} went (keep=all keeps them)" if removed else ""
+    gone = f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)" if removed else ""
     return f"Checkpoints take {size(float(told.get('bytes', 0)))}: {rounds}{gone}"
 
 
@@ -81,7 +111,7 @@ def tell_quality(record: Record) -> Iterator[str]:
     rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
     if len(values) < 2:
         return
-    went, way = f"{judge} went from {figure(values[0])} to {figure(values[-1])}", record.direction(judge)
+    went, way = f"{label_of(judge)} went from {figure(values[0])} to {figure(values[-1])}", record.direction(judge)
     if way is None:
         yield f"{went}; which way is better is not declared."
         return
@@ -98,8 +128,8 @@ def tell_fairness(record: Record) -> Iterator[str]:
     told = final if isinstance(final, dict) else {}
     mean, worst = (told.get(f"{record.judge}_{part}") for part in ("mean", "worst_decile"))
     if isinstance(mean, int | float) and isinstance(worst, int | float):
-        worst_tenth = f"the tenth of them that fares worst {figure(worst)}"
-        yield f"On data of their own clients have {record.judge} {figure(mean)}, {worst_tenth}."
+        worst_tenth = f"the worst tenth of them have {figure(worst)}"
+        yield f"On their own data clients have {label_of(record.judge)} {figure(mean)} on average; {worst_tenth}."
 
 
 def tell_participation(record: Record) -> Iterator[str]:
@@ -110,14 +140,16 @@ def tell_participation(record: Record) -> Iterator[str]:
         return
     never = total - took
     who = f"{never:,} of {count(total, 'client')} never" if never else f"All {count(total, 'client')}"
-    if took < 2:
-        yield f"{who} took part."
-        return
     all_counts = np.concatenate([counts, np.zeros(total - len(counts), counts.dtype)])
+    if total == 1 and not never:
+        who = "The one client"
+    if took < 2 or all_counts.min() == all_counts.max():
+        yield f"{who} took part" + (f", {count(int(all_counts.max()), 'time')} each." if took > 1 else ".")
+        return
     busiest = int(counts.argmax())
     yield (
-        f"{who} took part; {names[busiest]} did most often, {count(int(counts[busiest]), 'time')}, "
-        f"the middle one {np.median(all_counts):g} (Gini {gini(all_counts):.2f}; 0 is even)."
+        f"{who} took part. The median client did {np.median(all_counts):g} times, the busiest ({names[busiest]}) "
+        f"{int(counts[busiest])}; Gini {gini(all_counts):.2f}, where 0 is even."
     )
 
 
@@ -148,7 +180,8 @@ def tell_groups(record: Record) -> Iterator[str]:
     """Groups that were formed."""
     if found := record.groups():
         sizes = sorted(len(v) for v in found.values())
-        yield f"{count(len(found), 'group')} of {sizes[0]} to {sizes[-1]} clients."
+        span = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+        yield f"{count(len(found), 'group')} of {span} clients."
     told = record.summary.get("references")
     means = told.get("means") if isinstance(told, dict) else None
     if isinstance(told, dict) and isinstance(means, dict):

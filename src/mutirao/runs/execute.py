@@ -25,7 +25,8 @@ from mutirao.naming import dotted_in
 from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import asked, promise, settle
 from mutirao.recipes.agreeing import play
-from mutirao.recipes.task import Recipe, Task, find, name_of
+from mutirao.recipes.task import NAMES, Recipe, Task, find, name_of
+from mutirao.runs.defaults import own_defaults
 from mutirao.runs.folder import Folder, versions
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.trackers import Gentle, Tracker
@@ -85,7 +86,7 @@ def execute(
             task.check(run.arrays, task.population)
         fleet.lodge(folder.sites.states)
         if fresh:
-            folder.begin(run, text, task.facts)
+            folder.begin(run, text, task.facts, trace_of(name, config, task))
         elif run.sites:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
@@ -125,6 +126,12 @@ def execute(
         return full
 
 
+def trace_of(name: str, config: Any, task: Task) -> dict[str, Any]:
+    """What a configuration does not tell of its run: the defaults of a user's recipe, and who dealt the samples."""
+    own = {} if name in NAMES else {"defaults": own_defaults(type(config))}
+    return own if task.dealt is None else {**own, "dealt": task.dealt}
+
+
 def check_facts(folder: Folder, task: Task) -> None:
     """Refuse to go on with a run that began with other facts, such as another list of who consents."""
     for key, then in folder.audit.began.get("facts", {}).items():
@@ -136,7 +143,7 @@ def check_facts(folder: Folder, task: Task) -> None:
 def tables_of(task: Task) -> list[str]:
     """The files that a task leaves besides, and the tables that stand beside its pictures."""
     beside = [Path(picture).with_suffix(".csv").name for picture in task.exhibits.pictures]
-    return [*task.exhibits.files, *beside, "plane.csv"]
+    return list(dict.fromkeys([*task.exhibits.files, *beside, "plane.csv", "partition.csv"]))
 
 
 def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:

@@ -65,12 +65,18 @@ class Folder:
         with locked(path):
             yield cls(path)
 
-    def begin(self, run: Run, config: str, known: Mapping[str, Any] | None = None) -> None:
-        """Write the configuration and round 0, from which everything follows; what is `known` stays in the trail."""
+    def begin(
+        self, run: Run, config: str, known: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the configuration and round 0, from which everything follows; what is `known` stays in the trail.
+
+        So does what tells more `about` the configuration, which a reader may want and nobody needs.
+        """
         write_whole(self.path / "config.toml", config)
         facts = self.facts(run)
         told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
         told |= {"facts": dict(known)} if known else {}
+        told |= about or {}
         self.audit.append("started", **told, versions=versions(), **self._mark(config))
         self.checkpoint(run, facts, durable=True)
 
@@ -352,9 +358,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def remove_empty(folders: Sequence[Path]) -> None:
     """Take away a folder that holds nothing but what every start leaves, and those around it that are empty then."""
-    for name in (".lock", "run.log"):
-        (folders[0] / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+    with contextlib.suppress(OSError):  # somebody else put something there meanwhile, or it is open and this is Windows
+        for name in (".lock", "run.log"):
+            (folders[0] / name).unlink(missing_ok=True)
         for folder in folders:
             folder.rmdir()
 
@@ -372,7 +378,13 @@ def versions() -> dict[str, str]:
 
 
 def save_run(run: Run, path: Path | str) -> None:
-    """Write a run so that `load_run` brings it back, with no flow around it; one saved there before is replaced."""
+    """Write a run so that `load_run` brings it back, with no flow around it; one saved there before is replaced.
+
+    >>> import numpy as np
+    >>> save_run(Run({"w": np.ones(2)}, seed=3), "runs/kept")
+    >>> load_run("runs/kept").arrays["w"], load_run("runs/kept").seed
+    (array([1., 1.]), 3)
+    """
     with Folder.open(Path(path)) as folder:
         if (folder.path / "config.toml").exists():
             raise ConfigError(f"{path} holds the record of a run; choose another folder")
@@ -388,5 +400,11 @@ def save_run(run: Run, path: Path | str) -> None:
 
 
 def load_run(path: Path | str) -> Run:
-    """The run of a folder as of its last whole round; nothing is changed on disk."""
+    """The run of a folder as of its last whole round; nothing is changed on disk.
+
+    >>> import numpy as np
+    >>> save_run(Run({"w": np.ones(2)}, round=4), "runs/again")
+    >>> load_run("runs/again").round
+    4
+    """
     return Folder(Path(path)).newest()

@@ -17,7 +17,13 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Participation:
-    """Who was selected when: for each time the place of the client, sorted by name, and that of the round, once."""
+    """Who was selected when: for each time the place of the client, sorted by name, and that of the round, once.
+
+    >>> rows = [{"round": 1, "client": "ana"}, {"round": 1, "client": "bia"}, {"round": 2, "client": "ana"}]
+    >>> found = participation(rows)
+    >>> found.clients, found.times, round(found.gini, 2)
+    (['ana', 'bia'], array([2, 1]), 0.17)
+    """
 
     clients: list[ClientId]
     rounds: int
@@ -83,7 +89,11 @@ def lorenz(times: npt.ArrayLike) -> tuple[Floats, Floats]:
 
 
 def participation(rows: Iterable[Mapping[str, Any]], clients: int = 0, rounds: int = 0) -> Participation:
-    """From the rows of `clients.csv`; `clients` counts also those who were never selected."""
+    """From the rows of `clients.csv`; `clients` counts also those who were never selected.
+
+    >>> participation([{"round": 1, "client": "c0"}, {"round": 2, "client": "c0"}], clients=2).times
+    array([2, 0])
+    """
     seen: dict[ClientId, int] = {}
     pairs = [(seen.setdefault(str(r["client"]), len(seen)), int(r["round"])) for r in rows]
     codes, numbers = np.array(pairs, np.int64).reshape(-1, 2).T

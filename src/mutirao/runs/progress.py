@@ -18,12 +18,15 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run; call it after each round.
 
+    It begins with what the run is `about`.
+
     `auto` is one line that moves on a terminal or in a notebook, and `lines` elsewhere: plain lines, a second apart;
     `jsonl` prints every round as JSON on standard output; `quiet` nothing.
     """
 
-    def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:
+    def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto", about: str = "") -> None:
         self.rounds = rounds
+        self.about = about
         self.mode = "quiet" if quiet else mode
         self.live: Any = None
         self.values: list[float] = []
@@ -35,6 +38,8 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self.live = in_notebook() if self.mode == "auto" else None
+        if self.about and self.live is None and self.mode in ("auto", "lines"):
+            print(self.about, file=sys.stderr, flush=True)
         if self.live is None and self.mode == "auto" and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live

@@ -26,7 +26,14 @@ Counts = npt.NDArray[np.intp]
 
 @dataclass
 class Record:
-    """A run folder, finished or not; what cannot be read is left empty."""
+    """A run folder, finished or not; what cannot be read is left empty.
+
+    >>> import mutirao
+    >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 3}, "runs/record", pictures=False)
+    >>> record = Record.of(Path("runs/record"))
+    >>> record.rounds, record.judge, record.population, int(record.selections()[1].sum())
+    (2, 'accuracy', 50, 6)
+    """
 
     path: Path
     text: str = ""  # config.toml

@@ -43,7 +43,12 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Nothing:
-    """No tracker."""
+    """No tracker.
+
+    >>> from mutirao.config import Common, resolve
+    >>> resolve(Common, {}).track.name, NAMES["none"] is Nothing  # by default
+    ('none', True)
+    """
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """Nobody listens."""
@@ -62,7 +67,14 @@ class Silence:
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Event files in `tensorboard/` of the run folder: `tensorboard --logdir runs`."""
+    """Event files in `tensorboard/` of the run folder: `tensorboard --logdir runs`.
+
+    >>> sink = TensorBoard().open(Path("runs/board"), "quickstart", {}, 0)
+    >>> sink.round({"round": 1, "accuracy": 0.5})
+    >>> sink.end({"rounds": 1})
+    >>> len(list(Path("runs/board/tensorboard").iterdir()))
+    1
+    """
 
     def __post_init__(self) -> None:
         require("tensorboard", "tensorboard")
@@ -96,7 +108,11 @@ class Board:
 
 @dataclass(frozen=True)
 class MLflow:
-    """A run in MLflow; `uri` and `experiment` as MLflow knows them (empty: MLflow's own default)."""
+    """A run in MLflow; `uri` and `experiment` as MLflow knows them (empty: MLflow's own default).
+
+    >>> MLflow(uri="sqlite:///runs.db", experiment="wards")
+    MLflow(uri='sqlite:///runs.db', experiment='wards')
+    """
 
     uri: str = ""
     experiment: str = "mutirao"

@@ -10,21 +10,31 @@ from mutirao.core.arrays import digest
 from mutirao.core.files import load_arrays
 from mutirao.core.fingerprints import fingerprint
 from mutirao.errors import ConfigError, Damaged
-from mutirao.runs.audit import check_chain
+from mutirao.runs.audit import check_chain, is_whole
 from mutirao.runs.folder import Folder, hash_of
 from mutirao.runs.tables import Table
 from mutirao.runs.trails import count_heads, cross_check, export, read_trail
 
 
 def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-    """What was found in order, and what was not; an empty second list means the folder is as it was written.
+    r"""What was found in order, and what was not; an empty second list means the folder is as it was written.
 
     `keepers` are clients whose sites are known to keep trails of their own.
+
+    >>> import mutirao
+    >>> _ = mutirao.execute("quickstart", {"rounds": 1, "per_round": 2}, "runs/verify", pictures=False)
+    >>> fine, wrong = verify(Path("runs/verify"))
+    >>> wrong
+    []
+    >>> _ = Path("runs/verify/history.csv").write_text("round,accuracy\n1,1.0\n")
+    >>> len(verify(Path("runs/verify"))[1]) > 0  # whoever changes a figure is found out
+    True
     """
     if not (path / "audit.jsonl").exists() and not (path / "config.toml").exists():
         raise ConfigError(f"{path} holds no run")
     events, problems = check_chain(path / "audit.jsonl")
     good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
+    events = [event for event in events if is_whole(event)]  # one that was altered says nothing of the files
     folder = Folder(path)
     rounds = last_of_each_round(events)
     saved = [e for e in events if e["event"] == "saved"]

@@ -152,8 +152,10 @@ const Charts = (() => {
       const list = spec.kind === "heat" || spec.shade || spec.kind === "dots" ? [] : spec.series;
       legend.replaceChildren();
       if (spec.shade || spec.kind === "heat") { if (spec.shade || spec.most > 1) scaleKey(legend, spec); return; }
-      if (list.length < 2 || list.length > 24) return;
+      const many = list.filter(s => !s.faint).length;
+      if (many < 2 || many > 24) return;
       list.forEach((s, i) => {
+        if (s.faint) return;
         const b = el("button", { type: "button", "aria-pressed": String(!hidden.has(s.name)) });
         const key = svg("svg", { width: 22, height: 10, "aria-hidden": "true" });
         key.append(spec.kind === "lines" ? svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, class: `line t${tint(s, i)}`, "stroke-dasharray": dash(s, i) }) : spec.kind === "scatter" ? marker(i, 11, 5, 4, `mark t${tint(s, i)}`) : svg("rect", { x: 4, width: 14, height: 10, class: `bar ${barTint(spec, i)}` }));
@@ -239,8 +241,9 @@ const Charts = (() => {
   const tint = (s, i) => (s.tint ?? i) % TINTS;
   const dash = (s, i) => s.dash ?? DASHES[Math.floor((s.tint ?? i) / TINTS) % DASHES.length];
   const barTint = (spec, k) => spec.series.length > TINTS ? `m${k % 10}` : `t${tint(spec.series[k], k)}`;
-  const visible = c => c.spec.series.filter(s => !c.hidden.has(s.name));
-  const place = c => c.spec.series.map((s, i) => [s, i]).filter(([s]) => !c.hidden.has(s.name));
+  const shownIn = (c, s) => !c.hidden.has(s.of ?? s.name); // what is faint goes with the curve it is of
+  const visible = c => c.spec.series.filter(s => shownIn(c, s));
+  const place = c => c.spec.series.map((s, i) => [s, i]).filter(([s]) => shownIn(c, s));
 
   function axes(c, xs, ys, x0, x1, y0, y1) {
     const { spec, drawing, width, height } = c, unit = spec.y.unit;
@@ -261,6 +264,21 @@ const Charts = (() => {
     return { ...box, domain, whole, invert: px => domain[0] + (px - box.left) / (box.right - box.left) * (domain[1] - domain[0]), ...more };
   }
 
+  const MOST_STOPS = 6000; // places that can be read; of more, those that are drawn
+  function thin(keep, X, s) { // more points than pixels: of each pixel the first, the last, the lowest and the highest
+    if (keep.length < 4000) return keep;
+    const out = [];
+    for (let a = 0, b; a < keep.length; a = b) {
+      const px = Math.floor(X(s.x[keep[a]]));
+      let low = a, high = a;
+      for (b = a; b < keep.length && Math.floor(X(s.x[keep[b]])) === px; b++) {
+        if ((s.lo ?? s.y)[keep[b]] < (s.lo ?? s.y)[keep[low]]) low = b;
+        if ((s.hi ?? s.y)[keep[b]] > (s.hi ?? s.y)[keep[high]]) high = b;
+      }
+      out.push(...[...new Set([a, low, high, b - 1])].sort((x, y) => x - y).map(k => keep[k]));
+    }
+    return out;
+  }
   function lines(c) {
     const { spec, drawing, zoom, stops } = c, shown = visible(c);
     const whole = range(spec.series.flatMap(s => s.x)), [x0, x1] = zoom || whole;
@@ -270,25 +288,25 @@ const Charts = (() => {
     if (!spec.y.zero) { const pad = (y1 - y0) * 0.05; y0 -= pad; y1 += pad; }
     if (spec.y.top !== undefined) y1 = Math.max(y1, spec.y.top);
     const box = axes(c, null, null, x0, x1, y0, y1), { X, Y } = box;
-    const by = new Map();
+    const by = new Map(), crowded = new Set(spec.series.flatMap(s => s.x)).size > MOST_STOPS;
     for (const [s, i] of place(c)) {
-      const keep = s.x.map((x, j) => j).filter(j => within(s.x[j], zoom) && real(s.y[j]));
+      const all = s.x.map((x, j) => j).filter(j => within(s.x[j], zoom) && real(s.y[j])), keep = thin(all, X, s);
       const k = tint(s, i);
       if (s.lo && keep.length > 1) {
         const top = keep.map(j => `${X(s.x[j]).toFixed(1)},${Y(s.hi[j] ?? s.y[j]).toFixed(1)}`), low = keep.map(j => `${X(s.x[j]).toFixed(1)},${Y(s.lo[j] ?? s.y[j]).toFixed(1)}`).reverse();
         drawing.append(svg("polygon", { class: `band t${k}`, points: [...top, ...low].join(" ") }));
       }
-      drawing.append(svg("polyline", { class: `line t${k}`, "stroke-dasharray": dash(s, i), points: keep.map(j => `${X(s.x[j]).toFixed(1)},${Y(s.y[j]).toFixed(1)}`).join(" ") }));
-      if (keep.length <= 40 && !s.plain) for (const j of keep) drawing.append(svg("circle", { class: `mark t${k}`, cx: X(s.x[j]), cy: Y(s.y[j]), r: keep.length === 1 ? 4 : 2.2 }));
-      for (const j of keep) {
+      drawing.append(svg("polyline", { class: `line t${k}${s.faint ? " faint" : ""}`, "stroke-dasharray": dash(s, i), points: keep.map(j => `${X(s.x[j]).toFixed(1)},${Y(s.y[j]).toFixed(1)}`).join(" ") }));
+      if (keep.length <= 40 && !s.plain && !s.faint) for (const j of keep) drawing.append(svg("circle", { class: `mark t${k}`, cx: X(s.x[j]), cy: Y(s.y[j]), r: keep.length === 1 ? 4 : 2.2 }));
+      for (const j of s.faint ? [] : crowded ? keep : all) {
         if (!by.has(s.x[j])) by.set(s.x[j], []);
         by.get(s.x[j]).push([s, j]);
       }
     }
     for (const x of [...by.keys()].sort((a, b) => a - b)) {
       const found = by.get(x);
-      const text = found.slice(0, 12).map(([s, j]) => `${s.name}: ${short(s.y[j], spec.y.unit)}${s.lo && real(s.lo[j]) ? ` (${short(s.lo[j])} to ${short(s.hi[j])})` : ""}`);
-      stops.push({ x, px: X(x), py: 20, text: [`${spec.x.label} ${short(x, spec.x.unit)}`, ...text] });
+      const say = ([s, j]) => `${s.name}: ${short(s.y[j], spec.y.unit)}${s.lo && real(s.lo[j]) ? ` (${short(s.lo[j])} to ${short(s.hi[j])})` : ""}`;
+      stops.push({ x, px: X(x), py: 20, get text() { return [`${spec.x.label} ${short(x, spec.x.unit)}`, ...found.slice(0, 12).map(say)]; } }); // made when it is read
     }
     if (!by.size) drawing.append(svg("text", { class: "tick", x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle" }, "nothing to show"));
     return zoomable(c, box, [x0, x1], whole, {});
