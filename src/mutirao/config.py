@@ -60,7 +60,11 @@ HANDED_OVER = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part by name, with its own settings: `Part("dirichlet", {"alpha": 0.5})`."""
+    """A part by name, with its own settings: `Part("dirichlet", {"alpha": 0.5})`.
+
+    >>> resolve(Common, {"partition": {"name": "dirichlet", "alpha": 0.1}}).partition
+    Part(name='dirichlet', settings={'alpha': 0.1, 'min_size': 1, 'balance': False})
+    """
 
     name: str
     settings: Mapping[str, Scalar] = field(default_factory=dict)
@@ -70,13 +74,27 @@ class Part:
 def setting(
     default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: Iterable[str] = ()
 ) -> Any:
-    """A dataclass field with a line of help and the range it must lie in."""
+    """A dataclass field with a line of help and the range it must lie in.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Wine(Common):
+    ...     hidden: int = setting(16, "width of the hidden layer", low=1)
+    >>> resolve(Wine, {"hidden": 0})
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: hidden: 0 is too small, at least 1 is needed
+    """
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The settings all recipes share."""
+    """The settings all recipes share.
+
+    >>> config = resolve(Common, {"rounds": 5}, [("select", "aoiu"), ("select.alpha", 0.7)])
+    >>> config.rounds, config.select.name, config.select.settings["alpha"]
+    (5, 'aoiu', 0.7)
+    """
 
     seed: int = setting(0, "where all randomness starts", low=0, high=2**63 - 1)
     rounds: int = setting(20, "how many rounds", low=1)
@@ -98,7 +116,7 @@ class Common:
     screen: Part = setting(Part("none"), "how odd updates are kept out of the model")
     size_cap: float = setting(10.0, "times the median samples that a client counts for at most (0: any number)", low=0)
     available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
-    devices: Part = setting(Part("none"), "how fast and thirsty the clients' devices are (simulated)")
+    devices: Part = setting(Part("none"), "how much time and energy the clients' devices take (simulated)")
     drift: Part = setting(Part("none"), "whether clients' data change as training goes on (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
     secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
@@ -220,7 +238,11 @@ def make_hints(make: Callable[..., Any]) -> Any:
 
 
 def build(kind: str, part: Part, **offers: Any) -> Any:
-    """Make the part; `offers` are values it takes if it has such a setting and the user said nothing."""
+    """Make the part; `offers` are values it takes if it has such a setting and the user said nothing.
+
+    >>> build("aggregate", Part("fedavgm", {"momentum": 0.5}))
+    FedAvgM(lr=1.0, momentum=0.5)
+    """
     make = factory(kind, part)
     known = parameters(make)
     given = {k: v for k, v in offers.items() if k in known} | dict(part.settings)
@@ -277,7 +299,11 @@ def parse_value(text: str) -> Any:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` taken apart."""
+    """`key=value` taken apart.
+
+    >>> parse_assignment("select.alpha=0.5"), parse_assignment("data=~/MQ2008")
+    (('select.alpha', 0.5), ('data', '~/MQ2008'))
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not of the form key=value")
@@ -285,7 +311,15 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tuple[str, Any]] = ()) -> C:
-    """The configuration made of defaults, then a TOML table, then single settings, each checked."""
+    """The configuration made of defaults, then a TOML table, then single settings, each checked.
+
+    >>> resolve(Common, {"lr": 0.05}, [("rounds", 3)]).rounds
+    3
+    >>> resolve(Common, {"lrr": 0.05})
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: unknown setting 'lrr'; did you mean 'lr'?
+    """
     fields = {f.name: f for f in dataclasses.fields(recipe_config)}
     hints = typing.get_type_hints(recipe_config)
     chosen: dict[str, Any] = {}
@@ -363,7 +397,11 @@ def flatten(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dump(recipe: str, config: Any) -> str:
-    """The configuration as TOML; reading it back gives the same one."""
+    """The configuration as TOML; reading it back gives the same one.
+
+    >>> print(dump("quickstart", resolve(Common, {"rounds": 5})).splitlines()[:3])
+    ['recipe = "quickstart"', 'seed = 0', 'rounds = 5']
+    """
     plain, tables = [f"recipe = {quote(recipe)}"], []
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -392,7 +430,12 @@ def quote(text: str) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as a table, or one clear line why not."""
+    r"""A TOML file as a table, or one clear line why not.
+
+    >>> _ = Path("mine.toml").write_text('recipe = "quickstart"\nrounds = 5\n[aggregate]\nname = "fedyogi"\n')
+    >>> read(Path("mine.toml"))
+    {'recipe': 'quickstart', 'rounds': 5, 'aggregate': {'name': 'fedyogi'}}
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -7,6 +7,8 @@ import click
 
 from mutirao.cli.options import FILE, FOLDER, JSON, tell
 
+ANYWHERE = {"leak", "ratings"}  # what is worked out in this process
+
 
 @click.command()
 @click.argument("trials", nargs=-1)
@@ -54,6 +56,11 @@ def drill(
         for name, text in TRIALS.items():
             click.echo(f"{name:<12} {text}")
         return
+    from mutirao.deploy.systems import need_linux
+
+    if not trials or set(trials) - ANYWHERE:
+        need_linux("mutirao drill, but for leak and ratings,")
+
     from mutirao.deploy.drill.course import run_trials
     from mutirao.deploy.drill.leak import Leaking
 

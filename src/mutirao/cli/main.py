@@ -1,9 +1,12 @@
 """The command line: a thin shell over the library; heavy things are imported only by the command that needs them."""
 
 import errno
+import io
 import json
 import logging
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +34,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 class Commands(click.Group):
     """A group whose problems end in one clear line and the problem's exit code."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Begin; a terminal or file that cannot show a letter, as on Windows, gets a question mark for it."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+        return super().main(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a MutiraoError is for the user, not for a debugger."""
         try:
@@ -41,8 +51,14 @@ class Commands(click.Group):
             if error.errno == errno.EPIPE:  # nobody reads our output any more: click ends quietly
                 raise
             fail(disk_problem(error), 1)
+        except (MemoryError, RuntimeError) as error:
+            if not (said := memory_problem(error)):
+                raise
+            fail(said, 1)
         except KeyboardInterrupt:
-            fail("stopped; what was done is kept, go on with --resume", 130)
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            resumes = any(option.name == "resume" for option in getattr(command, "params", ()))
+            fail("stopped; what was done is kept, go on with --resume" if resumes else "stopped", 130)
 
 
 def disk_problem(error: OSError) -> str:
@@ -50,6 +66,22 @@ def disk_problem(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     full = "; what was done is kept: make room and run the same command again, with --resume for a run"
     return f"{where}{error.strerror or error}{full if error.errno in FULL else ''}"
+
+
+def memory_problem(error: Exception) -> str:
+    """What is too large for this machine's memory, on one line; nothing if the error is another one.
+
+    >>> memory_problem(RuntimeError("can't allocate memory: you tried to allocate 512000000000 bytes."))
+    'not enough memory for 512 GB at once; use a smaller model, batch_size or samples'
+    """
+    text = str(error)
+    if not isinstance(error, MemoryError) and not re.search(
+        "can't allocate memory|not enough memory|out of memory", text
+    ):
+        return ""
+    asked = re.search(r"allocate (\d+) bytes", text)
+    much = f" for {int(asked[1]) / 1e9:,.0f} GB at once" if asked else ""
+    return f"not enough memory{much}; use a smaller model, batch_size or samples"
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -74,28 +106,27 @@ def main(verbose: bool) -> None:
 @click.argument("recipe", required=False)
 @JSON
 def list_command(recipe: str | None, as_json: bool) -> None:
-    """List the recipes, or the settings of one.
+    """List recipes, presets and parts, or the settings of one recipe or preset.
 
     Example: mutirao list quickstart
     """
-    from mutirao.cli.listing import parts, recipes, settings_of
+    from mutirao.cli.listing import everything, in_columns, settings_of
 
     look_here(recipe)
-    tables = {"recipes": recipes()} | parts() if recipe is None else {f"settings of {recipe}": settings_of(recipe)}
+    tables = everything() if recipe is None else {f"settings of {recipe}": settings_of(recipe)}
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return
     for title, rows in tables.items():
         click.secho(f"\n{title}", bold=True)
-        width = max(len(name) for name in rows)
-        for name, text in rows.items():
-            click.echo(f"  {name:<{width}}  {text}")
+        for line in in_columns(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else 0):
+            click.echo(line)
     if recipe is None:
-        click.echo("\nmutirao list RECIPE shows its settings; mutirao run RECIPE runs it.")
+        click.echo("\nmutirao list NAME shows the settings of a recipe or preset; mutirao run NAME runs it.")
 
 
 @main.command()
-@click.argument("recipe", metavar="RECIPE|CONFIG.toml")
+@click.argument("recipe", metavar="RECIPE|PRESET|CONFIG.toml")
 @settings("Change a setting; may be given many times.")
 @click.option("--out", type=FOLDER, help="Run folder [default: runs/RECIPE].")
 @click.option("--fleet", type=click.Choice(["local", "flower"]), default="local", show_default=True)
@@ -113,22 +144,24 @@ def run(
     progress: str,
     trust: Agreement,
 ) -> None:
-    """Run a recipe, or repeat a run from its config.toml.
+    """Run a recipe, a preset for one of the field's standard sets, or repeat a run from its config.toml.
 
     \b
     Examples:
       mutirao run quickstart
+      mutirao run fashion-mnist
       mutirao run quickstart --set aggregate=fedadam --set aggregate.lr=0.05 --out runs/adam
       mutirao run runs/adam/config.toml --out runs/again
       mutirao run quickstart --out runs/adam --resume
     """
     from mutirao.config import read, resolve
+    from mutirao.recipes.presets import expand
     from mutirao.recipes.task import find
     from mutirao.runs.execute import default_out, reopen
     from mutirao.runs.trust import check_trust, is_own_run, names_in_file
 
-    table: dict[str, Any] = {}
-    name, values = recipe, [value for _, value in sets]
+    name, table = expand(recipe)
+    values = [value for _, value in sets]
     if recipe.endswith(".toml"):
         table, file = read(Path(recipe)), Path(recipe)
         own = file.name == "config.toml"
@@ -136,7 +169,7 @@ def run(
         name = str(table.pop("recipe", ""))
         if not name:
             raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
-    folder = out or default_out(name, resume)
+    folder = out or default_out(name if recipe.endswith(".toml") else recipe, resume)
     look_here(name, table, values, names_in_file(folder / "config.toml") if resume else [])
     if resume and (folder / "config.toml").exists():
         name, config = reopen(name, folder, sets, trust)
@@ -146,8 +179,9 @@ def run(
     from mutirao.cli.terminal import conclude  # after all that a typing error may end
     from mutirao.report import execute
     from mutirao.runs.progress import Progress, json_line
+    from mutirao.runs.sentence import describe_settings
 
-    with Progress(config.rounds, quiet=as_json, mode=progress) as watch:
+    with Progress(config.rounds, as_json, progress, describe_settings(name, config)) as watch:
         if fleet == "flower":
             from mutirao.deploy.flower import simulate
 
@@ -288,15 +322,16 @@ def export(folder: Path, table: str, out: Path | None) -> None:
 @click.argument("folder", type=FILE, default="runs")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
+@click.option("--read-only", is_flag=True, help="Nothing can be cancelled, resumed or noted from the page.")
 @click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
-def dash(folder: Path, host: str, port: int, browse: bool | None) -> None:
+def dash(folder: Path, host: str, port: int, read_only: bool, browse: bool | None) -> None:
     """Watch a folder of runs and studies on a live page; it ends with Ctrl-C.
 
     Example: mutirao dash runs
     """
     from mutirao.dash.serving import serve
 
-    serve(folder, host, port, lambda address: tell_page(f"{folder} is shown", address, host, browse))
+    serve(folder, host, port, lambda address: tell_page(f"{folder} is shown", address, host, browse), read_only)
 
 
 @main.command()

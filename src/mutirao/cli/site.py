@@ -10,11 +10,13 @@ import click
 from mutirao.cli.options import FOLDER, JSON, Assignments, settings, tell
 
 PLACE = click.argument("folder", type=FOLDER)
+ANYWHERE = {"policy", "hash", "check"}  # what needs no process and no key
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
 
 
 @click.group()
-def site() -> None:
+@click.pass_context
+def site(context: click.Context) -> None:
     """A hospital joins: keys and certificates, processes, a doctor, and its own policy over what leaves.
 
     \b
@@ -24,6 +26,10 @@ def site() -> None:
       mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
       mutirao site doctor /srv/mutirao
     """
+    from mutirao.deploy.systems import need_linux
+
+    if context.invoked_subcommand not in ANYWHERE:
+        need_linux(f"mutirao site {context.invoked_subcommand}")
 
 
 @site.group()

@@ -203,8 +203,8 @@ def screen(
 
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
-    from mutirao.deploy.networks import network_at
-    from mutirao.slides.models import NOTICE
+    from mutirao.images.notice import NOTICE
+    from mutirao.runs.networks import network_at
     from mutirao.slides.screening import cut_for, write_screening
     from mutirao.slides.screening import screen as look
 
@@ -231,7 +231,7 @@ def export(run: Path, out: Path, which: str) -> None:
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
-    from mutirao.deploy.networks import network_of_run
+    from mutirao.runs.networks import network_of_run
     from mutirao.slides.models import save_model
 
     model = network_of_run(run.expanduser(), which)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from mutirao.images.notice import notice_of
 from mutirao.report.words import describe_checkpoints
 from mutirao.runs.forgetting import ROUNDS
+from mutirao.runs.reader import Record
 from mutirao.studies.showing import make_table, tables_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
         console.print(table)
     files = "table.md, table.tex, table.csv, table.json"
     console.print(f"everything is in {folder}: {files}, {', '.join(p.name for p in pictures)}", soft_wrap=True)
+    console.print(f"look at {folder / 'report.html'}", soft_wrap=True)
 
 
 def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> None:
@@ -84,6 +87,8 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")
     if "checkpoints" in summary:
         console.print(describe_checkpoints(summary["checkpoints"]), soft_wrap=True)
+    if said := notice_of(Record.of(folder).config):
+        console.print(said, soft_wrap=True)
     console.print(f"everything is in {folder}; look at {folder / 'report.html'}", soft_wrap=True)
 
 

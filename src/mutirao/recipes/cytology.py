@@ -79,6 +79,7 @@ def task(config: Config) -> Task:
     check_body(config.body)
     check_kept(config, "validation", is_private(config))
     plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
+    told: dict[str, Any] = plan.agreed() | plan.training(config)  # before slides are made: weights may be missing
     look = BagExtractor(plan.extract, config.tiles, config.seed) if config.head in BAG_HEADS else plan.extract
     scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
@@ -88,7 +89,6 @@ def task(config: Config) -> Task:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
-    told: dict[str, Any] = plan.agreed() | plan.training(config)
     metrics: tuple[str, ...] = ()
     if not has_one_model(config):  # then hospitals' own judgements are all there is
         told["figures"], metrics = judge_classes, ("accuracy", "balanced_accuracy", "loss")

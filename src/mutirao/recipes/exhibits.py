@@ -10,7 +10,13 @@ from mutirao.core.rounds import Run
 
 @dataclass(frozen=True)
 class Picture:
-    """A kind of picture, by its name in `mutirao.drawing.exhibits`, and the data it shows; None: there are none."""
+    """A kind of picture, by its name in `mutirao.drawing.exhibits`, and the data it shows; None: there are none.
+
+    >>> from mutirao.partition import describe
+    >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
+    >>> picture.data(Run({})).sizes
+    array([2, 2])
+    """
 
     kind: str
     data: Callable[[Run], Any]
@@ -18,7 +24,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exhibits:
-    """Pictures and files by their names in the run folder, and what else the summary says."""
+    """Pictures and files by their names in the run folder, and what else the summary says.
+
+    >>> from mutirao.partition import describe
+    >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
+    >>> exhibits = Exhibits(pictures={"partition.png": picture}, findings=lambda run: {"arrays": len(run.arrays)})
+    >>> sorted(exhibits.pictures), exhibits.findings(Run({}))
+    (['partition.png'], {'arrays': 0})
+    """
 
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     files: Mapping[str, Callable[[Run, Path], None]] = field(default_factory=dict)

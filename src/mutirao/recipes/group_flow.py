@@ -27,6 +27,7 @@ from mutirao.groups.tuning import Alike
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.randomness import rng
 from mutirao.recipes.building import build_aggregate, build_screen, overcommit_of, simulate
+from mutirao.recipes.counts import check_asked
 from mutirao.recipes.grouping import clients_judge, compares, grouper_of, rounds_of_fedavg, signature_of
 from mutirao.recipes.staggering import check_waits
 from mutirao.secure.kinds import secure_of
@@ -57,6 +58,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     """Form groups, then make rounds of all of them at once."""
     if overcommit_of(config) > 1:
         raise ConfigError("devices.overcommit: groups are asked all at once, and the first would be of any; use 1")
+    check_asked(config, task.population)
     churns, secure = config.available.name != "always", secure_of(config)
     told = kind.told or tuple(dict.fromkeys([task.judge, *task.metrics]))
     compress, still = compress_of(config), replace(config, devices=Part("none"), available=Part("always"))

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.evaluation import join_judgements
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
+from mutirao.datasets.homes import find_data
 from mutirao.datasets.labelled import JUDGES, is_arrays
 from mutirao.errors import ConfigError
 from mutirao.images.diagnosis import Confusion
@@ -65,7 +65,7 @@ def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     check_body(config.body, *NETWORK_NAMES)
-    arrays, place = is_arrays(config.data), Path(config.data).expanduser()
+    arrays, place = is_arrays(config.data), find_data(config.data)
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)

@@ -86,7 +86,7 @@ def load(config: Config) -> Ratings:
     if config.data == "generated":
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
-        ratings = read_ratings(Path(config.data).expanduser(), config.columns)
+        ratings = read_ratings(Path(config.data), config.columns)
     if is_implicit(config):
         ratings = ratings.implicit(config.taken)
     return ratings.with_at_least(SPLITS[config.split])

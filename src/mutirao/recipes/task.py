@@ -22,6 +22,7 @@ from mutirao.metrics import direction_of
 from mutirao.naming import check_module
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.recipes.building import build_aggregate, build_screen, build_select, simulate
+from mutirao.recipes.counts import check_asked, check_fewest
 from mutirao.recipes.ending import Ending
 from mutirao.recipes.exchange import Exchange, is_private, usual_exchange
 from mutirao.recipes.exhibits import Exhibits
@@ -64,7 +65,16 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Task:
-    """What the parties work on: what a client does, what each holds, how the model begins and is judged."""
+    """What the parties work on: what a client does, what each holds, how the model begins and is judged.
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> def mean(request, site):
+    ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
+    >>> task = Task(mean, {"ana": [1.0, 2.0], "bia": [6.0]}, lambda: {"mean": np.zeros(1)}, judge="loss")
+    >>> sorted(task.population), task.higher_is_better
+    (['ana', 'bia'], False)
+    """
 
     handler: AnyHandler
     population: Mapping[ClientId, Any]
@@ -86,6 +96,7 @@ class Task:
     knows: Any = None  # what the recipe's own flow has to know besides
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
     facts: Mapping[str, Any] = field(default_factory=dict)  # what the run's record keeps of it, and must stay the same
+    dealt: bool | None = None  # whether the partition dealt the samples, or they came dealt; None: as settings say
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
     @property
@@ -157,6 +168,18 @@ def federate(
     """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any.
 
     `around` wraps the fleet that rounds ask.
+
+    >>> import numpy as np
+    >>> from mutirao import Common, LocalFleet, Reply, Run
+    >>> from mutirao.config import resolve
+    >>> def mean(request, site):
+    ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
+    >>> task = Task(mean, {"ana": [1.0, 2.0], "bia": [6.0]}, lambda: {"mean": np.zeros(1)}, judge="loss")
+    >>> run, config = Run(task.initial()), resolve(Common, {"clients": 2, "per_round": 2, "rounds": 1})
+    >>> [done.row["replied"] for done in federate(LocalFleet(mean, task.population), config, task, run)]
+    [2]
+    >>> run.arrays["mean"]
+    array([3.])
     """
     if has_groups(config):
         yield from group_rounds(fleet, config, task, run)
@@ -167,6 +190,8 @@ def federate(
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build_select(config, task.classes)
     aggregate = build_aggregate(config, task)
+    check_asked(config, task.population)
+    check_fewest(config, aggregate, task.population)
     privacy = build_privacy(config)
     secure = secure_of(config)
     secure.check(config, select, aggregate, len(task.population))
@@ -210,7 +235,19 @@ def asks_nothing_more(config: Any, task: Task) -> Exchange:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration class, the task it describes and the flow that solves it."""
+    """A configuration class, the task it describes and the flow that solves it.
+
+    >>> import numpy as np
+    >>> import mutirao as mu
+    >>> def mean(request, site):
+    ...     return mu.Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
+    >>> def means(config):
+    ...     data = {"ana": [1.0, 2.0], "bia": [6.0]}
+    ...     return mu.Task(mean, data, lambda: {"mean": np.zeros(1)}, lambda run: {"loss": 0.0}, judge="loss")
+    >>> summary = mu.execute(mu.Recipe(mu.Common, means), {"rounds": 1, "clients": 2}, "runs/means", pictures=False)
+    >>> summary["rounds"], summary["final"]
+    (1, {'loss': 0.0})
+    """
 
     config: type[Common]
     task: Callable[[Any], Task]
@@ -275,7 +312,11 @@ def name_of(recipe: Recipe) -> str:
 
 
 def find(name: str) -> Recipe:
-    """The recipe of that name, or behind a dotted path `package.module:name`."""
+    """The recipe of that name, or behind a dotted path `package.module:name`.
+
+    >>> find("quickstart").config.__name__, find("quickstart").config().rounds
+    ('Config', 40)
+    """
     if name == PYTHON:
         right = "call mutirao.run there again, with the same model and data, and resume=True to go on with it"
         raise ConfigError(f"a run of {name!r} was started from Python with mutirao.run; {right}")
