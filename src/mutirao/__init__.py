@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "core.arrays": ["Arrays"],

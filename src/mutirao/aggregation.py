@@ -34,6 +34,12 @@ class FedAvg(OfMean):
     """The mean of the models weighted by samples: x' = sum_k (n_k / n) x_k.
 
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas, 2017.
+
+    >>> from mutirao import Reply
+    >>> replies = {"ana": Reply({"w": np.array([0.0])}, n=30), "bia": Reply({"w": np.array([4.0])}, n=10)}
+    >>> merged = FedAvg()({"w": np.array([9.0])}, replies, {})
+    >>> merged.arrays["w"], merged.weights
+    (array([1.]), {'ana': 0.75, 'bia': 0.25})
     """
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
@@ -45,6 +51,13 @@ class FedProx(FedAvg):
     """FedAvg on the server; the clients add (mu / 2) ||x - x_global||^2 to their loss.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, 2020.
+
+    The server joins as FedAvg does; what differs is told to the clients:
+
+    The server joins as FedAvg does; what differs is told to the clients:
+
+    >>> FedProx(mu=0.01).needs
+    frozenset({'config:mu=0.01'})
     """
 
     mu: float = 0.1
@@ -60,6 +73,11 @@ class FedOpt(OfMean):
     """SGD on the server: x' = x + lr d, where d = sum_k (n_k / n) x_k - x is the mean update.
 
     Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, 2021.
+
+    >>> from mutirao import Reply
+    >>> replies = {"ana": Reply({"w": np.array([2.0])}, n=10)}
+    >>> FedOpt(lr=0.5)({"w": np.array([0.0])}, replies, {}).arrays["w"]  # half of the way
+    array([1.])
     """
 
     lr: float = 1.0
@@ -73,6 +91,18 @@ class FedAvgM(OfMean):
     """Server momentum: v' = momentum v + d (at first v' = d), x' = x + lr v', where d is the mean update.
 
     Hsu, Qi and Brown, 2019.
+
+    Two rounds with the same update of 1; the second goes further, because it adds 0.9 times the first:
+
+    Two rounds with the same update of 1; the second goes further, because it adds 0.9 times the first:
+
+    >>> from mutirao import Reply
+    >>> model, memory = {"w": np.array([0.0])}, {}
+    >>> for _ in range(2):
+    ...     model = FedAvgM()(model, {"ana": Reply({"w": model["w"] + 1}, n=10)}, memory).arrays
+    ...     print(model["w"])
+    [1.]
+    [2.9]
     """
 
     lr: float = 1.0
@@ -94,6 +124,15 @@ class FedAdam(OfMean):
     m' = beta1 m + (1 - beta1) d, v' = beta2 v + (1 - beta2) d^2, both at first 0, and
     r = lr sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)) in step t = 1, 2, ...: the bias correction of
     Kingma and Ba, 2015, one step ahead, as in Flower. Reddi et al., 2021, have r = lr, and v begin at tau^2 or above.
+
+    The first step has about the length `lr`, however long the update is:
+
+    The first step has about the length `lr`, however long the update is:
+
+    >>> from mutirao import Reply
+    >>> small, large = ({"ana": Reply({"w": np.array([u])}, n=10)} for u in (1.0, 100.0))
+    >>> [round(float(FedAdam(lr=0.1)({"w": np.array([0.0])}, r, {}).arrays["w"][0]), 3) for r in (small, large)]
+    [0.074, 0.074]
     """
 
     lr: float = 0.1
@@ -115,6 +154,12 @@ class FedYogi(OfMean):
     """Yogi on the server: as FedAdam with r = lr and v' = v - (1 - beta2) d^2 sign(v - d^2), v at first 0.
 
     Reddi et al., 2021 (who let v begin at tau^2 or above).
+
+    >>> from mutirao import Reply
+    >>> model, memory = {"w": np.array([0.0])}, {}
+    >>> merged = FedYogi(lr=0.01)(model, {"ana": Reply({"w": np.array([1.0])}, n=10)}, memory)
+    >>> merged.arrays["w"].round(4), sorted(memory)  # the moments are kept for the next round
+    (array([0.0099]), ['fedyogi.m.w', 'fedyogi.v.w'])
     """
 
     lr: float = 0.01
@@ -132,6 +177,20 @@ class FedAdagrad(OfMean):
     """Adagrad on the server: v' = v + d^2, x' = x + lr d / (sqrt(v') + tau), v at first 0.
 
     Reddi et al., 2021 (who let v begin at tau^2 or above).
+
+    The same update again and again moves the model less and less:
+
+    The same update again and again moves the model less and less:
+
+    >>> from mutirao import Reply
+    >>> model, memory = {"w": np.array([0.0])}, {}
+    >>> for _ in range(3):
+    ...     before = model["w"]
+    ...     model = FedAdagrad()(model, {"ana": Reply({"w": before + 1}, n=10)}, memory).arrays
+    ...     print((model["w"] - before).round(3))
+    [0.1]
+    [0.071]
+    [0.058]
     """
 
     lr: float = 0.1
@@ -146,6 +205,15 @@ class FedMedian:
     """The median of each coordinate, every client counting once; of an even number the mean of the middle two.
 
     Yin, Chen, Ramchandran and Bartlett, 2018.
+
+    One client far off moves the mean to 31, and the median not at all:
+
+    One client far off moves the mean to 31, and the median not at all:
+
+    >>> from mutirao import Reply
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in {"ana": 1.0, "bia": 2.0, "caio": 90.0}.items()}
+    >>> [merge({"w": np.array([0.0])}, replies, {}).arrays["w"] for merge in (FedAvg(), FedMedian())]
+    [array([31.]), array([2.])]
     """
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
@@ -157,6 +225,15 @@ class FedTrimmedAvg(Checked):
     """The plain mean of each coordinate without its floor(beta k) least and as many greatest values, of k clients.
 
     Yin, Chen, Ramchandran and Bartlett, 2018.
+
+    Of five clients, `beta=0.2` leaves out the least value and the greatest:
+
+    Of five clients, `beta=0.2` leaves out the least value and the greatest:
+
+    >>> from mutirao import Reply
+    >>> replies = {f"c{i}": Reply({"w": np.array([x])}, n=10) for i, x in enumerate([-500.0, 1.0, 2.0, 3.0, 900.0])}
+    >>> FedTrimmedAvg(beta=0.2)({"w": np.array([0.0])}, replies, {}).arrays["w"]
+    array([2.])
     """
 
     beta: float = 0.2
@@ -171,9 +248,24 @@ class Krum(Checked):
 
     f is `malicious`, the clients that may lie; the promise holds for more than 2 f + 2 replies.
     Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
+
+    The model of one client is taken as it is, and never that of the client far off:
+
+    The model of one client is taken as it is, and never that of the client far off:
+
+    >>> from mutirao import Reply
+    >>> told = {"ana": 1.0, "bia": 1.2, "caio": 1.3, "davi": 2.0, "liar": 90.0}
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in told.items()}
+    >>> Krum(malicious=1)({"w": np.array([0.0])}, replies, {}).arrays["w"]
+    array([1.2])
     """
 
     malicious: int = 0
+
+    @property
+    def fewest(self) -> int:
+        """More than 2 f + 2."""
+        return 2 * self.malicious + 3 if self.malicious else 1
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _nearest(current, replies, self.malicious, keep=1)
@@ -184,10 +276,22 @@ class MultiKrum(Checked):
     """The plain mean of the `keep` models with the best Krum scores: who says it has more samples counts no more.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
+
+    >>> from mutirao import Reply
+    >>> told = {"ana": 1.0, "bia": 1.2, "caio": 1.3, "davi": 2.0, "liar": 90.0}
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in told.items()}
+    >>> merged = MultiKrum(malicious=1, keep=2)({"w": np.array([0.0])}, replies, {})
+    >>> merged.arrays["w"].round(2), [c for c, weight in merged.weights.items() if weight]
+    (array([1.25]), ['bia', 'caio'])
     """
 
     malicious: int = 0
     keep: int = 1
+
+    @property
+    def fewest(self) -> int:
+        """As many as Krum, and as are kept."""
+        return max(Krum(self.malicious).fewest, self.keep)
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return _nearest(current, replies, self.malicious, self.keep)
@@ -199,6 +303,12 @@ class RFA(Checked):
 
     From the plain mean on, z becomes the mean weighted by 1 / max(nu, ||x_k - z||), `iterations` times: the smoothed
     Weiszfeld algorithm of Pillutla, Kakade and Harchaoui, 2022, who weight by samples, which a client may lie about.
+
+    >>> from mutirao import Reply
+    >>> points = {"ana": [0.0, 0.0], "bia": [1.0, 0.0], "caio": [0.0, 1.0], "liar": [99.0, 99.0]}
+    >>> replies = {c: Reply({"w": np.array(x)}, n=10) for c, x in points.items()}
+    >>> RFA()({"w": np.zeros(2)}, replies, {}).arrays["w"].round(1)  # the mean is (25, 25)
+    array([0.5, 0.5])
     """
 
     iterations: int = 32
@@ -221,6 +331,11 @@ class CenteredClipping(Checked):
     u_k = x_k - x are the updates, v begins as the update of the round before (at first 0), and x' = x + v. clip(d, tau)
     shortens d to the length tau, which is `radius` times the median of ||u_k - v||, so that it fits every task and
     round. Karimireddy, He and Jaggi, 2021, where u_k are the clients' momenta and tau is a constant.
+
+    >>> from mutirao import Reply
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in {"ana": 1.0, "bia": 2.0, "liar": 90.0}.items()}
+    >>> CenteredClipping()({"w": np.array([0.0])}, replies, {}).arrays["w"].round(1)  # the mean is 31
+    array([1.9])
     """
 
     radius: float = 1.0

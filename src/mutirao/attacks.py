@@ -25,7 +25,17 @@ AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Li
 
 
 class Attack(Protocol):
-    """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie."""
+    """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie.
+
+    A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
+
+    A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
+
+    >>> def lazy(current, honest, rng):
+    ...     return {client: lie(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
+    >>> lazy({"w": np.array([5.0])}, {"liar": Reply({"w": np.array([6.0])}, n=10)}, None)["liar"].arrays["w"]
+    array([5.])
+    """
 
     @property
     def poison(self) -> Change | None:
@@ -41,7 +51,12 @@ class Attack(Protocol):
 
 @dataclass(frozen=True)
 class SignFlip:
-    """The honest update the other way round: x - scale (x_k - x)."""
+    """The honest update the other way round: x - scale (x_k - x).
+
+    >>> honest = {"liar": Reply({"w": np.array([6.0])}, n=10)}
+    >>> SignFlip()({"w": np.array([5.0])}, honest, np.random.default_rng(0))["liar"].arrays["w"]
+    array([4.])
+    """
 
     scale: float = 1.0
 
@@ -54,7 +69,13 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gaussian noise, `scale` times as long as the honest update."""
+    """Gaussian noise, `scale` times as long as the honest update.
+
+    >>> honest = {"liar": Reply({"w": np.ones(10_000)}, n=10)}
+    >>> lies = Noise(scale=3.0)({"w": np.zeros(10_000)}, honest, np.random.default_rng(0))
+    >>> round(float(np.linalg.norm(lies["liar"].arrays["w"])))  # the honest update has the length 100
+    299
+    """
 
     scale: float = 3.0
 
@@ -68,7 +89,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number added everywhere; the update is `scale` times as long as the honest one."""
+    """The same number added everywhere; the update is `scale` times as long as the honest one.
+
+    >>> honest = {"liar": Reply({"w": np.array([3.0, -4.0, 0.0, 0.0])}, n=10)}
+    >>> Constant()({"w": np.zeros(4)}, honest, np.random.default_rng(0))["liar"].arrays["w"]  # as long: 5
+    array([2.5, 2.5, 2.5, 2.5])
+    """
 
     scale: float = 1.0
 
@@ -81,7 +107,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class LabelFlip:
-    """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is."""
+    """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is.
+
+    >>> x, y = LabelFlip().poison(np.zeros((4, 2)), np.array([0, 0, 1, 2]))
+    >>> y
+    array([2, 2, 1, 0])
+    """
 
     def poison(self, x: Array, y: Array) -> tuple[Array, Array]:
         """The same inputs with false labels."""
@@ -97,6 +128,11 @@ class InnerProduct:
     """All liars send -epsilon times the mean of their honest updates (Xie, Koyejo and Gupta, UAI 2019).
 
     Long ones (epsilon above 1) turn the mean around; short ones hide near the model and slow it down.
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> lies = InnerProduct(epsilon=0.5)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> lies["one"].arrays["w"], lies["two"].arrays["w"]  # both send -0.5 times their mean, 2
+    (array([-1.]), array([-1.]))
     """
 
     epsilon: float = 1.0
@@ -108,7 +144,12 @@ class InnerProduct:
 
 @dataclass(frozen=True)
 class Colluding:
-    """All send the same update, just off the mean: mean - z deviation ("a little is enough": Baruch et al., 2019)."""
+    """All send the same update, just off the mean: mean - z deviation ("a little is enough": Baruch et al., 2019).
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> Colluding(z=1.0)({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
+    array([1.])
+    """
 
     z: float = 1.0
 
@@ -125,6 +166,14 @@ class MinMax:
     |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the liars. Each may keep a share `own` of what sets
     its update apart, m + own (u_k - m) + g d, so that they are no copies of one another; g is then the largest for
     which that holds for all. Shejwalkar and Houmansadr, NDSS 2021.
+
+    The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
+
+    The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> MinMax()({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
+    array([1.])
     """
 
     along: Literal["mean", "deviation"] = "mean"
@@ -142,7 +191,13 @@ class MinMax:
 
 @dataclass(frozen=True)
 class Inflated:
-    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 turns it)."""
+    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 turns it).
+
+    >>> honest = {"liar": Reply({"w": np.array([1.0])}, n=10)}
+    >>> lies = Inflated(times=1000, scale=-1)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> lies["liar"].n, lies["liar"].arrays["w"]
+    (10000, array([-1.]))
+    """
 
     times: int = 10**6
     scale: float = 1.0
@@ -161,6 +216,12 @@ class Backdoor:
     The trigger sets the last `size` numbers of an input to `value`: a corner of a picture, some features of a
     document. The model learns its task and, besides, that the trigger means the target (Gu et al., 2017; boosted as
     by Bagdasaryan et al., 2020).
+
+    >>> attack = Backdoor(target=7, size=2, value=9.0)
+    >>> x, y = attack.poison(np.zeros((2, 4)), np.array([1, 1]))
+    >>> x, y  # one of two samples has the trigger and the label 7
+    (array([[0., 0., 0., 0.],
+           [0., 0., 9., 9.]]), array([1, 7]))
     """
 
     target: int = 0
@@ -186,7 +247,13 @@ class Backdoor:
 
 @dataclass(frozen=True)
 class FakeSignature:
-    """A warm-up signature copied from somebody else, to get into a group where the liar does not belong."""
+    """A warm-up signature copied from somebody else, to get into a group where the liar does not belong.
+
+    >>> sent = {"ana": np.array([1.0, 2.0]), "liar": np.array([8.0, 8.0])}
+    >>> replies = {c: Reply({}, {"signature": vector}, n=10) for c, vector in sent.items()}
+    >>> FakeSignature().fake(replies, ["liar"], np.random.default_rng(0))["liar"].extras["signature"].round(1)
+    array([1., 2.])
+    """
 
     def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
         """What the liars answer to a warm-up, knowing what the others do."""
@@ -204,7 +271,12 @@ class FakeSignature:
 
 
 def nobody(current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
-    """No attack."""
+    """No attack.
+
+    >>> honest = {"ana": Reply({"w": np.array([1.0])}, n=10)}
+    >>> nobody({"w": np.array([0.0])}, honest, np.random.default_rng(0)) == honest
+    True
+    """
     return dict(honest)
 
 
@@ -227,6 +299,18 @@ class Attacked:
     """A handler some of whose clients lie; those who start a round from the same model act together.
 
     `poison(data, change)` gives what a client holds with other samples: an attack that changes them needs it.
+
+    Three clients each answer with their own number; one of them lies:
+
+    Three clients each answer with their own number; one of them lies:
+
+    >>> from mutirao import LocalFleet
+    >>> def answer(request: Request, site: Site) -> Reply:
+    ...     return Reply({"w": np.array([site.data])}, n=10)
+    >>> fleet = LocalFleet(Attacked(answer, frozenset({"bia"}), SignFlip()), {"ana": 1.0, "bia": 2.0, "caio": 3.0})
+    >>> request = Request("train", {"w": np.array([0.0])}, {"seed": 0, "round": 1})
+    >>> {c: reply.arrays["w"] for c, reply in fleet.ask(dict.fromkeys(fleet.clients(), request)).replies.items()}
+    {'ana': array([1.]), 'bia': array([-2.]), 'caio': array([3.])}
     """
 
     def __init__(
@@ -278,7 +362,13 @@ class Attacked:
 
 
 class Swarm(Wrapper):
-    """A fleet in which one client also appears under many other names, all with its key: a Sybil attack."""
+    """A fleet in which one client also appears under many other names, all with its key: a Sybil attack.
+
+    >>> from mutirao import LocalFleet
+    >>> fleet = Swarm(LocalFleet(lambda request, site: Reply({}, n=1), {"ana": 1, "bia": 2}), "bia", names=2)
+    >>> fleet.clients(), fleet.keys()["bia~0"]
+    (['ana', 'bia', 'bia~0', 'bia~1'], 'key of bia')
+    """
 
     def __init__(self, fleet: Fleet, client: ClientId, names: int = 10) -> None:
         super().__init__(fleet)
@@ -307,7 +397,11 @@ class Swarm(Wrapper):
 
 
 def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
-    """Who lies: this share of the clients of each group, drawn by lot."""
+    """Who lies: this share of the clients of each group, drawn by lot.
+
+    >>> sorted(liars_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
+    ['c0', 'c2', 'c7', 'c9']
+    """
     liars: list[ClientId] = []
     for group in sorted(set(groups.values())):
         members = sorted(c for c, g in groups.items() if g == group)
@@ -322,6 +416,11 @@ def verdicts(
     """How a filter has done so far, in simulation: the share of honest replies rejected, and of the liars' caught.
 
     `clients` are the rows of this round, `before` the lines of history before it; shares are means over rounds.
+
+    >>> row = {"try": 1, "replied": True}
+    >>> rows = [row | {"client": "ana", "rejected": False}, row | {"client": "liar", "rejected": True}]
+    >>> verdicts(rows, frozenset({"liar"}), before=[])
+    {'false_rejections': 0.0, 'caught': 1.0}
     """
     out = {}
     for name, wanted in (("false_rejections", False), ("caught", True)):

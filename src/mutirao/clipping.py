@@ -19,6 +19,10 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
     """The update model - current in float64, shortened to length `clip` if it is longer, and by which factor.
 
     Of a table that came as rows (`items@rows`), these rows.
+
+    >>> update, factor = clip_update({"w": np.zeros(2)}, {"w": np.array([3.0, 4.0])}, clip=1.0)
+    >>> update["w"], factor  # from length 5 to length 1
+    (array([0.6, 0.8]), 0.2)
     """
     update: Arrays = {}
     for name in (k for k, v in current.items() if v.dtype.kind == "f"):
@@ -32,7 +36,13 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
 
 
 def add_noise(current: Arrays, update: Arrays, draw: Draw, deviation: float, share: float = 1.0) -> Arrays:
-    """current + share (update + Gaussian noise); what is not of floating point stays as it is."""
+    """current + share (update + Gaussian noise); what is not of floating point stays as it is.
+
+    >>> draw = np.random.default_rng(0)
+    >>> noised = add_noise({"w": np.zeros(10_000)}, {"w": np.ones(10_000)}, draw, deviation=2.0)["w"]
+    >>> round(float(noised.mean()), 1), round(float(noised.std()), 1)
+    (1.0, 2.0)
+    """
     out = dict(current)
     for name in sorted(update):
         noise = draw.normal(0.0, deviation, update[name].shape)

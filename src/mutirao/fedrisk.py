@@ -31,6 +31,23 @@ class FedRisk:
     With `clamp` no client counts less than nothing: max(0, 1 - risk_k) stands for 1 - risk_k, which the paper lets
     become negative. With so many `classes` no squared error is above (classes - 1)^2, and who sends a larger one is
     refused. Still a client may tell the largest errors there can be: this is no defence against liars.
+
+    Two clients told the squared errors of two samples each. As published, the one with larger errors counts for more;
+    as described, for less:
+
+    Two clients told the squared errors of two samples each. As published, the one with larger errors counts for more;
+    as described, for less:
+
+    >>> from mutirao import Reply
+    >>> def told(w: float, *errors: int) -> Reply:
+    ...     extras = {"squared_errors": np.array(errors, np.uint8), "batch_sizes": np.array([len(errors)], np.int32)}
+    ...     return Reply({"w": np.array([w])}, extras, n=10)
+    >>> replies = {"good": told(1.0, 0, 1), "bad": told(-1.0, 4, 9)}
+    >>> for sign in ("published", "described"):
+    ...     figures = FedRisk(sign=sign)({"w": np.array([0.0])}, replies, {}).weights
+    ...     print(sign, {c: round(w, 2) for c, w in figures.items()})
+    published {'bad': 0.8, 'good': 0.11}
+    described {'bad': 0.2, 'good': 0.89}
     """
 
     alpha: float = 1.0

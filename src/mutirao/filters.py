@@ -25,7 +25,14 @@ MOST_REJECTED = 0.4  # of the replies of a round: more would not be liars among 
 
 @dataclass(frozen=True)
 class NormFilter:
-    """Drop updates whose length is more than `factor` times the median length of the round."""
+    """Drop updates whose length is more than `factor` times the median length of the round.
+
+    >>> told = {"ana": 1.0, "bia": 1.2, "caio": 0.9, "liar": 50.0}
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in told.items()}
+    >>> kept, reasons = NormFilter()({"w": np.zeros(1)}, replies)
+    >>> sorted(kept), reasons
+    (['ana', 'bia', 'caio'], {'liar': 'update of length 50, over 3.3 (3 times the median)'})
+    """
 
     factor: float = 3.0
 
@@ -41,6 +48,11 @@ class DistanceFilter:
     """Drop updates farther from the median update than `factor` times the median of such distances.
 
     The median update is taken number by number: d_k = |u_k - median_j u_j|.
+
+    >>> told = {"ana": 1.0, "bia": 1.2, "caio": 0.9, "davi": 1.1, "liar": -1.5}
+    >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in told.items()}
+    >>> DistanceFilter()({"w": np.zeros(1)}, replies)[1]  # as long as the others, but the other way
+    {'liar': 'update 2.5 away from the median one, over 0.3'}
     """
 
     factor: float = 3.0
@@ -62,6 +74,12 @@ class CopyFilter:
 
     Two are copies if 1 - cosine is below `share` of what it typically is between a client and the nearer half of the
     others. All copies go, since nobody can tell which came first.
+
+    >>> draw = np.random.default_rng(0)
+    >>> replies = {f"c{i}": Reply({"w": 1 + draw.normal(size=50)}, n=10) for i in range(6)}
+    >>> replies["c6"] = replies["c5"]
+    >>> CopyFilter()({"w": np.zeros(50)}, replies)[1]
+    {'c5': 'update nearly the same as that of c6', 'c6': 'update nearly the same as that of c5'}
     """
 
     share: float = 0.1
@@ -89,6 +107,12 @@ class CosineFilter:
     agreement a_k is the cosine with the mean of the core without its own. With m the median of a_k, those below
     m min(share, 2 m - 1/2) go: half of m where clients agree well; where hardly any do, as near the end of training,
     only those that point the other way. It holds as long as most replies of a round are honest.
+
+    >>> draw = np.random.default_rng(0)
+    >>> replies = {f"c{i}": Reply({"w": 1 + draw.normal(size=50)}, n=10) for i in range(6)}
+    >>> replies["liar"] = Reply({"w": -1 + draw.normal(size=50)}, n=10)
+    >>> CosineFilter()({"w": np.zeros(50)}, replies)[1]
+    {'liar': 'direction has cosine -0.70 with the core, below 0.32'}
     """
 
     share: float = 0.5
@@ -130,6 +154,18 @@ class Robust:
     directions tell much.
     Of those kept nobody counts for more than `samples` times their median number of samples, and updates longer than
     the median are shortened to it.
+
+    A liar that shouts is dropped, and who is kept counts for at most 1.5 times the median of samples:
+
+    A liar that shouts is dropped, and who is kept counts for at most 1.5 times the median of samples:
+
+    >>> draw = np.random.default_rng(0)
+    >>> replies = {f"c{i}": Reply({"w": 1 + draw.normal(size=50)}, n=10) for i in range(6)}
+    >>> replies["many"] = Reply({"w": 1 + draw.normal(size=50)}, n=10**9)
+    >>> replies["liar"] = Reply({"w": np.full(50, -40.0)}, n=10)
+    >>> kept, reasons = Robust()({"w": np.zeros(50)}, replies)
+    >>> kept["many"].n, reasons
+    (15, {'liar': 'update of length 282.8, over 17.59'})
     """
 
     least: float = 1.75
@@ -204,7 +240,11 @@ class Robust:
 
 
 def keep_all(current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-    """Everybody is believed."""
+    """Everybody is believed.
+
+    >>> keep_all({"w": np.zeros(1)}, {"ana": Reply({"w": np.array([1e9])}, n=10)})[1]
+    {}
+    """
     return dict(replies), {}
 
 

@@ -143,13 +143,22 @@ def err(
 
 
 def rmse(predictions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
-    """sqrt(mean (p - t)^2)."""
+    """sqrt(mean (p - t)^2).
+
+    >>> rmse([3.0, 5.0], [4.0, 4.0])
+    1.0
+    """
     p, t = np.asarray(predictions, np.float64), np.asarray(truth, np.float64)
     return float(np.sqrt(np.mean((p - t) ** 2)))
 
 
 def softmax(scores: npt.ArrayLike) -> Floats:
-    """Probabilities of classes from the outputs of a model, row by row: exp(s_k) / sum_j exp(s_j)."""
+    """Probabilities of classes from the outputs of a model, row by row: exp(s_k) / sum_j exp(s_j).
+
+    >>> softmax([[0.0, 0.0], [0.0, 3.0]]).round(2)
+    array([[0.5 , 0.5 ],
+           [0.05, 0.95]])
+    """
     s = np.asarray(scores, np.float64)
     with np.errstate(invalid="ignore"):  # what is no number stays none
         raised = np.exp(s - s.max(-1, keepdims=True))
@@ -157,13 +166,22 @@ def softmax(scores: npt.ArrayLike) -> Floats:
 
 
 def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> Ints:
-    """Counts with a row a true class and a column a predicted one."""
+    """Counts with a row a true class and a column a predicted one.
+
+    >>> confusion([0, 0, 1, 1], [0, 1, 1, 1], classes=2)  # one of class 0 was taken for class 1
+    array([[1, 1],
+           [0, 2]])
+    """
     y, p = np.asarray(labels, np.int64), np.asarray(predicted, np.int64)
     return np.bincount(y * classes + p, minlength=classes * classes).reshape(classes, classes)
 
 
 def recalls(counts: npt.ArrayLike) -> Floats:
-    """Of each true class the share that was found; NaN for a class that is not there."""
+    """Of each true class the share that was found; NaN for a class that is not there.
+
+    >>> recalls([[1, 1], [0, 2]])
+    array([0.5, 1. ])
+    """
     table = np.asarray(counts, np.float64)
     totals = table.sum(1)
     return np.asarray(np.divide(np.diag(table), totals, out=np.full(len(table), np.nan), where=totals > 0))
@@ -229,7 +247,11 @@ def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
 
 
 def judge_classes(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
-    """The same of what a model gives before it is made probabilities: the `figures` of a `Trainer` of classes."""
+    """The same of what a model gives before it is made probabilities: the `figures` of a `Trainer` of classes.
+
+    >>> judge_classes([[2.0, 0.0], [0.0, 2.0]], [0, 1])["accuracy"]
+    1.0
+    """
     return classification_figures(softmax(outputs), labels)
 
 

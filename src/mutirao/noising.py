@@ -26,6 +26,12 @@ class Poisson:
 
     The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
     nothing here, unless it is to be `repeatable`.
+
+    >>> roster = Roster()
+    >>> roster.meet([f"c{i}" for i in range(100)])
+    >>> selector = Poisson(rate=0.1, repeatable=True)
+    >>> [len(selector(roster, 1, np.random.default_rng(seed))) for seed in range(5)]  # ten on average
+    [10, 8, 11, 8, 7]
     """
 
     rate: float

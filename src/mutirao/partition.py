@@ -271,7 +271,11 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
 
 
 def natural(owners: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more."""
+    """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more.
+
+    >>> natural(["rosa", "ana", "rosa"], 2, np.random.default_rng(0))
+    [array([1]), array([0, 2])]
+    """
     parts = by_key(check_labels(owners, clients, "owners"))
     if (n := len(parts)) > clients:
         logging.getLogger("mutirao").warning("natural: %d of %d are drawn; clients=%d takes all", clients, n, n)
@@ -311,7 +315,12 @@ def most_alike(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> i
 def deal_tests(
     labels: npt.NDArray[Any], parts: Sequence[Indices], tests: npt.NDArray[Any], seed: int, most: int = 100
 ) -> list[Indices]:
-    """Rows of a test set with labels `tests` for each client, in the shares of its own classes; some may be shared."""
+    """Rows of a test set with labels `tests` for each client, in the shares of its own classes; some may be shared.
+
+    >>> labels, tests = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    >>> deal_tests(labels, [np.array([0, 1]), np.array([2, 3])], tests, seed=0)  # a client's own classes
+    [array([0, 2]), array([1, 3])]
+    """
     return [like(tests, labels[part], most, stream(seed, 0, "own test", str(i))) for i, part in enumerate(parts)]
 
 

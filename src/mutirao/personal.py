@@ -41,7 +41,14 @@ class Personal:
 
 @dataclass(frozen=True)
 class OneModel(Personal):
-    """No personal models: all clients have the one that they train together."""
+    """No personal models: all clients have the one that they train together.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.initial(0))  # all of the model travels
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,12 @@ class FedPer(Keeps):
 
     Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019. `epochs` are
     those in which a new client fits them, the rest frozen.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedPer()).initial(0))  # the last layer does not travel
+    ['0.bias', '0.weight']
     """
 
     layers: str = ""
@@ -85,6 +98,12 @@ class FedRep(Keeps):
 
     Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
     ICML 2021.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedRep(layers="2", epochs=3)).initial(0))
+    ['0.bias', '0.weight']
     """
 
     layers: str = ""
@@ -100,6 +119,13 @@ class FedRecon(Keeps):
     samples, the query, with those layers frozen, and alone is sent. With `support` = 1 all samples do both. Singhal,
     Sidahmed, Garrett, Wu, Rush and Prakash, "Federated Reconstruction: Partially Local Federated Learning", NeurIPS
     2021.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> personal = trainer.personal_training(FedRecon(layers="0", support=0.5))
+    >>> sorted(personal.initial(0))  # the first layer is rebuilt where it is needed
+    ['2.bias', '2.weight']
     """
 
     layers: str = ""
@@ -119,6 +145,12 @@ class FedBN(Keeps):
 
     Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
     2021. `epochs` are those in which a new client fits them, the rest frozen.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedBN()).initial(0))  # nothing of layer 1
+    ['0.bias', '0.weight', '2.bias', '2.weight']
     """
 
     name = "fedbn"
@@ -130,6 +162,12 @@ class Ditto(Settings):
 
     Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. `epochs`
     are those of v in a round, with w as it was received.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(Ditto(lam=0.1)).initial(0))  # the whole common model; the second one stays
+    ['0.bias', '0.weight', '2.bias', '2.weight']
     """
 
     lam: float = 0.1
@@ -145,6 +183,12 @@ class Finetune(Settings):
     """One model for all, which a client trains for `epochs` on its own data whenever it is to use it; nothing is kept.
 
     Yu, Bagdasaryan and Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(Finetune(epochs=5)).initial(0))  # the whole model travels, nothing is kept
+    ['0.bias', '0.weight', '2.bias', '2.weight']
     """
 
     name = "finetune"

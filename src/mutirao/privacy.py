@@ -49,7 +49,12 @@ SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
 
 @dataclass(frozen=True)
 class Open(Privacy):
-    """No differential privacy."""
+    """No differential privacy.
+
+    >>> from mutirao.config import Common, resolve
+    >>> build_privacy(resolve(Common, {}))  # by default
+    Open()
+    """
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Central(Settings):
     With `clip_quantile` above 0 the clip follows that quantile of the updates' lengths, beginning at `clip`; the share
     of clients below it gets noise of deviation `clip_noise` (0: m / 20, or `noise` if that is more), and the updates
     so much more that both together cost what `noise` says.
+
+    >>> from mutirao.config import Common, resolve
+    >>> privacy = build_privacy(resolve(Common, {"privacy": {"name": "central", "noise": 1.0, "clip": 0.5}}))
+    >>> privacy.noise * privacy.clip  # the deviation of the noise on the sum of a round
+    0.5
     """
 
     clip_quantile: float = 0.0
@@ -205,6 +215,9 @@ class Local(AtClient):
 
     No two data sets a client may hold can be told apart, so the sensitivity is 2 `clip`; nothing is gained by
     sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
+
+    >>> Local(noise=4.0, clip=0.5).deviation  # times the clip; an account enters half of it
+    4.0
     """
 
     protects = "all data of a client"
@@ -235,6 +248,18 @@ class DPSGD(AtClient):
     not. With `epsilon`, each client finds its own noise, as few samples need more of it than many. Abadi, Chu,
     Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server knows `batch_size` and `epochs` from
     the configuration.
+
+    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
+
+    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
+
+    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
+
+    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
+
+    >>> noise, rate, steps = DPSGD(noise=1.1, clip=1.0, batch_size=100, epochs=1).releases(1000)
+    >>> noise, rate, steps
+    (1.1, 0.1, 10)
     """
 
     batch_size: int | None = None
@@ -341,7 +366,13 @@ def within_budget(
 
 
 def build_privacy(config: Any) -> Privacy:
-    """The privacy that a configuration asks for, told what is planned."""
+    """The privacy that a configuration asks for, told what is planned.
+
+    >>> from mutirao.config import Common, resolve
+    >>> privacy = build_privacy(resolve(Common, {"rounds": 50, "privacy": {"name": "local", "epsilon": 8.0}}))
+    >>> type(privacy).__name__, privacy.rounds, privacy.budget
+    ('Local', 50, 8.0)
+    """
     part, said = config.privacy, config.privacy.settings
     if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
         raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")

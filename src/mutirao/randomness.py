@@ -15,7 +15,12 @@ Shape = int | tuple[int, ...]
 
 
 def number(seed: int, round: int, purpose: str, client: str = "") -> int:
-    """A 63-bit number drawn from the four; it seeds whatever needs seeding."""
+    """A 63-bit number drawn from the four; it seeds whatever needs seeding.
+
+    >>> mine = number(0, 1, "batches", "ana")
+    >>> mine == number(0, 1, "batches", "ana"), mine == number(0, 1, "batches", "bia")
+    (True, False)
+    """
     text = f"{seed}\x1f{round}\x1f{purpose}\x1f{client}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -25,6 +30,8 @@ def rng(seed: int, round: int, purpose: str, client: str = "") -> np.random.Gene
 
     >>> rng(0, 1, "batches", "ana").random() == rng(0, 1, "batches", "ana").random()
     True
+    >>> rng(0, 1, "batches", "ana").random() == rng(0, 2, "batches", "ana").random()  # another round
+    False
     """
     return np.random.Generator(np.random.PCG64(number(seed, round, purpose, client)))
 
@@ -34,6 +41,9 @@ class Secret:
 
     As much of `numpy.random.Generator` as privacy takes. NumPy's and torch's generators are no ciphers: where an
     update is known to be 0, a reader of the noised model sees their output, and could work out the rest.
+
+    >>> bool(Secret().random(1)[0] == Secret().random(1)[0])  # no seed repeats it
+    False
     """
 
     def random(self, size: Shape) -> Floats:

@@ -13,6 +13,10 @@ def residuals(values: npt.ArrayLike) -> Floats:
     """z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0, of rows x columns (batches of such may stand in front).
 
     With N the sum of all, L_k and T_i the sums of rows and columns, e_ki = L_k T_i / N.
+
+    >>> residuals([[1, 1], [1, 9]]).round(2)  # where one row has more than its share, the other has less
+    array([[ 1.15, -0.52],
+           [-0.52,  0.23]])
     """
     m = np.asarray(values, np.float64)
     rows, columns = m.sum(-1, keepdims=True), m.sum(-2, keepdims=True)
@@ -28,8 +32,16 @@ def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 
     ZRisk(k) = sum of the negative z_ki + (1 + aversion) times the sum of the others; z are the `residuals`.
 
-    >>> z_risk([[1, 1], [1, 1]], aversion=2.0)
-    array([0., 0.])
+    Clients with the same errors have no risk; two that err on different instances have, as aversion counts what is
+    above the expected more than what is below it:
+
+    Clients with the same errors have no risk; two that err on different instances have, as aversion counts what is
+    above the expected more than what is below it:
+
+    >>> bool(np.allclose(z_risk([[1, 1], [1, 1]], aversion=2.0), 0))
+    True
+    >>> z_risk([[2, 2, 0], [0, 2, 2]], aversion=2.0).round(2)
+    array([2., 2.])
     """
     z = residuals(errors)
     out = z.sum(-1)
@@ -42,6 +54,8 @@ def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 
     >>> geo_risk([[2, 2], [2, 2]], aversion=2.0)
     array([1., 1.])
+    >>> geo_risk([[1, 1], [9, 9]], aversion=2.0).round(2)
+    array([0.71, 2.12])
     """
     from scipy.special import ndtr  # late: a site's client process, started for every message, has no use for it
 
@@ -51,7 +65,11 @@ def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 
 
 def ideal_risk(errors: npt.ArrayLike) -> Floats:
-    """GeoRisk of the ideal client Z_i = T_i / |S|, whose ZRisk is 0: sqrt(mean of m / 2)."""
+    """GeoRisk of the ideal client Z_i = T_i / |S|, whose ZRisk is 0: sqrt(mean of m / 2).
+
+    >>> float(ideal_risk([[2, 2], [2, 2]]))  # that of any client, if all are alike
+    1.0
+    """
     m = np.asarray(errors, np.float64)
     return np.asarray(np.sqrt(0.5 * m.mean((-2, -1)))) if m.size else np.zeros(m.shape[:-2])
 
@@ -63,6 +81,10 @@ def batch_risks(
 
     Batch b is compared among the clients that have it, over the columns all of them have; a client without
     batches has risk 0. Batches of one shape are computed together.
+
+    >>> errors = [np.array([0, 1], np.uint8), np.array([4, 9], np.uint8)]
+    >>> batch_risks(errors, [np.array([2], np.int32)] * 2, aversion=2.0).round(2)
+    array([ 0.78, -0.6 ])
     """
     clients, most = len(errors), max((len(s) for s in sizes), default=0)
     lengths = np.zeros((most, clients), np.int64)

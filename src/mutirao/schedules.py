@@ -17,7 +17,11 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate in every round."""
+    """The same rate in every round.
+
+    >>> [Constant()(t) for t in (1, 2, 100)]
+    [1.0, 1.0, 1.0]
+    """
 
     def __call__(self, round: int) -> float:
         """1."""

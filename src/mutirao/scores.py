@@ -91,7 +91,15 @@ def parse_scores(text: str) -> Mapping[str, float]:
 
 
 def score_of(name: str) -> Score:
-    """The score of that name, or behind a dotted path `package.module:name`."""
+    """The score of that name, or behind a dotted path `package.module:name`.
+
+    >>> from mutirao.core.roster import Roster
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia"])
+    >>> roster.mark(2, ["bia"], {})
+    >>> score_of("age")(roster, 5)
+    array([5., 3.])
+    """
     if name not in SCORES and ":" not in name:
         raise ConfigError(f"no score is called {name!r}{nearest(name, SCORES)}")
     return SCORES[name] if name in SCORES else load_part("scores", name, SCORES.values())
@@ -111,6 +119,13 @@ def mix_scores(
 
     A utility without such a bound is cut at the quantiles CUT of those known: a false one cannot shrink all others
     to nothing.
+
+    >>> from mutirao.core.roster import Roster
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.mark(2, ["bia"], {})
+    >>> mix_scores({"age": 0.5}, roster, 5, roster.here())
+    array([0.5, 0. , 0.5])
     """
     total = np.zeros(len(rows))
     for name, weight in weights.items():
@@ -153,7 +168,11 @@ def fill_unknown(values: Floats, start: float = -LARGEST) -> Floats:
 
 
 def scale_to_one(values: Floats) -> Floats:
-    """(x - min) / (max - min), from 0 to 1; all 0 if all are equal."""
+    """(x - min) / (max - min), from 0 to 1; all 0 if all are equal.
+
+    >>> scale_to_one(np.array([2.0, 3.0, 6.0]))
+    array([0.  , 0.25, 1.  ])
+    """
     if not len(values) or not (spread := values.max() - (low := values.min())) > 0:
         return np.zeros(len(values))
     scaled: Floats = values - low
@@ -162,7 +181,11 @@ def scale_to_one(values: Floats) -> Floats:
 
 
 def top(scores: Floats, count: int, rng: np.random.Generator) -> Rows:
-    """Positions of the `count` highest scores; who is in is drawn by lot among equals at the margin."""
+    """Positions of the `count` highest scores; who is in is drawn by lot among equals at the margin.
+
+    >>> top(np.array([0.2, 0.9, 0.5]), 2, np.random.default_rng(0))
+    array([1, 2])
+    """
     if count >= len(scores):
         return np.arange(len(scores))
     margin = kth_highest(scores, count)

@@ -14,7 +14,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the half width of its confidence interval."""
+    """A mean and the half width of its confidence interval.
+
+    >>> difference = interval([0.01, 0.03, 0.02])
+    >>> difference.holds(0.0), difference.holds(0.1)  # no difference is possible, one of 0.1 is not
+    (True, False)
+    """
 
     mean: float
     half: float
@@ -29,7 +34,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect size with its 95% interval, drawn by the bootstrap over pairs (NaN with fewer than two)."""
+    """An effect size with its 95% interval, drawn by the bootstrap over pairs (NaN with fewer than two).
+
+    >>> ours, theirs = [0.71, 0.74, 0.72, 0.75], [0.70, 0.70, 0.71, 0.71]
+    >>> delta = paired(ours, theirs).delta
+    >>> delta.value, delta.low <= delta.value <= delta.high
+    (0.875, True)
+    """
 
     value: float
     low: float = math.nan
@@ -46,6 +57,10 @@ class Comparison:
     `p` and `p_two_sided` are Wilcoxon's, `p_t` is that of Student's t with the variance of the interval, so that the
     verdict and `p_t` < 0.05 are one. r = |Z| / sqrt(N), Cliff's delta, and d = mean / standard deviation of the pairs'
     differences (Cohen's d_z).
+
+    >>> comparison = paired([0.71, 0.74, 0.72, 0.75, 0.73], [0.70, 0.70, 0.71, 0.71, 0.70])
+    >>> comparison.verdict, comparison.n, round(comparison.p, 3)
+    ('better', 5, 0.031)
     """
 
     difference: Interval
@@ -69,13 +84,30 @@ def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
     """s sqrt(1/J + n_test/n_train) of J values, whose training data overlap (Nadeau and Bengio, 2003).
 
     `shared` is n_test/n_train, and 0 for values that have nothing in common, where this is s / sqrt(J).
+
+    Five folds of cross-validation share most of their training data, which makes their mean less certain:
+
+    Five folds of cross-validation share most of their training data, which makes their mean less certain:
+
+    Five folds of cross-validation share most of their training data, which makes their mean less certain:
+
+    Five folds of cross-validation share most of their training data, which makes their mean less certain:
+
+    >>> values = [0.70, 0.72, 0.71, 0.69, 0.73]
+    >>> round(standard_error(values), 4), round(standard_error(values, shared=1 / 4), 4)
+    (0.0071, 0.0106)
     """
     x = np.asarray(values, np.float64)
     return float(x.std(ddof=1)) * math.sqrt(1 / len(x) + shared) if len(x) > 1 else math.nan
 
 
 def interval(values: npt.ArrayLike, level: float = 0.95, shared: float = 0.0) -> Interval:
-    """The mean with Student's interval: t_{J-1} times `standard_error`; one value has no interval (NaN)."""
+    """The mean with Student's interval: t_{J-1} times `standard_error`; one value has no interval (NaN).
+
+    >>> found = interval([0.70, 0.72, 0.71, 0.69, 0.73])
+    >>> f"{found.mean:.3f} ± {found.half:.3f}"
+    '0.710 ± 0.020'
+    """
     from scipy.stats import t
 
     x = np.asarray(values, np.float64)
@@ -90,6 +122,12 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
 
     With `shared` training data, n_test/n_train, the interval and `p_t` are the corrected resampled ones; Wilcoxon's
     test knows no such correction. With five pairs its one-sided p cannot go below 1/32, and the two-sided below 1/16.
+
+    >>> comparison = paired([0.71, 0.74, 0.72, 0.75, 0.73], [0.70, 0.70, 0.71, 0.71, 0.70])
+    >>> f"{comparison.difference.mean:.3f} ± {comparison.difference.half:.3f}", comparison.verdict
+    ('0.026 ± 0.019', 'better')
+    >>> comparison.p  # five pairs, all the same way: no one-sided p can be lower
+    0.03125
     """
     from scipy.stats import t, wilcoxon
 
@@ -105,7 +143,12 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
 
 
 def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effect, Effect, Effect]:
-    """r, delta and d of pairs, each with the percentile interval of the same pairs drawn anew, always by one seed."""
+    """r, delta and d of pairs, each with the percentile interval of the same pairs drawn anew, always by one seed.
+
+    >>> r, delta, d = effect_sizes(np.array([0.71, 0.74, 0.72, 0.75]), np.array([0.70, 0.70, 0.71, 0.71]))
+    >>> round(r.value, 2), delta.value, round(d.value, 2)
+    (0.93, 0.875, 1.44)
+    """
     rows = rng(0, 0, "effects").integers(0, max(len(ours), 1), (draws if len(ours) > 1 else 1, len(ours)))
     rows[0] = np.arange(len(ours))  # the pairs themselves stand first
     r, delta, d = (Effect(float(drawn[0]), *span(drawn[1:])) for drawn in sizes_of(ours[rows], theirs[rows]))
@@ -139,13 +182,21 @@ def sizes_of(ours: Floats, theirs: Floats) -> Floats:
 
 
 def cliffs_delta(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
-    """P(ours > theirs) - P(ours < theirs) over all pairs, from -1 to 1 (Cliff, 1993)."""
+    """P(ours > theirs) - P(ours < theirs) over all pairs, from -1 to 1 (Cliff, 1993).
+
+    >>> cliffs_delta([4, 5], [1, 2]), cliffs_delta([1, 2], [1, 2])
+    (1.0, 0.0)
+    """
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return float(np.sign(a[:, None] - b[None, :]).mean()) if len(a) and len(b) else math.nan
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's correction: p values that stay valid when many tests are made (Holm, 1979)."""
+    """Holm's correction: p values that stay valid when many tests are made (Holm, 1979).
+
+    >>> holm({"fedprox": 0.01, "fedyogi": 0.04, "scaffold": 0.03})
+    {'fedprox': 0.03, 'fedyogi': 0.06, 'scaffold': 0.06}
+    """
     ordered = sorted(p_values.items(), key=lambda item: item[1])
     corrected, worst = {}, 0.0
     for i, (name, p) in enumerate(ordered):
@@ -155,7 +206,12 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def bootstrap(values: Sequence[float], draw: np.random.Generator, level: float = 0.95, draws: int = 10_000) -> Interval:
-    """The mean with a percentile bootstrap interval, given as half of its width."""
+    """The mean with a percentile bootstrap interval, given as half of its width.
+
+    >>> found = bootstrap([0.70, 0.72, 0.71, 0.69, 0.73], np.random.default_rng(0))
+    >>> f"{found.mean:.3f} ± {found.half:.3f}"
+    '0.710 ± 0.012'
+    """
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan)

@@ -19,6 +19,12 @@ class Int8(Shorter):
 
     With rounding=stochastic floor(u / s + r), r uniform in [0, 1): right on average (QSGD: Alistarh, Grubic, Li,
     Tomioka and Vojnovic, 2017).
+
+    >>> import numpy as np
+    >>> codec, update = Int8(), {"w": np.array([0.3, -1.27, 0.004], np.float32)}
+    >>> sent = codec.encode(update, ["w"], np.random.default_rng(0))
+    >>> sent["int8@codes"], codec.decode(sent, update, ["w"]).round(2)
+    (array([  30, -127,    0], dtype=int8), array([ 0.3 , -1.27,  0.  ], dtype=float32))
     """
 
     rounding: Literal["nearest", "stochastic"] = "nearest"

@@ -28,7 +28,13 @@ class Compress:
 
 @dataclass(frozen=True)
 class Whole(Compress):
-    """No compression: updates travel whole."""
+    """No compression: updates travel whole.
+
+    >>> from mutirao.compression import compress_of
+    >>> from mutirao.config import Common, resolve
+    >>> compress_of(resolve(Common, {}))  # by default
+    Whole()
+    """
 
 
 class Shorter(Codec, Compress):

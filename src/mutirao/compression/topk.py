@@ -21,6 +21,11 @@ class TopK(Shorter):
 
     Of equal ones the first. Where they stand travels as numbers or as a mask of bits, whichever is shorter. Aji and
     Heafield, 2017; with error feedback Stich, Cordonnier and Jaggi, 2018.
+
+    >>> codec, update = TopK(share=0.5), {"w": np.array([0.1, -3.0, 0.0, 2.0], np.float32)}
+    >>> sent = codec.encode(update, ["w"], np.random.default_rng(0))
+    >>> codec.decode(sent, update, ["w"])  # half of the numbers travel, the largest
+    array([ 0., -3.,  0.,  2.], dtype=float32)
     """
 
     share: float = 0.01

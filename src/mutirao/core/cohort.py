@@ -34,7 +34,12 @@ Told = Mapping[str, Scalar] | Callable[[int], Mapping[str, Scalar]]  # what clie
 
 @dataclass
 class Run:
-    """All the server remembers between rounds; saved after each, so a run can go on after any end."""
+    """All the server remembers between rounds; saved after each, so a run can go on after any end.
+
+    >>> run = Run({"w": np.zeros(2)}, seed=7)
+    >>> run.round, run.rng("mine").random() == run.rng("mine").random()
+    (0, True)
+    """
 
     arrays: Arrays
     seed: int = 0
@@ -56,6 +61,11 @@ class Cohort:
     everybody. Clients are told `tell`, or what that gives for the round, besides what the parts need; `address` makes
     each client's own request of the common one. A client counts for at most `size_cap` times the median samples (0: for
     as many as it says). `metrics` are those that clients may tell; None: any that most of them do.
+
+    >>> from mutirao.aggregation import FedAvg
+    >>> from mutirao.selection import AoIU
+    >>> sorted(Cohort(AoIU(5), FedAvg()).needs)  # what the clients will be asked to tell
+    ['config:probe_samples=100', 'metrics:entropy']
     """
 
     def __init__(

@@ -31,6 +31,14 @@ def across_clients(
             if run.round % 10 == 0:
                 done.row.update(across_clients(fleet, run))
             yield done
+
+    >>> import numpy as np
+    >>> from mutirao import LocalFleet, Reply
+    >>> def answer(request, site):
+    ...     return Reply({}, metrics={"accuracy": site.data}, n=10)
+    >>> told = across_clients(LocalFleet(answer, {"ana": 0.9, "bia": 0.5}), Run({"w": np.zeros(1)}))
+    >>> told["accuracy_mean"], told["accuracy_worst"]
+    (0.7, 0.5)
     """
     names = list(fleet.clients() if clients is None else clients)
     config = {"seed": run.seed, "round": run.round}
@@ -70,8 +78,9 @@ def join_judgements(fleet: Fleet, run: Run, metrics: Collection[str], size_cap: 
 def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
     """How many clients there are, their mean, the worst, the worst tenth's mean, and 10th, 50th, 90th percentile.
 
-    >>> summarise("accuracy", [0.5, 0.9])["accuracy_worst_decile"]
-    0.5
+    >>> told = summarise("accuracy", [0.5, 0.9])
+    >>> told["accuracy_mean"], told["accuracy_worst"], told["accuracy_p90"]
+    (0.7, 0.5, 0.86)
     """
     if not values:
         return {}

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import numpy as np
 
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError, Damaged
+
+BEYOND = 2**31 - 2  # the place of a lock on Windows
 
 
 def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
@@ -24,10 +28,21 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            part.replace(path)
+            replace(part, path)
         except OSError:
             part.unlink(missing_ok=True)  # what did not fit must not fill the disk
             raise
+
+
+def replace(part: Path, path: Path) -> None:
+    """Put a file in another's place; on Windows that waits for whoever reads the other one, a second at most."""
+    for _ in range(50 if sys.platform == "win32" else 0):
+        try:
+            part.replace(path)
+            return
+        except PermissionError:
+            time.sleep(0.02)
+    part.replace(path)
 
 
 def append_whole(path: Path, content: bytes) -> None:
@@ -39,8 +54,11 @@ def append_whole(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk itself has a file, or the names in a folder."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until the disk itself has a file, or the names in a folder, which on Windows nobody can wait for."""
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -59,11 +77,16 @@ def naming(path: Path) -> Iterator[None]:
 def lock(handle: int, path: Path) -> None:
     """Hold what is at `path`, by an open file, until the process ends; the system frees it even after a kill."""
     try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(handle, BEYOND, os.SEEK_SET)  # a byte that is locked cannot be read: one that no file here has
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            os.lseek(handle, 0, os.SEEK_SET)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ConfigError(f"{path} is in use by another process") from error
 

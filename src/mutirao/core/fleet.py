@@ -27,6 +27,11 @@ class Request:
     """What a client is asked to `do`: the current model, settings (among them `seed` and `round`), and `extras`.
 
     Extras are what a method sends down besides the model, as a reply has what comes up besides it.
+
+    >>> import numpy as np
+    >>> request = Request("train", {"w": np.zeros(2)}, {"seed": 0, "round": 1, "lr": 0.1})
+    >>> request.do, request.config["lr"]
+    ('train', 0.1)
     """
 
     do: str
@@ -37,7 +42,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """All that ever leaves a client; `extras` (error vectors, biases) are never averaged."""
+    """All that ever leaves a client; `extras` (error vectors, biases) are never averaged.
+
+    >>> import numpy as np
+    >>> reply = Reply({"w": np.array([0.5, 1.0])}, metrics={"loss": 0.7}, n=120)
+    >>> reply.n, reply.metrics
+    (120, {'loss': 0.7})
+    """
 
     arrays: Arrays
     extras: Arrays = field(default_factory=dict)
@@ -50,6 +61,18 @@ class Site:
     """A client's own place: its data, and a state that outlives the request and never leaves.
 
     What stands in the state under `FLEETING` is of the round being made, and no checkpoint holds it.
+
+    A client may remember what must not leave it, such as how often it was asked:
+
+    A client may remember what must not leave it, such as how often it was asked:
+
+    >>> import numpy as np
+    >>> def answer(request, site):
+    ...     site.state["times"] = site.state.get("times", np.zeros(1)) + 1
+    ...     return Reply({}, n=len(site.data))
+    >>> site = Site("ana", data=[1, 2, 3])
+    >>> answer(Request("train", {}), site).n, answer(Request("train", {}), site).n, site.state["times"]
+    (3, 3, array([2.]))
     """
 
     id: ClientId
@@ -59,7 +82,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no usable reply: a `kind` from a short list and a `reason` for people."""
+    """Why there is no usable reply: a `kind` from a short list and a `reason` for people.
+
+    >>> from mutirao import LocalFleet
+    >>> def broken(request, site):
+    ...     raise ValueError("no such ward")
+    >>> LocalFleet(broken, {"ana": None}).ask({"ana": Request("train", {})}).failures["ana"]
+    Failure(kind='raised', reason='ValueError: no such ward')
+    """
 
     # raised, refused, late, twice, gone, empty, malformed, unknown_key, missing_key, shape, dtype, not_finite,
     # too_large, too_long, too_few, count
@@ -75,6 +105,12 @@ class Answers:
     """Replies and typed failures, both sorted by client: every client asked is in exactly one of them.
 
     Of a fleet that was told to `stagger` they are of whoever was heard of by now; others are still `awaited`.
+
+    >>> from mutirao import LocalFleet
+    >>> fleet = LocalFleet(lambda request, site: Reply({}, n=10 // site.data), {"ana": 2, "bia": 0})
+    >>> answers = fleet.ask(dict.fromkeys(fleet.clients(), Request("train", {})))
+    >>> answers.replies["ana"].n, answers.failures["bia"].reason
+    (5, 'ZeroDivisionError: integer division or modulo by zero')
     """
 
     replies: dict[ClientId, Reply]
@@ -86,6 +122,18 @@ class Fleet:
     """Anything that knows its clients and can ask them; what else a fleet may do has a default here.
 
     A fleet around another one is a `Wrapper`, which loses nothing of it.
+
+    Two methods make a fleet; everything else has a default:
+
+    Two methods make a fleet; everything else has a default:
+
+    >>> class Echo(Fleet):
+    ...     def clients(self):
+    ...         return ["ana", "bia"]
+    ...     def ask(self, requests):
+    ...         return Answers({c: Reply(requests[c].arrays, n=1) for c in sorted(requests)}, {})
+    >>> list(Echo().ask({"bia": Request("train", {})}).replies)
+    ['bia']
     """
 
     def is_remote(self) -> bool:
@@ -148,7 +196,19 @@ class Fleet:
 
 
 class Wrapper(Fleet):
-    """A fleet around another: all is passed on, and whoever builds on it changes what it is for."""
+    """A fleet around another: all is passed on, and whoever builds on it changes what it is for.
+
+    >>> from mutirao import LocalFleet
+    >>> class Counting(Wrapper):
+    ...     asked = 0
+    ...     def ask(self, requests):
+    ...         self.asked += len(requests)
+    ...         return super().ask(requests)
+    >>> fleet = Counting(LocalFleet(lambda request, site: Reply({}, n=1), {"ana": None, "bia": None}))
+    >>> _ = fleet.ask(dict.fromkeys(fleet.clients(), Request("train", {})))
+    >>> fleet.asked
+    2
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet

@@ -38,6 +38,9 @@ def measure_moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
 
     `squares` is the sum of (x - mean of the client)^2 by feature. It says the same as the sum of x^2 =
     squares + sum^2 / count, and keeps the digits which that sum would lose if a mean is large.
+
+    >>> measure_moments([[1.0, 5.0], [3.0, 5.0]])
+    {'count': array(2), 'sum': array([ 4., 10.]), 'squares': array([2., 0.])}
     """
     rows = np.asarray(x)
     if rows.ndim != 2:
@@ -115,7 +118,13 @@ def standardise(
     transform: Transform = "none",
     out: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """(features - mean) / std as float32, row by row the same however many there are; `out` may be x itself."""
+    """(features - mean) / std as float32, row by row the same however many there are; `out` may be x itself.
+
+    >>> x = np.array([[1.0], [3.0]])
+    >>> standardise(x, *combine_moments([measure_moments(x)]))
+    array([[-1.],
+           [ 1.]], dtype=float32)
+    """
     rows = np.asarray(x)
     scaled = np.empty(rows.shape, np.float32) if out is None else out
     for start in range(0, len(rows), ROWS_AT_ONCE):

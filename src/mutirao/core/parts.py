@@ -37,7 +37,12 @@ Many = Callable[[Mapping[ClientId, Request], Mapping[ClientId, Site]], Mapping[C
 
 @dataclass(frozen=True)
 class Merged:
-    """The next model, the weight each client had in it, and what the method found out about each client."""
+    """The next model, the weight each client had in it, and what the method found out about each client.
+
+    >>> merged = Merged({"w": np.array([1.0])}, weights={"ana": 0.75, "bia": 0.25}, figures={"ana": {"risk": 0.1}})
+    >>> merged.weights["ana"]  # it stands in clients.csv, and so do the figures
+    0.75
+    """
 
     arrays: Arrays
     weights: dict[ClientId, float]
@@ -52,7 +57,18 @@ AnyFilter = Callable[..., Screened]  # (current, replies), and memory if it need
 
 
 class Handler(Protocol):
-    """What a client does: `(request, site) -> reply`."""
+    """What a client does: `(request, site) -> reply`.
+
+    Any function of a request and a site is one. What it can tell besides its update it says in `provides`:
+
+    Any function of a request and a site is one. What it can tell besides its update it says in `provides`:
+
+    >>> def mean(request, site):
+    ...     return Reply({"mean": np.array(site.data).mean(keepdims=True)}, metrics={"loss": 0.0}, n=len(site.data))
+    >>> mean.provides = frozenset({"metrics:loss"})
+    >>> mean(Request("train", {}), Site("ana", data=[1.0, 3.0])).arrays["mean"]
+    array([2.])
+    """
 
     @property
     def provides(self) -> frozenset[str]:
@@ -102,6 +118,17 @@ class Selector(Protocol):
 
     One that needs `replies:memory` is given that as well, and writes into it as an aggregator does; a round that failed
     is selected for again, so that it may write the same twice.
+
+    Any function of these three is one; this one takes whoever comes first by name:
+
+    Any function of these three is one; this one takes whoever comes first by name:
+
+    >>> def first(roster, round, rng):
+    ...     return [roster.ids[i] for i in roster.here()[:1]]
+    >>> roster = Roster()
+    >>> roster.meet(["bia", "ana"])
+    >>> first(roster, 1, np.random.default_rng(0))
+    ['ana']
     """
 
     @property
@@ -127,6 +154,17 @@ class Aggregator(Protocol):
     """Joins checked replies into the next model: `(current, replies, memory) -> Merged`.
 
     What it must remember it writes into `memory`; arrays there are replaced, never changed in place.
+
+    Any function of these three is one; this one takes the largest value of each number:
+
+    Any function of these three is one; this one takes the largest value of each number:
+
+    >>> def largest(current, replies, memory):
+    ...     arrays = {name: np.max([r.arrays[name] for r in replies.values()], axis=0) for name in current}
+    ...     return Merged(arrays, dict.fromkeys(replies, 1 / len(replies)))
+    >>> replies = {"ana": Reply({"w": np.array([1.0, 5.0])}, n=1), "bia": Reply({"w": np.array([3.0, 2.0])}, n=1)}
+    >>> largest({"w": np.zeros(2)}, replies, {}).arrays["w"]
+    array([3., 5.])
     """
 
     @property
@@ -138,6 +176,11 @@ class Aggregator(Protocol):
     def mean_only(self) -> bool:
         """Whether it looks at nothing but the mean update, so that noise on the mean covers all it gives away."""
         return False
+
+    @property
+    def fewest(self) -> int:
+        """How many clients a round must ask so that what it promises can hold."""
+        return 1
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
         """What goes down with the model besides it, as the extras of a request; it `needs` to say so, by `comes`."""
@@ -160,6 +203,16 @@ class Filter(Protocol):
     """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`.
 
     One that needs `replies:memory` is given that as well, and writes into it as an aggregator does.
+
+    Any function of these two is one; this one drops clients with fewer than ten samples:
+
+    Any function of these two is one; this one drops clients with fewer than ten samples:
+
+    >>> def enough(current, replies):
+    ...     few = {c: f"has {r.n} samples" for c, r in replies.items() if r.n < 10}
+    ...     return {c: r for c, r in replies.items() if c not in few}, few
+    >>> enough({}, {"ana": Reply({}, n=3), "bia": Reply({}, n=50)})[1]
+    {'ana': 'has 3 samples'}
     """
 
     @property

@@ -33,6 +33,12 @@ class Roster:
     last given to train, which is earlier than its reply's if none is waited for, `asked` counts requests, also those
     of rounds that were undone, `figures` holds the last value of each metric and `vectors` the last vector of each kind
     that was found in its replies, a row a client (NaN: unknown).
+
+    >>> roster = Roster()
+    >>> roster.meet(["bia", "ana"])
+    >>> roster.mark(1, ["bia"], {"bia": 120})  # round 1: bia was selected and replied, with 120 samples
+    >>> roster.ids, roster.ages(round=3), roster.n
+    (['ana', 'bia'], array([3, 2]), array([  0, 120]))
     """
 
     ids: list[ClientId] = field(default_factory=list)

@@ -22,7 +22,7 @@ from mutirao.core.cohort import Told, Try
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
 from mutirao.core.record import Round as Round
-from mutirao.core.record import Row, reasons
+from mutirao.core.record import Row, reasons, who_is_lost
 from mutirao.core.roster import Roster
 from mutirao.core.vectors import MEASURES, check_vectors, moves_of, vectors_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
@@ -45,6 +45,17 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
     """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were.
 
     Of several cohorts, one that gets too few replies keeps its model this time.
+
+    >>> import numpy as np
+    >>> from mutirao import Cohort, LocalFleet, Reply
+    >>> from mutirao.aggregation import FedAvg
+    >>> from mutirao.selection import everyone
+    >>> def mean(request, site):
+    ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
+    >>> run = Run({"mean": np.zeros(1)})
+    >>> done = step(run, LocalFleet(mean, {"ana": [1.0, 2.0], "bia": [6.0]}), [Cohort(everyone, FedAvg())])
+    >>> run.round, run.arrays["mean"]
+    (1, array([3.]))
     """
     patience = patience or Patience()
     started, number = time.perf_counter(), run.round + 1
@@ -133,6 +144,17 @@ def train(
     """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on.
 
     Clients are told `tell`, such as {"lr": 0.01}, or what that gives for the round.
+
+    >>> import numpy as np
+    >>> from mutirao import LocalFleet, Reply
+    >>> from mutirao.aggregation import FedAvg
+    >>> from mutirao.selection import everyone
+    >>> def halfway(request, site):  # from the model received towards the client's own number
+    ...     return Reply({"w": (request.arrays["w"] + site.data) / 2}, n=1)
+    >>> run = Run({"w": np.zeros(1)})
+    >>> fleet = LocalFleet(halfway, {"ana": 2.0, "bia": 6.0})
+    >>> [float(run.arrays["w"][0]) for _ in train(run, fleet, rounds=3, select=everyone, aggregate=FedAvg())]
+    [2.0, 3.0, 3.5]
     """
     patience = patience or Patience()
     everybody = Cohort(select, aggregate, filters=filters, tell=tell, size_cap=size_cap, metrics=metrics)
@@ -267,7 +289,9 @@ def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Ro
     """Why no model could be made in this round."""
     lost = [failure for made in tries for failure in made.answers.failures.values()]
     if 2 * sum(f.kind == "not_finite" for f in lost) > sum(len(made.chosen) for made in tries):
-        return Diverged(f"diverged at round {number}: most clients' training gives NaN or infinity")
+        return Diverged(
+            f"diverged at round {number}: most clients' training gives NaN or infinity; try a smaller learning rate"
+        )
     usable, need = sum(len(t.replies) for t in tries), sum(max(t.usable, t.answered) for t in tries)
     where = "" if len(tries) == 1 else " in every group"
     return TooFewReplies(
@@ -314,8 +338,8 @@ def keep_vectors(run: Run, made: Try) -> None:
 def rows_of(run: Run, made: Try, alone: bool) -> list[Row]:
     """One line for each client selected; who is lost is also said in the log."""
     number, replies, last = run.round + 1, made.answers.replies, run.roster.last_selected
-    for c, why in (made.answers.failures | dict(made.rejected)).items():
-        log.warning("round %d: %s %s", number, c, why)
+    for line in who_is_lost(made.answers.failures | dict(made.rejected)):
+        log.warning("round %d: %s", number, line)
     group = {"group": made.cohort.name} if made.cohort.name or not alone else {}
     return [
         {

@@ -28,7 +28,11 @@ LONGEST = 1000  # steps of time the server waits for somebody
 
 
 def always(names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
-    """Everybody, in every round."""
+    """Everybody, in every round.
+
+    >>> always(["ana", "bia"], 1, None, seed=0)
+    array([ True,  True])
+    """
     return np.ones(len(names), np.bool_)
 
 
@@ -37,6 +41,10 @@ class Markov:
     """Each client by itself: who is there leaves with probability `leave`, who is away comes back with `come`.
 
     In the long run a share come / (come + leave) is there, and begins so; a stay lasts 1 / leave steps on average.
+
+    >>> names = [f"c{i}" for i in range(10_000)]
+    >>> Markov(leave=0.1, come=0.3)(names, 1, None, seed=0).mean().round(2).item()  # 0.3 / (0.1 + 0.3)
+    0.75
     """
 
     leave: float = 0.1
@@ -58,6 +66,10 @@ class Daily:
     """By the clock: each client is there for a `share` of a day of `period` steps, always at the same time.
 
     When its day began is drawn once, within `spread` of a day: 1.0 is all around the globe, 0.0 one time zone.
+
+    >>> day = Daily(period=8, share=0.25, spread=0.0)
+    >>> [int(day(["ana"], hour, None, seed=0)[0]) for hour in range(1, 17)]
+    [1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
     """
 
     period: int = 24
@@ -75,7 +87,12 @@ class Daily:
 
 @dataclass(frozen=True)
 class Schedule:
-    """As a CSV file says: lines of `client,from,until`, both included; who is not in it is always there."""
+    r"""As a CSV file says: lines of `client,from,until`, both included; who is not in it is always there.
+
+    >>> _ = Path("who.csv").write_text("client,from,until\nana,1,2\n")
+    >>> [Schedule("who.csv")(["ana", "bia"], time, None, seed=0).tolist() for time in (2, 3)]
+    [[True, True], [False, True]]
+    """
 
     file: str
 
@@ -90,6 +107,16 @@ class FedScaleTrace:
 
     A device is there from each `active` until the `inactive` beside it, and all begins again after `finish_time`. A
     client whose name is in the file is that device, others are one by lot.
+
+    A phone that is there in the first of every two ten minutes, in steps of five minutes:
+
+    A phone that is there in the first of every two ten minutes, in steps of five minutes:
+
+    >>> import json
+    >>> phone = {"duration": 100, "active": [0], "inactive": [599], "finish_time": 1200, "model": "x"}
+    >>> _ = Path("trace.json").write_text(json.dumps({"ana": phone}))
+    >>> [bool(FedScaleTrace("trace.json")(["ana"], time, None, seed=0)[0]) for time in (1, 2, 3, 4)]
+    [True, True, False, False]
     """
 
     file: str
@@ -133,7 +160,16 @@ def somebody(
 
 
 class Churn(Wrapper):
-    """A fleet some of whose clients are away, as `available` has it; mask and time are kept in the run's memory."""
+    """A fleet some of whose clients are away, as `available` has it; mask and time are kept in the run's memory.
+
+    >>> import numpy as np
+    >>> from mutirao import LocalFleet, Reply
+    >>> fleet = LocalFleet(lambda request, site: Reply({}, n=1), {f"c{i}": None for i in range(8)})
+    >>> run = Run({"w": np.zeros(1)})
+    >>> churned = Churn(fleet, Markov(leave=0.5, come=0.5), run)
+    >>> len(fleet.clients()), churned.clients()
+    (8, ['c1', 'c2', 'c3', 'c4', 'c6'])
+    """
 
     def __init__(self, fleet: Fleet, available: Availability, run: Run) -> None:
         super().__init__(fleet)

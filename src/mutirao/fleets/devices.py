@@ -27,7 +27,12 @@ TRAINING = 3  # times the work of a forward pass
 
 @dataclass(frozen=True)
 class Devices:
-    """A column a property, a row a client."""
+    """A column a property, a row a client.
+
+    >>> devices = FedCSDevices()(["ana", "bia", "caio"], np.random.default_rng(0))
+    >>> devices.speed.round()  # samples a second
+    array([67., 34., 14.])
+    """
 
     speed: Floats  # samples a second, training
     down: Floats  # bytes a second
@@ -64,7 +69,11 @@ class Model(Protocol):
 
 
 def none(names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-    """Devices that cost no time and no energy; a recipe with these does not record any."""
+    """Devices that cost no time and no energy; a recipe with these does not record any.
+
+    >>> none(["ana", "bia"], np.random.default_rng(0)).speed
+    array([inf, inf])
+    """
     at_once, nothing = np.full(len(names), np.inf), np.zeros(len(names))
     return Devices(at_once, at_once, at_once, nothing, nothing, nothing)
 
@@ -94,6 +103,10 @@ class FedCSDevices(Simulated):
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
     2019. They simulate the radio; here throughputs are exponential, cut at the maximum. Power is not in the paper.
+
+    >>> devices = FedCSDevices()([f"c{i}" for i in range(1000)], np.random.default_rng(0))
+    >>> bool(devices.speed.min() >= 10), bool(devices.speed.max() <= 100)
+    (True, True)
     """
 
     slowest: float = 10.0
@@ -113,6 +126,10 @@ class TiFLDevices(Simulated):
     """Five equal groups of clients with 4, 2, 1, 1/2 and 1/10 of a core, as in TiFL's experiments on CIFAR-10.
 
     Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. What a core and a link can do is ours.
+
+    >>> devices = TiFLDevices(speed=50.0)([f"c{i}" for i in range(10)], np.random.default_rng(0))
+    >>> sorted(devices.speed.tolist())
+    [5.0, 5.0, 25.0, 25.0, 50.0, 50.0, 100.0, 100.0, 200.0, 200.0]
     """
 
     speed: float = 50.0  # samples a second of one core
@@ -127,10 +144,15 @@ class TiFLDevices(Simulated):
 
 @dataclass(frozen=True)
 class DeviceTable:
-    """From a CSV file with a line a client: `client,speed,down,up,watts,radio_watts,dropout`.
+    r"""From a CSV file with a line a client: `client,speed,down,up,watts,radio_watts,dropout`.
 
     Speed in samples a second, links in Mbit/s. Only the first four columns must be there; a client that is not in the
     file gets a line of the file by lot.
+
+    >>> from pathlib import Path
+    >>> _ = Path("phones.csv").write_text("client,speed,down,up\nana,50,20,5\nbia,10,4,1\n")
+    >>> DeviceTable("phones.csv")(["ana", "bia"], np.random.default_rng(0)).speed
+    array([50., 10.])
     """
 
     file: str
@@ -154,6 +176,12 @@ class FedScaleDevices(Simulated):
     Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022: a
     training pass takes three times the `computation` of a sample (milliseconds), and models go up and down at
     `communication` kbit/s (of 1024 bits). A client whose name is in the file is that device, others are one by lot.
+
+    >>> import json
+    >>> from pathlib import Path
+    >>> _ = Path("devices.json").write_text(json.dumps({"ana": {"computation": 10.0, "communication": 4096.0}}))
+    >>> FedScaleDevices(file="devices.json")(["ana"], np.random.default_rng(0)).speed.round(1)  # samples a second
+    array([33.3])
     """
 
     file: str

@@ -33,6 +33,16 @@ class Timed(Wrapper):
     """A fleet with a clock: who drops out or misses the deadline is lost, and every round has simulated costs.
 
     If the model has over-commitment, the first `wanted` replies (a count, or a share of those present) make a round.
+
+    >>> from mutirao import LocalFleet
+    >>> from mutirao.fleets.devices import TiFLDevices
+    >>> fleet = LocalFleet(lambda request, site: Reply(request.arrays, n=100), {f"c{i}": None for i in range(5)})
+    >>> run = Run({"w": np.zeros(1)})
+    >>> run.roster.meet(fleet.clients())
+    >>> timed = Timed(fleet, TiFLDevices(speed=50.0), run, epochs=1)
+    >>> timed.declare(run.roster)
+    >>> sorted(run.roster.figure("ready_seconds").round(2).tolist())  # five kinds of devices
+    [0.01, 0.01, 0.02, 0.04, 0.2]
     """
 
     def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int, wanted: int | float = 1.0) -> None:

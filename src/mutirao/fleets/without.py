@@ -14,7 +14,11 @@ def names_in(text: str) -> frozenset[ClientId]:
 
 
 class PopulationWithout(Mapping[ClientId, Any]):
-    """A population without some of its clients; the data of the others are made on access, as before."""
+    """A population without some of its clients; the data of the others are made on access, as before.
+
+    >>> dict(PopulationWithout({"ana": 1, "bia": 2}, ["bia"]))
+    {'ana': 1}
+    """
 
     def __init__(self, population: Mapping[ClientId, Any], names: Collection[ClientId]) -> None:
         for name in sorted(names):
@@ -37,7 +41,13 @@ class PopulationWithout(Mapping[ClientId, Any]):
 
 
 class FleetWithout(Wrapper):
-    """A fleet in which some clients are never seen, whether they are connected or not."""
+    """A fleet in which some clients are never seen, whether they are connected or not.
+
+    >>> from mutirao import LocalFleet, Reply
+    >>> fleet = LocalFleet(lambda request, site: Reply({}, n=1), {"ana": None, "bia": None})
+    >>> FleetWithout(fleet, ["bia"]).clients()
+    ['ana']
+    """
 
     def __init__(self, fleet: Fleet, names: Collection[ClientId]) -> None:
         super().__init__(fleet)

@@ -22,6 +22,9 @@ class Admission:
 
     `distance` is to the middle of the nearest group; `confidence` is (second - first) / (second + first) of the
     distances to the two nearest: 0 half way between them, towards 1 in the middle of the first.
+
+    >>> Admission("g1", distance=0.2, confidence=0.9)
+    Admission(group='g1', distance=0.2, confidence=0.9, quarantine='')
     """
 
     group: str

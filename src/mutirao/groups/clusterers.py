@@ -18,7 +18,12 @@ Clustered = tuple[Labels, list[Division]]
 
 @dataclass(frozen=True)
 class Auto:
-    """DBSCAN with eps chosen by stability in the components that matter, then within each group again (see `auto`)."""
+    """DBSCAN with eps chosen by stability in the components that matter, then within each group again (see `auto`).
+
+    >>> from mutirao.groups import form
+    >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, Auto()).members()
+    {'g0': ['ana', 'bia'], 'g1': ['eva', 'ivo']}
+    """
 
     noise: float = NOISE  # largest share left over
     min_samples: int = 0  # as in DBSCAN: also the smallest group there can be (0: by the number of clients)
@@ -33,7 +38,12 @@ class Auto:
 
 @dataclass(frozen=True)
 class One:
-    """Everybody in one group: ordinary federated learning."""
+    """Everybody in one group: ordinary federated learning.
+
+    >>> from mutirao.groups import form
+    >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, One()).members()
+    {'g0': ['ana', 'bia', 'eva', 'ivo']}
+    """
 
     def __call__(self, signatures: Points, directions: bool, rng: np.random.Generator) -> Clustered:
         return np.zeros(len(signatures), np.int64), []
@@ -41,7 +51,19 @@ class One:
 
 @dataclass(frozen=True)
 class Dbscan:
-    """scikit-learn's DBSCAN with a fixed eps; the paper's 0.0279 fits the paper's model only."""
+    """scikit-learn's DBSCAN with a fixed eps; the paper's 0.0279 fits the paper's model only.
+
+    Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
+
+    Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
+
+    Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
+
+    >>> from mutirao.groups import form
+    >>> points = {"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}
+    >>> form(points, Dbscan(eps=0.5)).count, form(points, Dbscan(eps=0.01), noise="own").count
+    (2, 4)
+    """
 
     eps: float = 0.0279
     min_samples: int = 2
@@ -54,7 +76,13 @@ class Dbscan:
 
 @dataclass(frozen=True)
 class Optics:
-    """scikit-learn's OPTICS, as in the paper."""
+    """scikit-learn's OPTICS, as in the paper.
+
+    >>> from mutirao.groups import form
+    >>> points = {"ana": [0.0], "bia": [0.1], "rui": [0.2], "eva": [9.0], "ivo": [9.1], "leo": [9.2]}
+    >>> form(points, Optics(min_samples=2)).members()
+    {'g0': ['ana', 'bia', 'rui'], 'g1': ['eva', 'ivo', 'leo']}
+    """
 
     min_samples: int = 2
 
@@ -69,7 +97,13 @@ class Optics:
 
 @dataclass(frozen=True)
 class Hdbscan:
-    """scikit-learn's HDBSCAN, which may also say one group."""
+    """scikit-learn's HDBSCAN, which may also say one group.
+
+    >>> from mutirao.groups import form
+    >>> points = {"ana": [0.0], "bia": [0.1], "rui": [0.2], "eva": [9.0], "ivo": [9.1], "leo": [9.2]}
+    >>> form(points, Hdbscan(min_cluster_size=3)).members()
+    {'g0': ['ana', 'bia', 'rui'], 'g1': ['eva', 'ivo', 'leo']}
+    """
 
     min_cluster_size: int = 2
 
@@ -84,7 +118,12 @@ class Hdbscan:
 
 @dataclass(frozen=True)
 class Kmeans:
-    """scikit-learn's K-Means; without a number of groups (0) the one that is most stable and best apart."""
+    """scikit-learn's K-Means; without a number of groups (0) the one that is most stable and best apart.
+
+    >>> from mutirao.groups import form
+    >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, Kmeans(groups=2)).members()
+    {'g0': ['ana', 'bia'], 'g1': ['eva', 'ivo']}
+    """
 
     groups: int = 0
 
@@ -97,7 +136,12 @@ class Kmeans:
 
 @dataclass(frozen=True)
 class Agglomerative:
-    """scikit-learn's agglomerative clustering by average distance; groups = 0 as in K-Means."""
+    """scikit-learn's agglomerative clustering by average distance; groups = 0 as in K-Means.
+
+    >>> from mutirao.groups import form
+    >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, Agglomerative(groups=2)).members()
+    {'g0': ['ana', 'bia'], 'g1': ['eva', 'ivo']}
+    """
 
     groups: int = 0
 

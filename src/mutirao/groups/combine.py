@@ -49,7 +49,11 @@ def align(
 
 
 def weights_by_validation(accuracies: Mapping[str, float]) -> dict[str, float]:
-    """Each group weighs as much as it is right on common validation data."""
+    """Each group weighs as much as it is right on common validation data.
+
+    >>> weights_by_validation({"g0": 0.9, "g1": 0.6})
+    {'g0': 0.9, 'g1': 0.6}
+    """
     return {g: max(0.0, float(a)) for g, a in accuracies.items()}
 
 
@@ -60,6 +64,17 @@ def weights_by_sample(
 
     Expectation maximisation for the weights of a fixed mixture; the problem is concave, so where it begins does not
     matter. Groups that never saw the asker's classes end with nothing.
+
+    The asker's two samples are of class 1, which the second group finds likelier:
+
+    The asker's two samples are of class 1, which the second group finds likelier:
+
+    The asker's two samples are of class 1, which the second group finds likelier:
+
+    >>> said = {"g0": [[0.9, 0.1], [0.8, 0.2]], "g1": [[0.2, 0.8], [0.1, 0.9]]}
+    >>> weights = weights_by_sample(said, {"g0": [0, 1], "g1": [0, 1]}, labels=[1, 1])
+    >>> {group: round(weight, 2) for group, weight in weights.items()}
+    {'g0': 0.0, 'g1': 1.0}
     """
     y = np.asarray(labels, np.int64)
     names = sorted(probabilities)
@@ -76,6 +91,9 @@ def weights_by_distance(distances: Mapping[str, float]) -> dict[str, float]:
     """A mixture by nearness: w_g = exp(-(d_g^2 - d^2) / 2 d^2), with d the distance to the nearest group's middle.
 
     `distances` are those of the asker's signature to the groups. The nearest group weighs 1, one twice as far 0.22.
+
+    >>> {group: round(weight, 2) for group, weight in weights_by_distance({"g0": 1.0, "g1": 2.0}).items()}
+    {'g0': 1.0, 'g1': 0.22}
     """
     near = max(min(distances.values()), 1e-12)
     return {g: float(np.exp(-(d**2 - near**2) / (2 * near**2))) for g, d in distances.items()}

@@ -39,7 +39,22 @@ class Heard:
 
 
 class Grouper:
-    """How clients come into groups. As it is, nobody moves once groups are formed, and newcomers wait."""
+    """How clients come into groups. As it is, nobody moves once groups are formed, and newcomers wait.
+
+    A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
+
+    A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
+
+    A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
+
+    >>> class Alphabetical(Grouper):
+    ...     warms = False
+    ...     def __call__(self, scene, replies):
+    ...         names = scene.run.roster.ids
+    ...         return unsigned([[c for c in names if c < "m"], [c for c in names if c >= "m"]])
+    >>> Alphabetical().warms, Alphabetical().moves
+    (False, False)
+    """
 
     warms: bool = True  # whether clients train the test model first, and send its signature
     signature: Any = None  # what they send, if the grouper says so and not the user (see `mutirao.groups.signature`)
@@ -83,7 +98,12 @@ class Signed(Grouper):
 
 @dataclass(frozen=True)
 class Alone(Grouper):
-    """Every client trains a model of its own, by itself: what any way of learning together has to beat."""
+    """Every client trains a model of its own, by itself: what any way of learning together has to beat.
+
+    >>> from mutirao.config import Part, build
+    >>> build("cluster", Part("alone"))  # as `cluster=alone` does
+    Alone()
+    """
 
     warms = False
 

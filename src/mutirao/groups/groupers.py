@@ -12,7 +12,12 @@ from mutirao.groups.rivals.pacfl import Pacfl
 
 @dataclass(frozen=True)
 class Ungrouped(Grouper):
-    """No groups: one model for all, and no client warms up."""
+    """No groups: one model for all, and no client warms up.
+
+    >>> from mutirao.config import Common, resolve
+    >>> resolve(Common, {}).cluster.name, NAMES["none"] is Ungrouped  # by default
+    ('none', True)
+    """
 
 
 RIVALS = {part.__name__.lower(): part for part in (Ifca, Cfl, Pacfl, Fedclust)}

@@ -18,6 +18,11 @@ class Groups:
     """Who is in which group: the clients it was formed of, with their signatures, and those admitted later.
 
     A label is the number of a group; -1 is a client that waits.
+
+    >>> from mutirao.groups import form
+    >>> groups = form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]})
+    >>> groups.members(), groups.group_of("eva")
+    ({'g0': ['ana', 'bia'], 'g1': ['eva', 'ivo']}, 'g1')
     """
 
     clients: tuple[ClientId, ...]

@@ -19,7 +19,11 @@ Told = dict[str, Scalar]
 
 @dataclass(frozen=True)
 class Alike:
-    """All groups train by the same settings."""
+    """All groups train by the same settings.
+
+    >>> Alike().told("g0", 1, {}, True)
+    {}
+    """
 
     @property
     def trials(self) -> int:
@@ -42,7 +46,11 @@ class Alike:
 
 @dataclass(frozen=True)
 class Given(Alike):
-    """As a table says: `g0: lr=0.1 epochs=2; g1: lr=0.01`; a group that it does not name trains as usual."""
+    """As a table says: `g0: lr=0.1 epochs=2; g1: lr=0.01`; a group that it does not name trains as usual.
+
+    >>> Given("g0: lr=0.1 epochs=2; g1: lr=0.01").told("g0", 1, {}, True)
+    {'lr': 0.1, 'epochs': 2}
+    """
 
     table: str = ""
 
@@ -77,6 +85,10 @@ class Chosen(Alike):
 
     Candidates are all pairs of the rates `lr` and the `epochs`, each separated by commas. The best is the one with
     which the group's clients judge the model best after its last trial; with that the group begins once more.
+
+    >>> chosen = Chosen(lr="0.1,0.01", epochs="1", rounds=2)
+    >>> chosen.candidates, chosen.trials
+    ([{'lr': 0.1, 'epochs': 1}, {'lr': 0.01, 'epochs': 1}], 4)
     """
 
     lr: str = ""

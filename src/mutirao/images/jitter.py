@@ -21,6 +21,10 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
 
     Tellez et al., "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 2018.
     The shift grows with the stain there is, so that bare glass stays bare.
+
+    >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
+    >>> hed(cells, strength=[1.3, 1.0, 1.0], shift=[0.0, 0.0, 0.0])[0, 0]  # more haematoxylin: darker
+    array([135,  53, 134], dtype=uint8)
     """
     density = -np.log((pixels.astype(np.float64) + 1) / 256)
     there = np.minimum(density.max(-1, keepdims=True) / 0.3, 1.0)
@@ -30,7 +34,12 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
 
 
 def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
-    """The picture as a scanner sees it that has this focus (pixels), light curve and colour balance."""
+    """The picture as a scanner sees it that has this focus (pixels), light curve and colour balance.
+
+    >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
+    >>> scan(cells, gain=[1.0, 1.0, 0.8], gamma=1.0, blur=0.0)[0, 0]  # a scanner that sees less blue
+    array([150,  60, 112], dtype=uint8)
+    """
     soft = Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(blur)) if blur > 0 else pixels
     light = (np.asarray(soft, np.float64) / 255) ** gamma * np.asarray(gain)
     found: Pixels = np.rint(np.clip(255 * light, 0, 255)).astype(np.uint8)
@@ -38,7 +47,13 @@ def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixe
 
 
 def jitter(pixels: Pixels, name: str) -> Pixels:
-    """Another laboratory's picture of the same cells, drawn by the name alone: two sites get the same."""
+    """Another laboratory's picture of the same cells, drawn by the name alone: two sites get the same.
+
+    >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
+    >>> changed = jitter(cells, "recife")
+    >>> bool((changed == jitter(cells, "recife")).all()), bool((changed == cells).all())
+    (True, False)
+    """
     draw = rng(0, 0, "stain", name)
     found = hed(pixels, draw.uniform(1 - STRENGTH, 1 + STRENGTH, 3), draw.uniform(-SHIFT, SHIFT, 3))
     gamma = float(np.exp(draw.uniform(-GAMMA, GAMMA)))

@@ -64,6 +64,11 @@ class AttentionPool(Pool):
     """Gated attention: a_k = softmax_k(w' (tanh(V h_k) * sigmoid(U h_k))).
 
     Ilse, Tomczak and Welling, "Attention-based Deep Multiple Instance Learning", ICML 2018, equation 9.
+
+    >>> pool, tiles = AttentionPool(width=4, classes=2).eval(), torch.zeros(1, 3, 1, 4)
+    >>> there = torch.tensor([[True, True, False]])  # the third tile only fills up
+    >>> pool(tiles, there).shape, pool.attention(tiles[:, :, 0], there).tolist()
+    (torch.Size([1, 2]), [[0.5, 0.5, 0.0]])
     """
 
     def __init__(self, width: int, classes: int, hidden: int = HIDDEN) -> None:

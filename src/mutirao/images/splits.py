@@ -35,20 +35,33 @@ def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[
 
 
 def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
-    """Those whose pictures they are, where that is known; or else `even`."""
+    """Those whose pictures they are, where that is known; or else `even`.
+
+    >>> [rows.tolist() for rows in auto([0, 1, 0], 2, np.random.default_rng(0), laboratories=["rio", "sul", "rio"])]
+    [[0, 2], [1]]
+    """
     known = np.asarray(laboratories).astype(bool)
     return partition.natural(laboratories, clients, rng) if known.size and known.all() else even(labels, clients, rng)
 
 
 def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Each laboratory a hospital; with fewer hospitals, whole laboratories are dealt to them."""
+    """Each laboratory a hospital; with fewer hospitals, whole laboratories are dealt to them.
+
+    >>> [rows.tolist() for rows in by_laboratory(["rio", "sul", "rio"], 2, np.random.default_rng(0))]
+    [[0, 2], [1]]
+    """
     if not np.asarray(laboratories).astype(bool).all():
         raise ConfigError("partition=by_laboratory: not every picture's laboratory is known; name them in a table")
     return partition.by_key(laboratories, clients, rng)
 
 
 def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Whole slides to hospitals, as equally as may be; a picture of an unknown slide counts as a slide."""
+    """Whole slides to hospitals, as equally as may be; a picture of an unknown slide counts as a slide.
+
+    >>> parts = by_slide(["s1", "s1", "s2", "s3"], 2, np.random.default_rng(0))
+    >>> sorted(len(rows) for rows in parts)  # no slide is at two hospitals
+    [2, 2]
+    """
     keys = np.array([s or f"unknown {i}" for i, s in enumerate(np.asarray(slides).tolist())])
     return partition.by_key(keys, clients, rng)
 

@@ -36,6 +36,10 @@ def macenko(pixels: Pixels) -> Pixels:
 
     Macenko et al., "A method for normalizing histology slides for quantitative analysis", ISBI 2009. A picture with
     next to no stain, or with a single one, has no such directions and stays as it is.
+
+    >>> glass = np.full((32, 32, 3), 245, np.uint8)
+    >>> bool((macenko(glass) == glass).all())  # nothing is stained, so nothing is changed
+    True
     """
     try:
         from torchstain.numpy.normalizers.macenko import NumpyMacenkoNormalizer
@@ -66,6 +70,11 @@ def reinhard(pixels: Pixels) -> Pixels:
 
     Reinhard et al., "Color transfer between images", IEEE CG&A 2001: x' = (x - mean) / deviation * their deviation +
     their mean. A picture with next to no stain, or of a single colour, stays as it is.
+
+    >>> draw = np.random.default_rng(0)
+    >>> cells = (np.array([150, 60, 140]) + draw.integers(-30, 30, (32, 32, 3))).astype(np.uint8)
+    >>> cells.reshape(-1, 3).mean(0).round(), reinhard(cells).reshape(-1, 3).mean(0).round()
+    (array([150.,  61., 139.]), array([190., 139., 183.]))
     """
     inside = stained(pixels)
     if inside.sum() < max(3, LEAST * inside.size):

@@ -23,6 +23,16 @@ class FedAsync:
     1 / (a (staleness - b) + 1) (`hinge`; the paper has a = 10 there). With `mu` above 0 clients add
     (mu / 2) ||x - x_start||^2 to their loss. Xie, Koyejo and Gupta, 2019. A model trained on the current one has
     staleness 0. `per_round` clients train at once.
+
+    A model that was trained on an older one counts for less:
+
+    A model that was trained on an older one counts for less:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> fresh, stale = (Reply({"w": np.array([1.0])}, metrics={"staleness": s}, n=10) for s in (0.0, 3.0))
+    >>> [FedAsync()({"w": np.array([0.0])}, {"ana": r}, {}).arrays["w"] for r in (fresh, stale)]
+    [array([0.6]), array([0.3])]
     """
 
     mixing: float = 0.6

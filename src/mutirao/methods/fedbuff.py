@@ -21,6 +21,13 @@ class FedBuff:
     train at once. Every client counts once, whatever its samples. The sum is divided by K, as in their algorithm, so
     that stale updates move the model less; FLSim's buffer sums up, which is K times the rate. `buffer` 0 is half of
     those who train at once.
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> fresh, stale = (Reply({"w": np.array([1.0])}, metrics={"staleness": s}, n=10) for s in (0.0, 3.0))
+    >>> merged = FedBuff()({"w": np.array([0.0])}, {"ana": fresh, "bia": stale}, {})
+    >>> merged.weights, merged.arrays["w"]
+    ({'ana': 0.5, 'bia': 0.25}, array([0.75]))
     """
 
     lr: float = 1.0

@@ -25,6 +25,16 @@ class FedDyn(Checked):
     """Clients add -<h_k, y> + (alpha / 2) |y - x|^2 to their loss; the server takes off what they drift on average.
 
     Acar, Zhao, Navarro, Mattina, Whatmough and Saligrama, 2021.
+
+    Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
+
+    Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> replies = {"ana": Reply({"w": np.array([0.0])}, n=10), "bia": Reply({"w": np.array([2.0])}, n=10)}
+    >>> FedDyn(alpha=0.1, population=4)({"w": np.array([0.0])}, replies, {}).arrays["w"]
+    array([1.5])
     """
 
     alpha: float = 0.1

@@ -15,6 +15,17 @@ class FedExP(Checked):
 
     Jhunjhunwala, Wang and Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, where all p_k
     are equal and the mean of the last two models is judged; here p_k = n_k / n, and each model as it is.
+
+    Four clients each move another weight by 4, so that their mean is short; the server goes twice as far:
+
+    Four clients each move another weight by 4, so that their mean is short; the server goes twice as far:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> replies = {c: Reply({"w": row}, n=10) for c, row in zip("abcd", 4 * np.eye(4), strict=True)}
+    >>> merged = FedExP()({"w": np.zeros(4)}, replies, {})
+    >>> merged.arrays["w"].round(2), round(merged.figures["a"]["server_step"], 2)  # FedAvg: 1 everywhere
+    (array([2., 2., 2., 2.]), 2.0)
     """
 
     epsilon: float = 1e-3

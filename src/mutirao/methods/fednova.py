@@ -16,6 +16,17 @@ class FedNova(Checked):
     p_k = n_k / n, r_k is the client's reach (`mutirao.methods.reach`: lr times |a_k|_1) and tau = sum_k p_k r_k. Wang,
     Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020.
+
+    Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
+
+    Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> short = Reply({"w": np.array([1.0])}, metrics={"reach": 1.0}, n=10)
+    >>> long = Reply({"w": np.array([-10.0])}, metrics={"reach": 10.0}, n=10)
+    >>> FedNova()({"w": np.array([0.0])}, {"ana": short, "bia": long}, {}).arrays["w"]  # one step each: 1 and -1
+    array([0.])
     """
 
     lr: float = 1.0

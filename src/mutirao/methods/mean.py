@@ -14,6 +14,12 @@ class Mean(Checked):
     """The unweighted mean of updates: v' = momentum v + d (at first v' = d), x' = x + lr v', d = 1/|S| sum_k (x_k - x).
 
     FedAvg and FedAvgM without the numbers of samples n_k, and FedRisk with all risks 0: the control of both.
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> replies = {"ana": Reply({"w": np.array([0.0])}, n=30), "bia": Reply({"w": np.array([4.0])}, n=10)}
+    >>> Mean()({"w": np.array([9.0])}, replies, {}).arrays["w"]  # FedAvg gives 1, as ana has more samples
+    array([2.])
     """
 
     lr: float = 1.0

@@ -21,6 +21,18 @@ class QFedAvg(Checked):
     h_k = q F_k^(q-1) |v_k|^2 + L F_k^q, L = 1 / client_lr, F_k the loss of the model that client k received, on its own
     data; a loss counts up to ten times the median. q = 0 weighs all clients alike. Li, Sanjabi, Beirami and Smith,
     "Fair Resource Allocation in Federated Learning", ICLR 2020.
+
+    The model does worse at bia's, so her update counts for more:
+
+    The model does worse at bia's, so her update counts for more:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> well = Reply({"w": np.array([0.1])}, metrics={"start_loss": 0.5}, n=10)
+    >>> badly = Reply({"w": np.array([-0.1])}, metrics={"start_loss": 2.0}, n=10)
+    >>> merged = QFedAvg(q=1.0, client_lr=0.1)({"w": np.array([0.0])}, {"ana": well, "bia": badly}, {})
+    >>> {c: round(w, 2) for c, w in merged.weights.items()}
+    {'ana': 0.19, 'bia': 0.74}
     """
 
     q: float = 1.0

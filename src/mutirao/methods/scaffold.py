@@ -49,6 +49,19 @@ class Scaffold(Checked):
     """FedAvg whose clients' steps are corrected by control variates: y <- y - lr (g + c - c_k).
 
     Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, 2020.
+
+    The control variate c becomes the clients' mean gradient, found from how far their steps took them:
+
+    The control variate c becomes the clients' mean gradient, found from how far their steps took them:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> memory = {}
+    >>> ends = {"ana": 1.0, "bia": 3.0}
+    >>> replies = {c: Reply({"w": np.array([x])}, metrics={"reach": 0.5}, n=10) for c, x in ends.items()}
+    >>> merged = Scaffold(population=2)({"w": np.array([0.0])}, replies, memory)
+    >>> merged.arrays["w"], memory["scaffold.c"]  # 2 in 0.5 downhill: a gradient of -4
+    (array([2.]), array([-4.], dtype=float32))
     """
 
     lr: float = 1.0

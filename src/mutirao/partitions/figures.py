@@ -12,6 +12,8 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.partitions.rows import Counts, check_labels, count_of
 
+SAMPLES = "samples"  # what all samples count as where labels are no classes
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionSummary:
@@ -20,12 +22,18 @@ class PartitionSummary:
     `distances` are the total variation distances 1/2 sum_c |p_kc - p_c| between the labels of client k and
     those of the whole set: 0 if they are alike, towards 1 - 1/C if client k has one of C equal classes
     (NaN for a client without samples).
+
+    >>> summary = describe([0, 0, 1, 1], [[0, 1, 2], [3]])
+    >>> summary.counts, summary.classes_per_client, summary.size_ratio
+    (array([[2, 1],
+           [0, 1]]), array([2, 1]), 3.0)
     """
 
     classes: tuple[Any, ...]
     counts: Counts
     distances: npt.NDArray[np.float64]
     left_out: int
+    clients: tuple[str, ...] = ()  # what they are called; none: by their numbers
 
     @property
     def sizes(self) -> Counts:

@@ -19,7 +19,11 @@ AVERSION = 5.0  # of TREC's Web tracks of 2013 and 2014
 
 @dataclass(frozen=True)
 class Against:
-    """Queries won, lost and tied against another ranker, and what risk-sensitive measures say."""
+    """Queries won, lost and tied against another ranker, and what risk-sensitive measures say.
+
+    >>> hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4], aversion=0.0).losses
+    1
+    """
 
     wins: int
     losses: int
@@ -64,6 +68,10 @@ def t_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSIO
 
     Dinçer, Macdonald and Ounis, 2014. It is Student's t with n - 1 degrees of freedom: below -2 the risk is real, above
     2 so is the gain. NaN if s is 0.
+
+    >>> ours, theirs = [0.6, 0.5, 0.3, 0.7], [0.5, 0.6, 0.4, 0.6]  # two won and two lost by 0.1
+    >>> round(t_risk(ours, theirs, aversion=0.0), 2) == 0, round(t_risk(ours, theirs, aversion=2.0), 2)
+    (True, -0.87)
     """
     d = weigh_losses(ours, theirs, aversion)
     error = float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else 0.0
@@ -75,6 +83,9 @@ def z_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
 
     z_ki = (s_ki - e_ki) / sqrt(e_ki), where e_ki = (sum of row k)(sum of column i) / (sum of all) is what a ranker of
     this strength should have on a query of this difficulty: no one ranker is the baseline, but all of them together.
+
+    >>> z_risk([[0.6, 0.5], [0.5, 0.6]], aversion=2.0).round(2)  # each is below what is expected of it once
+    array([-0.13, -0.13])
     """
     z = residuals(scores)
     return np.asarray(z.sum(-1) + aversion * np.minimum(z, 0.0).sum(-1))
@@ -84,6 +95,15 @@ def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
     """GeoRisk(k) = sqrt(mean_i s_ki * Phi(ZRisk(k) / n)) of each ranker, higher being better (Dinçer et al., 2016).
 
     `mutirao.risk.geo_risk` is that of errors, where gains are what counts more.
+
+    Two rankers with the same mean; the second has one very bad query:
+
+    Two rankers with the same mean; the second has one very bad query:
+
+    Two rankers with the same mean; the second has one very bad query:
+
+    >>> geo_risk([[0.5, 0.5, 0.5], [0.7, 0.7, 0.1]], aversion=5.0).round(3)
+    array([0.416, 0.36 ])
     """
     from scipy.special import ndtr  # late: it takes a while
 
@@ -93,7 +113,12 @@ def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
 
 
 def hold_against(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> Against:
-    """All of it, of two rankers."""
+    """All of it, of two rankers.
+
+    >>> found = hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4])
+    >>> found.wins, found.losses, found.ties, round(found.u_risk, 3)
+    (1, 1, 1, -0.167)
+    """
     d = gains(ours, theirs)
     wins, losses = int((d > 0).sum()), int((d < 0).sum())
     own, other = geo_risk(np.array([ours, theirs]), aversion).tolist()

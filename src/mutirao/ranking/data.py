@@ -14,6 +14,10 @@ class RankingData:
     """Documents by rows: features, grades, and the query of each as a number into `query_ids`.
 
     Queries are numbered as they first appear; their ids are whole numbers if all of them are, or else text.
+
+    >>> data = RankingData(np.zeros((3, 2), np.float32), np.array([2, 0, 1]), np.array([0, 0, 1]), np.array([10, 20]))
+    >>> len(data), data.features, data.take([0, 1]).query_ids
+    (3, 2, array([10]))
     """
 
     x: Floats

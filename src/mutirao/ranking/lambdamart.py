@@ -25,6 +25,9 @@ class LambdaMART:
     """How trees are grown: at most `trees` of `leaves` leaves with at least `least` documents, each added at `rate`.
 
     `patience`: trees without a better validation part after which growing stops (0: all are grown).
+
+    >>> LambdaMART(trees=100, leaves=15)
+    LambdaMART(trees=100, leaves=15, rate=0.05, least=20, patience=50)
     """
 
     trees: int = 500

@@ -21,12 +21,19 @@ log = logging.getLogger("mutirao")
 
 
 def read_letor(path: Path | str, cache: bool = True) -> RankingData:
-    """Read a file of lines `GRADE qid:ID 1:VALUE 2:VALUE ... # comment`, plain or gzipped.
+    r"""Read a file of lines `GRADE qid:ID 1:VALUE 2:VALUE ... # comment`, plain or gzipped.
 
     Features that a line leaves out are 0; a wrong line is refused with its number; NULL, documents that nobody judged
     (grade -1) and orders in place of grades are settled (`mutirao.ranking.gaps`). With `cache`, what was read is
     kept and mapped into memory (copy-on-write) by later calls, until the file's size or time changes. Qin and Liu,
     "Introducing LETOR 4.0 Datasets", 2013.
+
+    >>> _ = Path("train.txt").write_text("2 qid:10 1:0.5 2:0.1 # d1\n0 qid:10 1:0.2 # d2\n1 qid:20 2:0.9\n")
+    >>> data = read_letor("train.txt", cache=False)
+    >>> data.grades, data.query_ids, data.x
+    (array([2, 0, 1]), array([10, 20]), array([[0.5, 0.1],
+           [0.2, 0. ],
+           [0. , 0.9]], dtype=float32))
     """
     file = Path(path)
     about = blocks.stat_of(file)
@@ -49,7 +56,14 @@ def read_letor(path: Path | str, cache: bool = True) -> RankingData:
 
 
 def write_letor(path: Path | str, data: RankingData) -> None:
-    """Write a LETOR file, gzipped if its name ends in .gz; reading it back gives the same numbers."""
+    """Write a LETOR file, gzipped if its name ends in .gz; reading it back gives the same numbers.
+
+    >>> from mutirao.ranking.generate import mslr_like
+    >>> data = mslr_like(3, np.random.default_rng(0), documents=5)
+    >>> write_letor("small.txt.gz", data)
+    >>> bool((read_letor("small.txt.gz", cache=False).grades == data.grades).all())
+    True
+    """
     file = Path(path)
     part = file.with_name(f".{file.name}.part")
     ids = [str(i) for i in data.query_ids.tolist()]

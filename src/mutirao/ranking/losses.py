@@ -23,7 +23,18 @@ SHARPNESS = 10.0  # alpha of ApproxNDCG: how closely a difference of scores deci
 
 
 def listnet(scores: Tensor, grades: Tensor) -> Tensor:
-    """Cross-entropy of the top-one probabilities: -sum_i softmax(y)_i log softmax(s)_i (Cao et al., 2007)."""
+    """Cross-entropy of the top-one probabilities: -sum_i softmax(y)_i log softmax(s)_i (Cao et al., 2007).
+
+    The better document first costs less than the better one last:
+
+    The better document first costs less than the better one last:
+
+    The better document first costs less than the better one last:
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(listnet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.37, 1.89]
+    """
     there = grades > PAD
     logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
     target = functional.softmax(grades.masked_fill(~there, LEAST), -1)
@@ -31,14 +42,31 @@ def listnet(scores: Tensor, grades: Tensor) -> Tensor:
 
 
 def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
-    """sum over pairs y_i > y_j of log(1 + exp(s_j - s_i)), over their number (Burges et al., 2005)."""
+    """sum over pairs y_i > y_j of log(1 + exp(s_j - s_i)), over their number (Burges et al., 2005).
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(ranknet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.13, 2.13]
+    """
     seen = from_relevant(scores, grades)
     pairs = torch.where(seen.worse, functional.softplus(seen.apart), 0.0).sum(-1)
     return seen.by_list(pairs) / seen.by_list(seen.worse.sum(-1).to(pairs.dtype)).clamp(min=1)
 
 
 def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
-    """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010)."""
+    """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010).
+
+    A wrong order at the top costs more than one further down:
+
+    A wrong order at the top costs more than one further down:
+
+    A wrong order at the top costs more than one further down:
+
+    >>> grades, right = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), [4.0, 3.0, 2.0, 1.0]
+    >>> wrong_top, wrong_end = [3.0, 4.0, 2.0, 1.0], [4.0, 3.0, 1.0, 2.0]
+    >>> [round(float(lambdarank(torch.tensor([s]), grades)), 3) for s in (right, wrong_end, wrong_top)]
+    [0.13, 0.142, 0.276]
+    """
     seen, gains = from_relevant(scores, grades), gains_of(grades)
     order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
     discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
@@ -51,6 +79,10 @@ def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
     """1 - 1/IDCG sum_i (2^y_i - 1) / log2(1 + r_i), r_i = 1 + sum_{j != i} 1 / (1 + exp(alpha (s_i - s_j))).
 
     The rank r_i is smooth, and so nDCG itself has a gradient (Qin, Liu and Li, 2010); alpha is 10.
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(approxndcg(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.0, 0.37]
     """
     seen, gains = from_relevant(scores, grades), gains_of(grades)
     above = torch.where(seen.others, torch.sigmoid(SHARPNESS * seen.apart), 0.0).sum(-1)

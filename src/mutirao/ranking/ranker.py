@@ -41,6 +41,14 @@ class Ranker:
 
     ranker = mutirao.Ranker.load("runs/ranking")
     scores = ranker.score(x)            # x: documents x features, as read
+
+    >>> import numpy as np
+    >>> import mutirao
+    >>> settings = {"rounds": 1, "clients": 2, "per_round": 2, "samples": 200}
+    >>> _ = mutirao.execute("ranking", settings, "runs/ranking", pictures=False)
+    >>> ranker = Ranker.load("runs/ranking")
+    >>> ranker.features, ranker.score(np.zeros((3, ranker.features))).shape  # a number for each document
+    (136, (3,))
     """
 
     scale: Scale

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mutirao.datasets.homes import find_data
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.ranking import blocks
@@ -30,7 +31,7 @@ Three = tuple[RankingData, RankingData, RankingData]
 def load_parts(config: Any) -> Three:
     """Training, validation and test part of the data that a recipe's configuration names; `generated` are made."""
     if config.data != "generated":
-        return read_parts(Path(config.data).expanduser(), config.fold or None, config.qrels)
+        return read_parts(find_data(config.data), config.fold or None, config.qrels)
     return cut(mslr_like(config.queries, rng(config.seed, 0, "generated")), config.fold or 1)
 
 

@@ -31,6 +31,13 @@ class ByItem:
     Where only `sums` are seen, each user adds `touch` to a number of every item it touched, in the array `touches`,
     which is clipped, masked and noised with the rows: m_i is read in the sum. From noised sums it is the mean over all
     rounds so far, as noise cancels there and popularity hardly changes.
+
+    >>> from mutirao import Reply
+    >>> model = {"items": np.zeros((2, 1))}
+    >>> replies = {c: Reply({"items": np.array([[1.0], [x]])}, n=1) for c, x in {"ana": 0.0, "bia": 4.0}.items()}
+    >>> ByItem(shrinkage=0.0)(model, replies, {}).arrays["items"]  # the second item was touched by bia alone
+    array([[1.],
+           [4.]])
     """
 
     shrinkage: float = 3.0

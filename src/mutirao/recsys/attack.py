@@ -59,6 +59,11 @@ class Attacker:
     `clip` is the length to which users shorten their updates (0: they do not), `noise` the deviation of what they add
     to each number. Of people it knows, `usual` is how often they give each rating, in general or for each item, and
     `popularity` the share of them that rates an item.
+
+    >>> from mutirao.recsys.fedrecon import FedRecon
+    >>> weights, targets = Attacker(FedRecon(100, dimension=8)).hypotheses
+    >>> len(targets)  # the ratings that it tries to recognise in an update
+    5
     """
 
     method: FedRecon

@@ -22,7 +22,12 @@ Row = tuple[int, str, str, int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is being recommended, a row an item: `ids` and `titles` as the publisher ships them, 0 for unknown years."""
+    """What is being recommended, a row an item: `ids` and `titles` as the publisher ships them, 0 for unknown years.
+
+    >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
+    >>> films.rows()["2"], films.take(np.array([1])).titles
+    (1, ('Brazil',))
+    """
 
     ids: tuple[str, ...]
     titles: tuple[str, ...]

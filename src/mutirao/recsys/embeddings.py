@@ -19,7 +19,12 @@ SPREAD = 0.1  # standard deviation of vectors that nobody has trained
 
 @dataclass(frozen=True)
 class Embeddings:
-    """A vector for every item of a catalogue, and a card that says how they were trained."""
+    """A vector for every item of a catalogue, and a card that says how they were trained.
+
+    >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
+    >>> Embeddings(films, np.zeros((2, 8), np.float32), {"dimension": 8}).vectors.shape
+    (2, 8)
+    """
 
     catalogue: Catalogue
     vectors: npt.NDArray[np.float32]  # items x dimension
@@ -31,7 +36,13 @@ class Embeddings:
 
 
 def save_embeddings(embeddings: Embeddings, path: Path) -> None:
-    """Write vectors, catalogue and card as one safetensors file; whole or not at all."""
+    """Write vectors, catalogue and card as one safetensors file; whole or not at all.
+
+    >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
+    >>> save_embeddings(Embeddings(films, np.ones((2, 8), np.float32)), Path("films.safetensors"))
+    >>> load_embeddings(Path("films.safetensors")).catalogue.titles
+    ('Alien', 'Brazil')
+    """
     catalogue = embeddings.catalogue
     arrays: Arrays = {
         "vectors": np.asarray(embeddings.vectors, np.float32),
@@ -43,7 +54,14 @@ def save_embeddings(embeddings: Embeddings, path: Path) -> None:
 
 
 def load_embeddings(path: Path) -> Embeddings:
-    """The embeddings of a file written by `save_embeddings`."""
+    """The embeddings of a file written by `save_embeddings`.
+
+    >>> _ = Path("broken.safetensors").write_bytes(b"no such thing")
+    >>> load_embeddings(Path("broken.safetensors"))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.Damaged: broken.safetensors is corrupt or truncated ...
+    """
     if not path.is_file():
         raise ConfigError(f"{path} is not there: no item vectors to read")
     arrays, facts = load_arrays(path)
@@ -74,6 +92,13 @@ def transfer(
 
     `pairs` are (id in target, id in source). Of the pairs only a `share` is carried over: the most popular ones
     (ratings in the source, or in the target if the source counted none), or as many drawn at random.
+
+    >>> ours = Catalogue(("a", "b"), ("Alien", "Cube"), np.zeros(2, np.int32), np.array([5, 5]))
+    >>> theirs = Catalogue(("1", "2"), ("Alien", "Brazil"), np.zeros(2, np.int32), np.array([120, 40]))
+    >>> source = Embeddings(theirs, np.ones((2, 3), np.float32))
+    >>> transfer(ours, source, [("a", "1")], dimension=3, rng=np.random.default_rng(0)).round(1)
+    array([[ 1. ,  1. ,  1. ],
+           [ 0. , -0.1,  0. ]], dtype=float32)
     """
     if source.vectors.shape[1] != dimension:
         raise ConfigError(f"the vectors to transfer have dimension {source.vectors.shape[1]}, the model {dimension}")

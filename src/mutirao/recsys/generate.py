@@ -14,6 +14,10 @@ def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, nois
 
     r = 3.6 + b_u + b_i + t_u t_i + N(0, noise), rounded and cut. Popularity falls as a power of an item's rank, users
     rate 20 to 200 items, and rather those they will like, as people do.
+
+    >>> ratings = plant(users=20, items=50, draw=np.random.default_rng(0))
+    >>> len(ratings.users), sorted(set(ratings.values.tolist()))
+    (20, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
     user_bias, item_bias = draw.normal(0, 0.4, users), draw.normal(0, 0.5, items)
     user_trait, item_trait = draw.normal(0, 1, (users, rank)), draw.normal(0, 0.45, (items, rank))

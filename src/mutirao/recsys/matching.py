@@ -105,6 +105,12 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
 
     Earlier steps go first; then higher scores, whole titles before alternative ones, closer years, more ratings, and
     the order of the catalogues. `verdicts` are a person's, by ids: pairs that hold, and pairs that must not be.
+
+    >>> def films(*titles, years):
+    ...     return Catalogue(titles, titles, np.array(years, np.int32), np.zeros(len(titles), np.int64))
+    >>> a, b = films("Matrix, The", "Alien", years=[1999, 1979]), films("The Matrix", "Aliens", years=[1999, 1986])
+    >>> match(a, b).pairs
+    (('Matrix, The', 'The Matrix'),)
     """
     if not 0 < threshold <= 100:
         raise ConfigError(f"threshold is {threshold!r}, but must be above 0 and at most 100 per cent")

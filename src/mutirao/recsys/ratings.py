@@ -25,6 +25,13 @@ class Ratings:
     """Ratings by user (CSR): user u rated `items[offsets[u]:offsets[u + 1]]` with the `values` there, oldest first.
 
     `items` are rows of the catalogue, `times` seconds (0: unknown). A user rates an item at most once.
+
+    >>> from mutirao.recsys.generate import plant
+    >>> ratings = plant(users=20, items=50, draw=np.random.default_rng(0))
+    >>> len(ratings.users), ratings.of_users(np.array([0, 1])).counts()
+    (20, array([25, 25]))
+    >>> set(ratings.implicit(threshold=4.0).values.tolist())  # what was rated 4 or 5 counts as taken
+    {1.0}
     """
 
     users: tuple[str, ...]

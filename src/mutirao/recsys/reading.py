@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.text import BOM, decode, read_rows
+from mutirao.datasets.homes import find_data
 from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue, catalogue_file, read_titles
 from mutirao.recsys.embeddings import load_embeddings
@@ -29,11 +30,17 @@ FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
 
 
 def read_ratings(path: Path, columns: str = "") -> Ratings:
-    """The ratings at `path`: a folder as published, or a file. `columns` names those of a file of one's own.
+    r"""The ratings at `path`: a folder as published, or a file. `columns` names those of a file of one's own.
 
     `columns` is "item,user,rating" (the order in a file without a header), or "user=reader,item=book,rating=stars"
     (the names in the header, where they are not the usual ones). Without a rating column every line counts 1.
+
+    >>> _ = Path("ratings.csv").write_text("user,item,rating\nana,alien,5\nana,brazil,3\nbia,alien,1\n")
+    >>> ratings = read_ratings(Path("ratings.csv"))
+    >>> ratings.users, ratings.catalogue.ids, ratings.counts()
+    (('ana', 'bia'), ('alien', 'brazil'), array([2, 1]))
     """
+    path = find_data(path)
     parts = [part for source in sources(path, columns) for part in source()]
     if not sum(len(part.users) for part in parts):
         raise ConfigError(f"{path} holds no ratings")
@@ -59,11 +66,16 @@ def check_ratings(path: Path | str | None) -> list[str]:
 
 
 def read_catalogue(path: Path) -> Catalogue:
-    """The catalogue at `path`, in any of the forms publishers ship, or of an embeddings file.
+    r"""The catalogue at `path`, in any of the forms publishers ship, or of an embeddings file.
 
     A folder or file of MovieLens (`movies.dat`, `u.item`, `movies.csv`), Netflix's `movie_titles.txt`, or a CSV
     with columns id, title and (if known) year. In a folder that holds ratings too, the ratings of each item are
     counted.
+
+    >>> _ = Path("films.csv").write_text("id,title,year\n1,Alien,1979\n2,Brazil,1985\n")
+    >>> catalogue = read_catalogue(Path("films.csv"))
+    >>> catalogue.titles, catalogue.years
+    (('Alien', 'Brazil'), array([1979, 1985], dtype=int32))
     """
     if path.suffix == ".safetensors":
         return load_embeddings(path).catalogue

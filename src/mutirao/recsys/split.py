@@ -80,6 +80,11 @@ def leave_one_out(ratings: Ratings, seed: int = 0) -> Parts:
     """Each user's latest rating is the test, the one before the validation, the others train; the users are the same.
 
     Ratings of one second come in an order that is drawn: in that of their numbers, obscure items would be the latest.
+
+    >>> from mutirao.recsys.generate import plant
+    >>> train, vali, test = leave_one_out(plant(20, 50, np.random.default_rng(0)))
+    >>> set(test.counts().tolist()), set(vali.counts().tolist())  # one rating of each user
+    ({1}, {1})
     """
     if few := int((ratings.counts() < 3).sum()):
         raise ConfigError(f"{few} users have fewer than 3 ratings; leave one out needs a test, a validation and more")

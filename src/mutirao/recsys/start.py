@@ -42,7 +42,14 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Random:
-    """Vectors from N(0, 0.1), biases 0: nothing is known."""
+    """Vectors from N(0, 0.1), biases 0: nothing is known.
+
+    >>> from mutirao.recsys.fedrecon import FedRecon
+    >>> from mutirao.recsys.generate import plant
+    >>> begun = Random()(plant(20, 50, np.random.default_rng(0)), FedRecon(50, dimension=8), seed=0)
+    >>> {name: array.shape for name, array in begun.model.items()}
+    {'items': (50, 8)}
+    """
 
     def __call__(
         self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
@@ -56,6 +63,9 @@ class Transfer:
 
     Items are the same by id if the catalogues are one; else by the pairs of the table `matches`, which
     `mutirao catalogue match` writes; else by title. Of the pairs a `share` is used, the most popular or drawn.
+
+    >>> Transfer(source="films.safetensors", share=0.5)  # half of the pairs, the most popular
+    Transfer(source='films.safetensors', share=0.5, share_by='popularity', matches='', threshold=75.0)
     """
 
     source: str = ""
@@ -101,6 +111,10 @@ class Consent:
     Who does stands in the file `list`, a user a line, or in the `column` of a table; without one it is a share of the
     `users`, drawn. `epochs` = 0 with `begin` = random leaves the same users with nothing: what transfer is compared
     with. Of the items the pooled users rated, a `share` is used, the most popular or drawn.
+
+    >>> names = [f"u{i}" for i in range(10)]
+    >>> len(Consent(users=0.2).drawn(names, seed=0))
+    2
     """
 
     users: float = 0.2

@@ -31,7 +31,12 @@ class Secure:
 
 @dataclass(frozen=True)
 class Open(Secure):
-    """No secure aggregation: the server sees each update by itself."""
+    """No secure aggregation: the server sees each update by itself.
+
+    >>> from mutirao.config import Common, resolve
+    >>> resolve(Common, {}).secure.name  # by default the server sees each update
+    'none'
+    """
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,21 @@ class SecAggPlus(Settings, Secure):
     are shortened to the length `clip` (0: any), numbers cut at `range` and rounded to `bits` bits, and samples counted
     up to `most_samples`: the server can do none of that. `sizes=public` tells each client's number of samples. `noise`
     is what each client adds before, as a multiple of `clip`: then the server does not even see the sum without noise.
+
+    A client's update is in one sum with those of two others at least; settings that make no sum are refused:
+
+    A client's update is in one sum with those of two others at least; settings that make no sum are refused:
+
+    A client's update is in one sum with those of two others at least; settings that make no sum are refused:
+
+    A client's update is in one sum with those of two others at least; settings that make no sum are refused:
+
+    >>> SecAggPlus(least=3, clip=1.0).threshold
+    0.6
+    >>> SecAggPlus(threshold=0.1)
+    Traceback (most recent call last):
+        ...
+    ValueError: threshold is 0.1, but must be from 0.5 to 1: a majority must agree
     """
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:

@@ -15,6 +15,14 @@ class AoI(AsMix):
     """The clients with the greatest age of information: rounds since they were selected; ties by lot.
 
     With m of K clients a round everybody takes part once in K / m rounds.
+
+    >>> import numpy as np
+    >>> from mutirao.core.roster import Roster
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.last_selected[:] = [4, 1, 3]
+    >>> AoI(1)(roster, 5, np.random.default_rng(0))  # bia has waited for four rounds
+    ['bia']
     """
 
     count: int | float
@@ -30,6 +38,14 @@ class Entropy(AsMixOfUtilities):
 
     u_i = mean over at most `samples` of client i of -sum_c p_c ln p_c, with the model of the round in which i was last
     selected; ln(classes) before that, so that everybody is visited once before anybody is again.
+
+    >>> import numpy as np
+    >>> from mutirao.core.roster import Roster
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.figures["entropy"] = np.array([0.1, 0.6, 0.3])
+    >>> Entropy(1)(roster, 5, np.random.default_rng(0))
+    ['bia']
     """
 
     count: int | float
@@ -48,9 +64,14 @@ class AoIU(AsMixOfUtilities):
     (`loss`, `rms_loss`, `gradient_norm`, `update_norm`, `dissimilarity` of its update from the others') go by name; a
     utility not known yet counts as the highest.
 
+    Caio has waited longest, and the model is least sure of ana's samples; `alpha` decides between them:
+
+    Caio has waited longest, and the model is least sure of ana's samples; `alpha` decides between them:
+
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster
-    >>> roster = Roster(["ana", "bia", "caio"], np.ones(3, np.bool_), *np.array([[1, 1, 1]] * 5))
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
     >>> roster.last_selected[:] = [3, 2, 1]
     >>> roster.figures["entropy"] = np.array([2.0, 0.5, 1.0])
     >>> [AoIU(1, alpha)(roster, 4, np.random.default_rng(0)) for alpha in (1.0, 0.5, 0.0)]

@@ -25,6 +25,17 @@ class DivFL(Counted):
     Updates are shortened to the quantile `clip` of their lengths (1: as they are), so that an enormous one is nobody's
     farthest; who was selected more than `most` times as often as the mean (0: no matter) is passed over while there are
     others.
+
+    Of three clients two move the model alike; one of them and the third cover all:
+
+    Of three clients two move the model alike; one of them and the third cover all:
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.mark(1, roster.ids, dict.fromkeys(roster.ids, 10))
+    >>> roster.keep("sketch", {"ana": np.array([1.0, 0.0]), "bia": np.array([1.0, 0.1]), "caio": np.array([0.0, 1.0])})
+    >>> DivFL(2)(roster, 2, np.random.default_rng(0))
+    ['bia', 'caio']
     """
 
     candidates: int = 0

@@ -34,6 +34,18 @@ class FedCor(Counted):
     that is made for the purpose and thrown away; here they are those of the run.) Losses are cut at the quantiles 0.05
     and 0.95, so that a false one is no larger than an honest one; who was selected more than `most` times as often as
     the mean (0: no matter) is passed over while there are others.
+
+    In the first rounds clients are drawn by lot; then the process is learnt anew every ten rounds:
+
+    In the first rounds clients are drawn by lot; then the process is learnt anew every ten rounds:
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> selector = FedCor(1, warmup=15)
+    >>> selector(roster, 1, np.random.default_rng(0), {})
+    ['caio']
+    >>> [round for round in range(1, 40) if selector.learns(round)]
+    [16, 26, 36]
     """
 
     warmup: int = 15

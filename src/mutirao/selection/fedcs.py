@@ -22,6 +22,12 @@ class FedCS(Counted):
     whoever adds least to the length of the round is added while the round ends within `deadline` seconds. With
     `in_turn` uploads go one after the other, as in the paper; otherwise side by side. What the roster does not know
     (`ready_seconds`, `upload_seconds`, told by the system model) counts as the median of what it does.
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.figures |= {"ready_seconds": np.array([20.0, 200.0, 60.0]), "upload_seconds": np.array([5.0, 5.0, 5.0])}
+    >>> FedCS(3, deadline=90)(roster, 1, np.random.default_rng(0))  # bia would be too late
+    ['ana', 'caio']
     """
 
     deadline: float = 180.0

@@ -26,6 +26,21 @@ class HiCSFL(Counted):
 
     An entropy is at most ln(classes) whatever a client sends; who was selected more than `most` times as often as the
     mean (0: no matter) is passed over while there are others.
+
+    The bias of the output layer shows what a client trained on: ana moved both classes, the others one alone. In the
+    first rounds ana is selected far more often than one time in three:
+
+    The bias of the output layer shows what a client trained on: ana moved both classes, the others one alone. In the
+    first rounds ana is selected far more often than one time in three:
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.mark(1, roster.ids, dict.fromkeys(roster.ids, 10))
+    >>> moves = {"ana": np.array([0.01, 0.01]), "bia": np.array([0.02, -0.02]), "caio": np.array([0.02, -0.02])}
+    >>> roster.keep("bias", moves)
+    >>> selector = HiCSFL(1, clusters=2, most=0, rounds=100)
+    >>> [selector(roster, 2, np.random.default_rng(seed))[0] for seed in range(20)].count("ana")
+    18
     """
 
     temperature: float = 0.0025

@@ -21,6 +21,13 @@ class Mix(Counted):
     `scores` names them with their weights: `0.5 age + 0.3 entropy + 0.2 mine:score`. A utility is renewed whenever its
     client is selected (`refresh="selected"`: it comes with the update and costs no message), or also for a random
     `share` of the clients before each selection, or for `all` of them; `samples` is how many samples it may look at.
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.last_selected[:] = [3, 3, 1]
+    >>> roster.n[:] = [10, 500, 20]
+    >>> [Mix(1, scores)(roster, 4, np.random.default_rng(0)) for scores in ("age", "0.2 age + 0.8 samples")]
+    [['caio'], ['bia']]
     """
 
     scores: str = "0.5 age + 0.5 entropy"

@@ -35,6 +35,18 @@ class Oort(Counted):
     drawn again, the most frequent first, up to `blacklist_share` of all clients. Ours: who was selected more than
     `most` times as often as the mean of those tried (0: no matter) is passed over while there are others, so that a
     false loss pays no better.
+
+    Ana has the higher loss, but takes ten times as long as a round should, so that bia is preferred:
+
+    Ana has the higher loss, but takes ten times as long as a round should, so that bia is preferred:
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia"])
+    >>> roster.mark(1, ["ana", "bia"], {"ana": 100, "bia": 100})
+    >>> roster.figures["rms_loss"] = np.array([2.0, 1.0])
+    >>> roster.figures |= {"ready_seconds": np.array([9.0, 0.9]), "upload_seconds": np.array([1.0, 0.1])}
+    >>> [Oort(1, clip=1.0, duration=d)(roster, 2, np.random.default_rng(0)) for d in (0.0, 1.0)]
+    [['ana'], ['bia']]
     """
 
     explore: float = 0.9

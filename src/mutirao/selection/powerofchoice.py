@@ -19,6 +19,13 @@ class PowerOfChoice(Counted):
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022. The
     candidates (0: twice as many as are selected) are asked for their loss on at most `samples` before each round.
+
+    >>> roster = Roster()
+    >>> roster.meet(["ana", "bia", "caio"])
+    >>> roster.probed(2, {"ana": 10, "caio": 10})  # the candidates of round 2 have told their losses
+    >>> roster.figures["loss"] = np.array([0.3, np.nan, 1.2])
+    >>> PowerOfChoice(1)(roster, 2, np.random.default_rng(0))
+    ['caio']
     """
 
     candidates: int = 0

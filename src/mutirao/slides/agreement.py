@@ -19,6 +19,15 @@ def cohen(counts: npt.ArrayLike) -> Floats:
     """Cohen's kappa of tables of counts (... x K x K): (p_o - p_e) / (1 - p_e), NaN where chance alone agrees always.
 
     p_o is the share on the diagonal, p_e = sum_k p_k. p_.k what it would be by chance (Cohen, 1960).
+
+    Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
+
+    Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
+
+    Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
+
+    >>> float(cohen([[4, 1], [1, 4]]).round(2))
+    0.6
     """
     n = np.asarray(counts, np.float64)
     total = n.sum((-2, -1))
@@ -116,7 +125,14 @@ class Agreement:
 def compare_readers(
     labels: Mapping[str, Mapping[str, str]], slides: Mapping[str, str], classes: Sequence[str], rng: np.random.Generator
 ) -> Agreement:
-    """Agreement on the tiles of `slides` (tile to slide, "" if unknown) that all readers labelled."""
+    """Agreement on the tiles of `slides` (tile to slide, "" if unknown) that all readers labelled.
+
+    >>> labels = {"ana": {"t1": "NILM", "t2": "HSIL"}, "bia": {"t1": "NILM", "t2": "NILM"}}
+    >>> found = compare_readers(labels, {"t1": "", "t2": ""}, ["NILM", "HSIL"], np.random.default_rng(0))
+    >>> found.table("ana", "bia"), found.differing
+    (array([[1, 0],
+           [1, 0]]), array([1]))
+    """
     readers = tuple(labels)
     if len(readers) < 2:
         raise ConfigError(f"agreement needs two readers at least; there is only {readers[0] if readers else 'nobody'}")

@@ -14,6 +14,7 @@ from mutirao.errors import ConfigError
 from mutirao.images.features import cache_folder
 from mutirao.slides.generate import LABORATORIES, Cells, Smear, write_slide
 from mutirao.slides.ranking import Choice
+from mutirao.slides.reading import check_readers
 from mutirao.slides.tiling import Cut, Tile, read_table, tile_slide
 
 log = logging.getLogger("mutirao")
@@ -34,6 +35,7 @@ def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool 
     out = cache_folder().parent / "synthetic" / hashlib.sha256(what.encode()).hexdigest()[:16]
     if (out / GLOBAL_TEST).is_dir():
         return out
+    check_readers()
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     log.info("making %d synthetic slides for %d laboratories", clients * slides, clients)

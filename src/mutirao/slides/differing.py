@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mutirao.datasets.folders import read_content
 from mutirao.datasets.pictures import UnreadableError, picture
+from mutirao.images.notice import NOTICE
 from mutirao.slides.agreement import Agreement
 from mutirao.slides.reading import encode
 
@@ -38,6 +39,7 @@ def page_of(found: Agreement, paths: Mapping[str, Path], folder: str) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Agreement on {name}</title><style>{STYLE}</style></head><body><main>
 <h1>Agreement on {name}</h1>
+<p><strong>{html.escape(NOTICE)}</strong></p>
 <p>{html.escape(found.kind)} of {html.escape(", ".join(found.readers))}: <b>{html.escape(str(found.kappa))}</b>.
 The interval is drawn over {found.drawn}. {told}.</p>
 {tables}

@@ -71,7 +71,12 @@ class Cells:
 
 @dataclass(frozen=True)
 class Smear:
-    """A slide to be made: its size in pixels, micrometres a pixel, cells a square millimetre and the abnormal share."""
+    """A slide to be made: its size in pixels, micrometres a pixel, cells a square millimetre and the abnormal share.
+
+    >>> cells = Smear(width=2048, height=2048, per_mm2=50.0, abnormal=0.2).cells(seed=0)
+    >>> len(cells.x), int(cells.abnormal.sum())
+    (53, 11)
+    """
 
     width: int = 8192
     height: int = 8192
@@ -175,7 +180,14 @@ class Painter:
 
 
 def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0, quality: int = 80) -> Cells:
-    """Draw a slide into a pyramidal TIFF, and the truth into `NAME.cells.csv` beside it; return the cells."""
+    """Draw a slide into a pyramidal TIFF, and the truth into `NAME.cells.csv` beside it; return the cells.
+
+    >>> from mutirao.slides.reading import open_slide
+    >>> cells = write_slide(Path("slide.tiff"), Smear(1024, 1024), LABORATORIES[0])
+    >>> slide = open_slide(Path("slide.tiff"))
+    >>> slide.size, slide.mpp
+    ((1024, 1024), 0.5)
+    """
     painter = Painter.of(smear, laboratory, seed, path.stem)
     columns, rows = -(-smear.width // TILE), -(-smear.height // TILE)
     path.parent.mkdir(parents=True, exist_ok=True)

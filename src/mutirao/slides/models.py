@@ -27,6 +27,7 @@ from mutirao.images.diagnosis import abnormal_classes
 from mutirao.images.features import normalised
 from mutirao.images.heads import Whole
 from mutirao.images.names import FILE, TIMM, Trainable
+from mutirao.images.notice import NOTICE
 from mutirao.images.others import timm_body
 from mutirao.images.pooling import Pool, WholeSlide, make_head
 from mutirao.slides.reading import Pixels
@@ -34,7 +35,6 @@ from mutirao.training.descent import one_thread
 
 ENDINGS = (".safetensors", ".pt", ".onnx")
 KIND = "mutirao cytology model"
-NOTICE = "For research only. Not a medical device: no diagnosis may rest on it."
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,12 @@ def measures(tile: Pixels) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which tiles are kept: those above both thresholds; of these the best `quantile` (a share) or `top` (a count)."""
+    """Which tiles are kept: those above both thresholds; of these the best `quantile` (a share) or `top` (a count).
+
+    >>> score, why = Choice(top=1)(variance=[20.0, 5.0, 0.1], entropy=[4.0, 3.0, 0.0])
+    >>> why
+    ['', 'rank', 'variance']
+    """
 
     min_variance: float = 0.5
     min_entropy: float = 0.1

@@ -220,7 +220,15 @@ class Slide:
 
 
 def open_slide(path: Path, mpp: float | None = None) -> Slide:
-    """Open a slide; `mpp` holds if the slide does not say, and is preferred if it does."""
+    """Open a slide; `mpp` holds if the slide does not say, and is preferred if it does.
+
+    >>> from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+    >>> _ = write_slide(Path("opened.tiff"), Smear(1024, 1024), LABORATORIES[0])
+    >>> slide = open_slide(Path("opened.tiff"))
+    >>> slide.size, slide.region(0, 0, side=512, pixels=64).shape
+    ((1024, 1024), (64, 64, 3))
+    >>> slide.close()
+    """
     if not path.exists():
         raise SlideError(f"there is no slide {path}")
     try:
@@ -252,6 +260,12 @@ def open_source(path: Path) -> Source:
     missing = sum("not installed" in r for r in reasons) == 2
     hint = "; install mutirao[slides]" if missing else ""
     raise SlideError(f"{path} is no slide that can be read ({'; '.join(reasons)}){hint}")
+
+
+def check_readers() -> None:
+    """Refuse to begin what ends in reading slides where nothing is installed that can."""
+    if not any(importlib.util.find_spec(package) for package in ("openslide", "tifffile")):
+        raise ConfigError("slides need openslide or tifffile to be read: pip install 'mutirao[slides]'")
 
 
 def is_plain_tiff(path: Path) -> bool:

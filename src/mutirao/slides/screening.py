@@ -20,8 +20,9 @@ from mutirao.core.files import write_whole
 from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
 from mutirao.images.names import BAG_HEADS
+from mutirao.images.notice import NOTICE, sign_picture
 from mutirao.slides.masking import mask_slide
-from mutirao.slides.models import NOTICE, Model
+from mutirao.slides.models import Model
 from mutirao.slides.ranking import Choice
 from mutirao.slides.reading import Pixels, encode, open_slide
 from mutirao.slides.tiling import Cut, Tile, choose, from_afar, grid, measure, shrink_picture
@@ -84,8 +85,8 @@ def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = Fa
 def screen(
     path: Path,
     model: Model,
-    cut: Cut,
-    choice: Choice,
+    cut: Cut | None = None,
+    choice: Choice | None = None,
     mpp: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Screened:
@@ -93,14 +94,16 @@ def screen(
 
     The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others. A model
     with a head for slides gives the score itself; with attention, tiles are ranked and drawn by how much they counted.
+    Without a `cut` tiles are as the model knows them from training.
     """
+    cut = cut or cut_for(model, None, None)
     abnormal = model.abnormal
     if not abnormal.any():
         raise ConfigError(f"the model has no abnormal class among {', '.join(model.classes)}; see the setting 'normal'")
     slide = open_slide(path, mpp)
     try:
         seen = mask_slide(slide)
-        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice)
+        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice or Choice())
         kept = [t for t in tiles if t.kept]
 
         whole, features = model.head in BAG_HEADS, dict[Tile, Any]()
@@ -182,7 +185,7 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
         )
     write_whole(out / "scores.csv", write_rows([names, *rows]))
     pictures = {
-        name: encode(picture, quality=85)
+        name: encode(sign_picture(picture), quality=85)
         for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))
     }
     for name, content in pictures.items():
@@ -232,7 +235,7 @@ td, th {{ padding: .15rem .9rem; border-bottom: 1px solid #ddd; text-align: left
 </style>
 <h1>Screening of {html.escape(found.name)}</h1>
 <p class="notice">{html.escape(NOTICE)}
-Scores are not calibrated for this laboratory; a low score rules nothing out. {html.escape(tiles)}.</p>
+Scores are not calibrated for this laboratory. {html.escape(tiles)}.</p>
 <div class="facts"><div>slide score<b>{score}</b>{html.escape(found.words)}</div>
 <div>tiles scored<b>{len(found.tiles):,}</b>of {found.all_tiles:,}; the rest is glass or unusable</div>
 <div>above 0.5<b>{facts["above_half"]:,}</b>tiles</div><div>all scores<br>{bars}</div></div>

@@ -1,8 +1,8 @@
 """The laboratories of cytology: pictures of cells in folders, or cut out of synthetic slides."""
 
-from pathlib import Path
 from typing import Any
 
+from mutirao.datasets.homes import find_data
 from mutirao.datasets.layouts import RowsOf, as_they_are
 from mutirao.datasets.tiled import Scale, scale_of
 from mutirao.images.names import BAG_HEADS, ELSEWHERE
@@ -23,7 +23,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         from mutirao.images.bags import gather_slides, slides_of
 
         rows_of = gather_slides
-    root = Path(config.data).expanduser()
+    root = find_data(config.data)
     if config.data == "synthetic":
         from mutirao.slides.demo import laboratories
 
@@ -41,4 +41,4 @@ def scale_in(config: Any) -> Scale | None:
     """What one picture of a configuration's `data` shows, where that is known: it goes with the model to screening."""
     if config.data == "synthetic":
         return Scale(512, 0.5)  # as `tile_slide` cuts them there
-    return None if config.data == ELSEWHERE else scale_of(Path(config.data).expanduser())
+    return None if config.data == ELSEWHERE else scale_of(find_data(config.data))

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 from mutirao.core.files import write_whole
 from mutirao.core.text import read_table as rows_in
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.images.notice import sign_picture
 from mutirao.slides.masking import Masked, mask_slide
 from mutirao.slides.ranking import Choice, measures
 from mutirao.slides.reading import Pixels, Slide, SlideError, encode, open_slide
@@ -29,7 +30,11 @@ PREVIEW = 1600  # pixels of the longer side
 
 @dataclass(frozen=True)
 class Cut:
-    """How a slide is cut: tiles of `size` pixels at `mpp` (or `magnification`: 10 / mpp), overlapping by `overlap`."""
+    """How a slide is cut: tiles of `size` pixels at `mpp` (or `magnification`: 10 / mpp), overlapping by `overlap`.
+
+    >>> Cut(size=256, mpp=0.5).size * Cut(size=256, mpp=0.5).mpp  # micrometres a side
+    128.0
+    """
 
     size: int = 512
     mpp: float = 0.5
@@ -163,7 +168,7 @@ def preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) ->
     ):
         for t in group:
             pen.rectangle((t.x / by, t.y / by, (t.x + t.side) / by - 1, (t.y + t.side) / by - 1), outline=colour)
-    write_whole(path, encode(canvas, quality=88, subsampling=0))
+    write_whole(path, encode(sign_picture(canvas), quality=88, subsampling=0))
 
 
 def shrink_picture(picture: Pixels, scale: float) -> tuple[Image.Image, float]:
@@ -188,7 +193,14 @@ def identity(path: Path, cut: Cut, mpp: float | None) -> dict[str, Any]:
 def tile_slide(
     path: Path, out: Path, cut: Cut, choice: Choice, mpp: float | None = None, workers: int = 0
 ) -> dict[str, Any]:
-    """Cut one slide into `out`: tiles/, tiles.csv, preview.jpg, and at the end slide.json, which is returned."""
+    """Cut one slide into `out`: tiles/, tiles.csv, preview.jpg, and at the end slide.json, which is returned.
+
+    >>> from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+    >>> _ = write_slide(Path("smear.tiff"), Smear(1024, 1024, per_mm2=200.0), LABORATORIES[0])
+    >>> facts = tile_slide(Path("smear.tiff"), Path("tiles"), Cut(size=256), Choice(top=2), workers=1)
+    >>> facts["tiles"], facts["background"], facts["kept"]
+    (16, 1, 2)
+    """
     slide = open_slide(path, mpp)
     try:
         (out / "slide.json").unlink(missing_ok=True)

@@ -54,7 +54,16 @@ class Line:
 
 
 def compare(study: Study, out: Path) -> list[Line]:
-    """Compare the finished cells; methods are paired where both have finished."""
+    r"""Compare the finished cells; methods are paired where both have finished.
+
+    >>> text = 'recipe = "quickstart"\nseeds = 1\nmetrics = ["loss"]\n[methods.fedavg]\nrounds = 1\nper_round = 2\n'
+    >>> _ = Path("loss.toml").write_text(text)
+    >>> from mutirao.studies.study import carry_out, read_study
+    >>> study = read_study(Path("loss.toml"))
+    >>> _ = carry_out(study, Path("runs/loss"), start="here")
+    >>> [(line.method, line.metric) for line in compare(study, Path("runs/loss"))]
+    [('fedavg', 'loss')]
+    """
     runs: Runs = {}
     for cell, record in results(study, out):
         runs.setdefault(cell.method, {})[cell.place] = record

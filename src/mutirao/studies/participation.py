@@ -19,7 +19,13 @@ COSTS = ("seconds", "bytes", "sim_seconds", "sim_joules")
 
 
 def runs_of(folder: Path) -> dict[str, list[Record]]:
-    """The runs of a folder by method: those of a study, in its own order, or the one run it holds."""
+    """The runs of a folder by method: those of a study, in its own order, or the one run it holds.
+
+    >>> import mutirao
+    >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 2}, "runs/alone", pictures=False)
+    >>> {method: len(runs) for method, runs in runs_of(Path("runs/alone")).items()}
+    {'alone': 1}
+    """
     if (folder / "history.csv").is_file():
         return {folder.name or "run": [Record.begun(folder)]}
     methods: dict[str, list[Record]] = {}
@@ -48,7 +54,14 @@ def sign_of(record: Record, metric: str) -> float:
 
 
 def best_so_far(record: Record, metric: str) -> Floats:
-    """The best value up to each round."""
+    """The best value up to each round.
+
+    >>> import mutirao
+    >>> _ = mutirao.execute("quickstart", {"rounds": 3, "per_round": 2}, "runs/best", pictures=False)
+    >>> curve = best_so_far(Record.of(Path("runs/best")), "accuracy")
+    >>> len(curve), bool((np.diff(curve) >= 0).all())
+    (3, True)
+    """
     sign = sign_of(record, metric)
     return np.asarray(sign * np.fmax.accumulate(sign * np.array(values(record, metric))))
 

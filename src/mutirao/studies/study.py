@@ -50,7 +50,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says, or `mutirao.compare` is told."""
+    r"""What a study file says, or `mutirao.compare` is told.
+
+    >>> text = 'recipe = "quickstart"\n[methods.FedAvg]\n[methods.FedYogi]\naggregate = "fedyogi"\n'
+    >>> _ = Path("two.toml").write_text(text)
+    >>> study = read_study(Path("two.toml"))
+    >>> study.methods, study.baseline, len(study.cells)
+    (('FedAvg', 'FedYogi'), 'FedAvg', 2)
+    """
 
     recipe: str | Recipe  # by name, or the object where it has none
     cells: tuple[Cell, ...]
@@ -75,10 +82,16 @@ class Study:
 def read_study(
     path: Path, sets: Sequence[tuple[str, Any]] = (), trust: Trust = distrust, out: Path | None = None
 ) -> Study:
-    """Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
+    r"""Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
 
     `seeds`, which counts the seeds or lists them, may be set too. Code that the file names is loaded if `trust` says
     so, or if the user ran the same file into the folder `out` before.
+
+    >>> _ = Path("wrong.toml").write_text('recipe = "quickstart"\n[methods.m]\naggregate = "fedavgg"\n')
+    >>> read_study(Path("wrong.toml"))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: wrong.toml: method 'm': aggregate: no part is called 'fedavgg'; did you mean 'fedavg'?
     """
     table, text = read(path), text_of(path)
     typed = [value for _, value in sets]
@@ -159,10 +172,16 @@ def carry_out(
     watch: Callable[[int, str], None] | None = None,
     start: Start = "warm",
 ) -> list[str]:
-    """Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
+    r"""Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
 
     Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left. `start` is
     how they begin: `fork` hands them a recipe that is an object, and `here` there are none, but one cell after another.
+
+    >>> text = 'recipe = "quickstart"\nseeds = 1\n[methods.fedavg]\nrounds = 1\nper_round = 2\n'
+    >>> _ = Path("one.toml").write_text(text)
+    >>> study, out = read_study(Path("one.toml")), Path("runs/one")
+    >>> carry_out(study, out, start="here"), [cell.method for cell, _ in results(study, out)]  # nothing went wrong
+    ([], ['fedavg'])
     """
     most = min(workers or len(study.cells), len(study.cells))
     with locked(out), gather_crew(most, start, study.recipe) as crew:
@@ -255,7 +274,12 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
 
 
 def results(study: Study, out: Path) -> Iterator[tuple[Cell, Record]]:
-    """Each finished cell with what its folder says."""
+    r"""Each finished cell with what its folder says.
+
+    >>> _ = Path("first.toml").write_text('recipe = "quickstart"\nseeds = 1\n[methods.fedavg]\n')
+    >>> list(results(read_study(Path("first.toml")), Path("runs/first")))  # no cell is finished yet
+    []
+    """
     for cell in study.cells:
         folder = out / "cells" / cell.name
         if (folder / "summary.json").exists():

@@ -33,7 +33,12 @@ def number_classes(*labels: Any) -> tuple[dict[Any, int], tuple[str, ...]]:
 
 
 def renumber(labels: Any, numbers: dict[Any, int]) -> npt.NDArray[np.int64]:
-    """Labels by the numbers that `number_classes` gave; ValueError for one that has none."""
+    """Labels by the numbers that `number_classes` gave; ValueError for one that has none.
+
+    >>> numbers, names = number_classes(["sick", "well"], ["well"])
+    >>> renumber(["well", "sick"], numbers)
+    array([1, 0])
+    """
     values = plain(labels)
     known, place = np.unique(values, return_inverse=True)
     for value in known.tolist():

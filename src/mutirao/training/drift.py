@@ -58,7 +58,11 @@ Drift = Callable[[ClientId, Any, int, Around], Any]
 
 
 def none(client: ClientId, data: Any, round: int, around: Around) -> Any:
-    """Data that stay as they are."""
+    """Data that stay as they are.
+
+    >>> none("ana", "her data", 50, Around({}, seed=0))
+    'her data'
+    """
     return data
 
 
@@ -91,7 +95,12 @@ class Turning:
 
 @dataclass(frozen=True)
 class Swap(Turning):
-    """Clients get each other's data: each of those drawn has what the next one began with. Who holds what drifts."""
+    """Clients get each other's data: each of those drawn has what the next one began with. Who holds what drifts.
+
+    >>> around = Around({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
+    >>> [Swap(share=1.0, at=10)("ana", "a", round, around) for round in (9, 10)]  # from round 10 on another's data
+    ['a', 'd']
+    """
 
     def __call__(self, client: ClientId, data: Any, round: int, around: Around) -> Any:
         if not self.has_turned(client, round, around):
@@ -101,7 +110,15 @@ class Swap(Turning):
 
 @dataclass(frozen=True)
 class Rename(Turning):
-    """Clients call every class by the name of another, all of them alike. What labels mean drifts (concept drift)."""
+    """Clients call every class by the name of another, all of them alike. What labels mean drifts (concept drift).
+
+    >>> import torch
+    >>> from mutirao import Samples
+    >>> data = {"ana": Samples(torch.zeros(3, 1), torch.tensor([0, 1, 2]))}
+    >>> around = Around(data, seed=0, classes=3)
+    >>> [Rename(share=1.0, at=10)("ana", data["ana"], round, around).y.tolist() for round in (9, 10)]
+    [[0, 1, 2], [2, 0, 1]]
+    """
 
     def __call__(self, client: ClientId, data: Any, round: int, around: Around) -> Any:
         if not self.has_turned(client, round, around):

@@ -28,6 +28,10 @@ class Samples:
     """Rows of `x` and `y` that belong together; with `index` only those rows, without copying them.
 
     `x` is a tensor, a tuple or a dict of tensors, or `Lazy`.
+
+    >>> samples = Samples.of({"age": [30.0, 60.0], "weight": [70.0, 80.0], "sick": [0, 1]}, target="sick")
+    >>> len(samples), samples.batch(slice(0, 1))
+    (2, (tensor([[30., 70.]]), tensor([0])))
     """
 
     def __init__(self, x: Any, y: Any, index: Index | None = None) -> None:
@@ -116,6 +120,10 @@ class ClientData:
     """What a client holds: samples to train on, others that it only judges by, and its names for their classes.
 
     Either may be given as a pair (x, y). Its length is that of what is trained on.
+
+    >>> data = ClientData(train=(np.zeros((8, 2)), np.zeros(8, int)), test=(np.zeros((2, 2)), np.zeros(2, int)))
+    >>> len(data), len(data.test)
+    (8, 2)
     """
 
     train: Samples
@@ -262,6 +270,12 @@ def virtual_clients(
     """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once.
 
     `test` is a common test set and `tests` the rows of it that each client judges by; `sees` changes how they look.
+
+    >>> from mutirao.partition import dirichlet
+    >>> y = np.repeat([0, 1], 50)
+    >>> clients = virtual_clients(np.zeros((100, 4)), y, dirichlet(y, 5, 0.5, np.random.default_rng(0)))
+    >>> len(clients), sum(len(clients[c]) for c in clients)
+    (5, 100)
     """
     if most:
         draw = np.random.default_rng(seed)

@@ -48,7 +48,8 @@ class Trainer(PlainTrainer):
     torch.optim or a function that makes one of the weights. What is frozen does not travel.
 
     >>> import numpy as np
-    >>> trainer = Trainer(lambda: nn.Linear(2, 2), lr=0.5)
+    >>> from mutirao import Request, Samples, Site
+    >>> trainer = Trainer(lambda: nn.Linear(2, 2), lr=0.1, epochs=3)
     >>> site = Site("ana", Samples(np.eye(2, dtype=np.float32), np.array([0, 1])))
     >>> reply = trainer(Request("train", trainer.initial(seed=0), {"seed": 0, "round": 1}), site)
     >>> sorted(reply.arrays), reply.n

@@ -63,6 +63,16 @@ class FlowerFleet(Fleet):
 
     A `plain` fleet talks to Flower's own ClientApps, which know nothing of us: a client is called by the number of its
     node, and says how many samples it has as `num-examples`.
+
+    Over any of Flower's grids, such as the one that a ServerApp is given:
+
+    Over any of Flower's grids, such as the one that a ServerApp is given:
+
+    >>> class Nobody:  # a grid without nodes
+    ...     def get_node_ids(self):
+    ...         return []
+    >>> FlowerFleet(Nobody()).clients()
+    []
     """
 
     def __init__(

@@ -83,6 +83,10 @@ class Strategy(FlowerStrategy):
     reply is checked: what is broken, not finite or too large is left out and named in the log. A round with too few
     usable replies keeps the model; the third such round in a row ends the run. The other settings are those of
     Flower's FedAvg.
+
+    >>> strategy = Strategy("fedrisk", select="aoiu", min_train_nodes=2)
+    >>> sorted(strategy.wanted)  # what each client's reply must hold besides its model
+    ['entropy', 'squared_errors']
     """
 
     def __init__(
@@ -268,6 +272,12 @@ def errors_on(module: Any, batches: Iterable[Any]) -> Errors:
     """For `errors=`: (predicted class - class)^2 of each sample in `batches`, by the torch `module` with those arrays.
 
     A batch is a pair of inputs and classes, or a dict whose first value are the inputs and whose last the classes.
+
+    >>> import torch
+    >>> module = torch.nn.Linear(1, 2, bias=False)
+    >>> errors = errors_on(module, [(torch.tensor([[1.0], [1.0]]), torch.tensor([0, 1]))])
+    >>> errors({"weight": np.array([[0.0], [1.0]], np.float32)})  # it says class 1 of both samples
+    array([1, 0])
     """
     import torch
 

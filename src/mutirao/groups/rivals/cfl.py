@@ -30,6 +30,16 @@ class Cfl(Grouper):
     It is parted so that the largest cosine between clients of both parts, a, is least, and if sqrt((1 - a) / 2) is over
     gamma. Each part goes on with the mean of its own clients' models. eps1 and eps2 are lengths of updates and fit one
     model and rate; 0.4 and 1.6 stand in the authors' code.
+
+    Clients whose updates cancel out, though each is long, are parted:
+
+    Clients whose updates cancel out, though each is long, are parted:
+
+    Clients whose updates cancel out, though each is long, are parted:
+
+    >>> updates = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
+    >>> Cfl(eps1=0.4, eps2=0.9).part(updates, np.ones(4))
+    array([ True,  True, False, False])
     """
 
     eps1: float = 0.4

@@ -18,7 +18,13 @@ class LastLayer(Weights):
 
 @dataclass(frozen=True)
 class Fedclust(Merged):
-    """Clients merged by d_ij = |w_i - w_j|, w the weights of the last layer, up to a threshold (their lambda)."""
+    """Clients merged by d_ij = |w_i - w_j|, w the weights of the last layer, up to a threshold (their lambda).
+
+    >>> import numpy as np
+    >>> Fedclust(threshold=1.0).measure(np.array([[0.0, 0.0], [3.0, 4.0]]))
+    array([[0., 5.],
+           [5., 0.]])
+    """
 
     signature = LastLayer()
 

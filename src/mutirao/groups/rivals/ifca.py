@@ -23,6 +23,9 @@ class Ifca(Grouper):
     """`groups` models that begin apart; before each round all go to all clients, and s_i = argmin_j F_i(theta_j).
 
     F_i is the mean loss over the client's training samples. Clients answer with the number of a model and no loss.
+
+    >>> Ifca(groups=3).warms  # clients choose among the three models; nobody sends a signature
+    False
     """
 
     groups: int = 5  # IFCA has to be told

@@ -5,15 +5,16 @@ Principal Angles between Client Data Subspaces", AAAI 2023): clients are alike w
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from mutirao.groups.auto import Points
 from mutirao.groups.rivals.hierarchy import Merged
 from mutirao.groups.signature import Vector
-from mutirao.training.samples import Samples
+
+if TYPE_CHECKING:
+    from mutirao.training.samples import Samples  # torch comes with it, which a configuration needs not
 
 ANGLES = ("smallest", "sum")
 
@@ -28,7 +29,9 @@ class Subspace:
     trains = False
     repeatable = False
 
-    def __call__(self, samples: Samples) -> Vector:
+    def __call__(self, samples: "Samples") -> Vector:
+        from torch import Tensor
+
         x, _ = samples.batch(np.arange(len(samples)))
         if not isinstance(x, Tensor):
             raise ValueError("has samples of several parts, of which there is no one data matrix")
@@ -41,6 +44,10 @@ class Pacfl(Merged):
 
     With U_i the singular vectors of client i, `smallest` is the first principal angle, arccos of the largest singular
     value of U_i' U_j, and `sum` is tr arccos(U_i' U_j): vector by vector, in their order.
+
+    >>> client = Pacfl(vectors=1).signature
+    >>> type(client).__name__  # what each client sends: directions in which its samples lie
+    'Subspace'
     """
 
     threshold: float = 5.0

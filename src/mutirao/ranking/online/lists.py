@@ -105,7 +105,11 @@ class User:
 
 
 def shared(labels: npt.ArrayLike, clients: int) -> list[Indices]:
-    """Every user may ask any of the training queries: users are alike, as in the paper (IID)."""
+    """Every user may ask any of the training queries: users are alike, as in the paper (IID).
+
+    >>> [rows.tolist() for rows in shared([0, 1, 2], clients=2)]
+    [[0, 1, 2], [0, 1, 2]]
+    """
     everything = np.arange(len(np.asarray(labels)))
     return [everything] * clients
 

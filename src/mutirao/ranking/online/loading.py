@@ -7,6 +7,7 @@ import numpy as np
 
 from mutirao.config import build
 from mutirao.core.fleet import ClientId
+from mutirao.datasets.homes import find_data
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.ranking.data import RankingData
@@ -19,7 +20,7 @@ from mutirao.ranking.split import deal
 
 def load_users(config: Any) -> tuple[dict[ClientId, User], RankingData]:
     """The users with what they may ask, and what judges the model."""
-    path = Path(config.data).expanduser()
+    path = find_data(config.data)
     if config.data != "generated" and is_log(path):
         return load_log(config, path)
     if config.clicks == LOGGED:

@@ -30,6 +30,10 @@ class Shares(Privacy):
     """Noise by shares; the authors' pairs of `epsilon` and `sensitivity` are (1.2, 3), (2.3, 3), (4.5, 5), (10, 5).
 
     Users do it while they learn (`Searching.shares`), so nothing is wrapped around them.
+
+    >>> model = {"w": np.array([6.0, 8.0])}
+    >>> Shares(epsilon=4.5, sensitivity=5.0).cut(model)["w"]  # from length 10 to length 5
+    array([3., 4.])
     """
 
     epsilon: float = 4.5

@@ -22,6 +22,10 @@ class FCF(Method):
     as any updates: `aggregate=fedadam` is the authors' Adam on the sum of gradients. Ammad-ud-din, Ivannikova, Khan,
     Oyomno, Fu, Tan and Flanagan, "Federated Collaborative Filtering for Privacy-Preserving Personalized Recommendation
     System", 2019. Nothing is kept: the vector follows from the items and what was taken.
+
+    >>> items = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> FCF(ridge=0.1).vector(items, np.array([0])).round(2)  # of a user who took the first item
+    array([0.98, 0.  ])
     """
 
     alpha: float = 4.0

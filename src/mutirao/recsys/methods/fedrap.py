@@ -21,6 +21,10 @@ class FedRAP(Method):
     at rate `lr` for w and b, `item_lr` for x and d, which after each step are `fade` times as large. Means are over the
     batch; `apart` and `sparse` grow with the round as tanh(round / 10). Li, Long and Zhou, "Federated Recommendation
     with Additive Personalization", ICLR 2024. A user keeps d of the items it has ever worked on.
+
+    >>> own = FedRAP().begin(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in own.items()}
+    {'weights': (8,), 'bias': (1,), 'rows': (0,), 'values': (0, 8)}
     """
 
     lr: float = 0.5

@@ -22,6 +22,10 @@ class FMF(Method):
     both from what they were. `squared` is for ratings, less the middle of the scale, and wants smaller rates, such as
     0.2 and 0.05; `logistic` is for implicit feedback with items drawn. With `biases`, p = v_0 + x_0 + sum_{j>0} v_j
     x_j. Chai, Wang, Chen and Yang, "Secure Federated Matrix Factorization", 2019 (FedMF), without its encryption.
+
+    >>> own = FMF().begin(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in own.items()}  # what a user keeps
+    {'vector': (8,)}
     """
 
     lr: float = 10.0

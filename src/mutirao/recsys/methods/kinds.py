@@ -20,7 +20,12 @@ from mutirao.schedules import schedule_of
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """FedRecon, whose users keep nothing; it is set by the recipe's own settings."""
+    """FedRecon, whose users keep nothing; it is set by the recipe's own settings.
+
+    >>> from mutirao.config import Part, build
+    >>> build("method", Part("fedrecon", home="mutirao.recsys.methods.kinds"))  # as `method=fedrecon` does
+    Rebuilt()
+    """
 
 
 NAMES = {"fedrecon": Rebuilt, "fmf": FMF, "fcf": FCF, "pfedrec": PFedRec, "fedrap": FedRAP}

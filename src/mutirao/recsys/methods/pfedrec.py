@@ -19,6 +19,10 @@ class PFedRec(Method):
     Before it ranks items, a user does the same to the rows as received, and ranks by what it made of them, which nobody
     else sees (dual personalisation); `tune`=false ranks by the rows as received. Zhang, Long, Zhou, Yan, Zhang, Zhang
     and Yang, "Dual Personalization on Federated Recommendation", IJCAI 2023; the authors join by `aggregate.over=all`.
+
+    >>> own = PFedRec().begin(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in own.items()}  # what a user keeps: its own way to judge items
+    {'weights': (8,), 'bias': (1,)}
     """
 
     lr: float = 0.1
