@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -60,21 +61,28 @@ def reports(browser: Browser, folder: Path) -> None:
 
 
 def live(browser: Browser, folder: Path) -> None:
-    """The live page: one run, and several compared."""
+    """The live page: all runs, one, several compared, a study."""
     server = subprocess.Popen([*MUTIRAO, "dash", str(folder), "--no-open"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split(" at ")[1].strip()
+        seeds = [
+            f"study/cells/{method}/seed{seed}" for method in ("fedavg", "fedavgm", "fedmedian") for seed in range(3)
+        ]
+        runs = "&".join(f"id={quote(run, safe='')}" for run in seeds)
+        places = [
+            ("dash", 1280, 720, "runs?cells=1&sort=best", "tr[data-id]"),
+            ("dash-run", 1280, 1000, "run?id=adam&smooth=0.6", "#curves svg"),
+            ("dash-compare", 1280, 900, f"compare?{runs}&smooth=0.5", "#compared svg"),
+            ("dash-study", 1280, 800, "study?id=study", "tr[data-id]"),
+            ("dash-phone", 390, 844, "runs?cells=1&sort=best", "tr[data-id]"),
+        ]
         for colours in ("light", "dark"):
-            page = opened(browser, 1280, 800, colours)
-            page.goto(address)
-            page.click("#runs li[data-id=quickstart] button")
-            page.wait_for_selector("#curves svg")
-            keep(page, f"dash-{colours}")
-            for run in ("quickstart", "adam", "skewed"):
-                page.check(f"#runs li[data-id={run}] input")
-            page.wait_for_selector("#ends")
-            keep(page, f"dash-compare-{colours}")
+            for name, width, height, place, sign in places:
+                page = opened(browser, width, height, colours)
+                page.goto(f"{address}#/{place}")
+                page.wait_for_selector(sign)
+                keep(page, f"{name}-{colours}")
     finally:
         server.terminate()
         server.wait()

@@ -31,7 +31,7 @@ FLOORS = [
     "cli",
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
-HEAVY = {"torch", "flwr", "sklearn", "scipy", "matplotlib", "pyarrow", "mlflow", "opacus", "numba", "gensim"}
+HEAVY = {"torch", "flwr", "sklearn", "scipy", "matplotlib", "pyarrow", "mlflow", "opacus", "numba"}
 HEAVY |= {"openslide", "PIL", "onnx", "fastapi", "uvicorn", "rich", "optuna"}
 
 

@@ -11,7 +11,7 @@ from conftest import iris
 from mutirao.config import resolve
 from mutirao.core.agreement import COUNTS, as_extra, table_in
 from mutirao.core.files import load_arrays
-from mutirao.dash.shelf import event
+from mutirao.dash.facts import event
 from mutirao.deploy.ledger import Ledger
 from mutirao.deploy.processes import RECORD, running
 from mutirao.errors import Damaged

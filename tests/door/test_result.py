@@ -68,6 +68,27 @@ def test_curves_are_a_figure_that_a_notebook_can_show(result: mu.Result) -> None
         result.curves("los")
 
 
+def test_pictures_of_a_run_are_drawn_or_found_in_its_folder(result: mu.Result, tmp_path: Path) -> None:
+    for kind in ("participation", "labels", "curves", "partition"):
+        assert result.plot(kind)._repr_png_().startswith(b"\x89PNG")
+    assert result.plot("curves", metric="loss").content != result.plot("curves", metric="auc").content
+    result.plot("partition").save(tmp_path / "mine.png")
+    assert (tmp_path / "mine.png").read_bytes() == (result.folder / "partition.png").read_bytes()
+    assert not (result.folder / "labels.png").exists()  # what is only shown leaves nothing
+    for wrong, right in (("particpation", "did you mean 'participation'"), ("../x/partition", "has no picture called")):
+        with pytest.raises(mu.MutiraoError, match=right):
+            result.plot(wrong)
+    with pytest.raises(mu.MutiraoError, match=r"has no queries\.csv"):
+        result.plot("wins", against=result)
+
+
+def test_what_another_recipe_leaves_is_asked_for_in_vain_in_a_line(result: mu.Result) -> None:
+    with pytest.raises(mu.MutiraoError, match="ranking recipe"):
+        result.ranker()
+    with pytest.raises(mu.MutiraoError, match="not of 'cytology'"):
+        result.network()
+
+
 def test_the_examples_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("run", "compare"):

@@ -272,7 +272,7 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_hospitals_train_a_head_on_a_body_from_a_file_and_the_run_screens(
     exported: Path, cells: Path, tmp_path: Path
 ) -> None:
-    from mutirao.deploy.networks import network_of_run
+    from mutirao.runs.networks import network_of_run
 
     name = f"file:{exported / 'net.pt'}"
     chosen = resolve(find("cytology").config, {"data": str(cells), "body": name, "rounds": 2, "views": 2})
