@@ -18,6 +18,7 @@ from email.message import Message
 from pathlib import Path
 from typing import IO, Any
 
+from mutirao import __version__
 from mutirao.errors import ConfigError
 
 BLOCK = 1 << 18
@@ -26,7 +27,7 @@ PAUSE = 1.0  # seconds before the second of them, and longer before the next
 SECONDS = 60  # without a byte, until a connection counts as broken
 MOST_BYTES = 1 << 30  # of a file whose size nobody told
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-AGENT = "mutirao (https://pypi.org/project/mutirao)"
+AGENT = f"mutirao/{__version__}"
 
 Watch = Callable[[int, int], None]  # bytes so far, and in all (0: not known)
 

@@ -13,7 +13,7 @@ FORMS = {
         about="pictures of bytes with labels, such as MNIST and Fashion-MNIST",
         layout="a folder with {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte, plain or .gz",
         check="mutirao.datasets.idx:check_idx",
-        source="whoever publishes in that of MNIST",
+        source="anybody who publishes in MNIST's format",
     ),
     "leaf": DataSet(
         about="samples by user, such as FEMNIST: partition=natural",
@@ -26,26 +26,26 @@ FORMS = {
         layout="a folder with one folder a class, Training/ and Test/ or client_*/ and global_test/ of that kind, or a "
         "CSV with columns file,label[,client][,group]",
         check="mutirao.datasets.labelled:check_labelled",
-        source="whoever publishes one folder a class, or a table of files",
+        source="anybody who publishes one folder a class, or a table of files",
     ),
     "cells": DataSet(
         about="pictures of cells in folders by class, such as Herlev's, or tiles of slides",
         layout="a folder with one folder a class, or Training/ and Test/ of that kind",
         check="mutirao.datasets.folders:check_pictures",
-        source="whoever publishes one folder a class",
+        source="anybody who publishes one folder a class",
     ),
     "letor": DataSet(
         about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
         layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
         check="mutirao.ranking.checking:check_ranking",
-        source="whoever publishes in that of LETOR or SVMlight",
+        source="anybody who publishes in the format of LETOR or SVMlight",
     ),
     "trec": DataSet(
         about="features with judgements apart, as TREC publishes them",
         layout="a folder with a file *qrels* of lines 'QUERY ITERATION DOCUMENT GRADE', and a file of features (or a "
         "train.txt, vali.txt and test.txt) of lines '0 qid:QUERY 1:VALUE ... # DOCUMENT'",
         check="mutirao.ranking.checking:check_ranking",
-        source="NIST, or whoever judges in that of TREC",
+        source="NIST, or anybody who judges in TREC's format",
     ),
     "tabular": DataSet(
         about="any table of numbers, categories and dates, with missing values; breast_cancer, wine and diabetes are "
