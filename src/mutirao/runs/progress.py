@@ -18,7 +18,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run; call it after each round.
 
-    It begins with what the run is `about`.
+    With the first round it says what the run is `about`: what cannot be right ends in an error line alone.
 
     `auto` is one line that moves on a terminal or in a notebook, and `lines` elsewhere: plain lines, a second apart;
     `jsonl` prints every round as JSON on standard output; `quiet` nothing.
@@ -38,8 +38,6 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self.live = in_notebook() if self.mode == "auto" else None
-        if self.about and self.live is None and self.mode in ("auto", "lines"):
-            print(self.about, file=sys.stderr, flush=True)
         if self.live is None and self.mode == "auto" and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -62,6 +60,7 @@ class Progress:
             return
         if not self._first:  # the time before the first round says nothing about the next
             self._first, self._began = run.round, time.monotonic()
+            self.introduce()
         self._bytes += int(row["bytes_down"]) + int(row["bytes_up"])
         if task.judge in row:
             self.values.append(float(row[task.judge]))
@@ -73,6 +72,15 @@ class Progress:
         elif time.monotonic() - self._said > 1 or last:
             self._said = time.monotonic()
             print(self.line(run.round, row, task.judge, 120), file=sys.stderr, flush=True)
+
+    def introduce(self) -> None:
+        """Say what the run is about, above its rounds; a notebook's result says it by itself."""
+        if not self.about or isinstance(self.live, NotebookLine):
+            return
+        if self.live is not None:
+            self.live.console.print(self.about, markup=False)
+        else:
+            print(self.about, file=sys.stderr, flush=True)
 
     def line(self, round: int, row: Mapping[str, Any], judge: str, width: int) -> str:
         """What fits: the round first, then the metric, who was lost, a curve, the time left, clients and bytes."""
