@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -48,10 +49,13 @@ def imported(code: str) -> set[str]:
 
 
 def shown_to_users() -> set[str]:
-    """What the pages of the documentation, the README and the examples import."""
+    """What the pages of the documentation, the README, the examples and the notebooks import."""
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README*.md")]
     code = [block for page in pages for block in PYTHON.findall(page.read_text("utf-8"))]
     code += [script.read_text("utf-8") for script in (ROOT / "examples").rglob("*.py")]
+    notebooks = [json.loads(path.read_text("utf-8")) for path in (ROOT / "notebooks").glob("*.ipynb")]
+    cells = [cell for notebook in notebooks for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code += ["".join(line for line in cell["source"] if not line.startswith(("%", "!"))) for cell in cells]
     return set().union(*(imported(block) for block in code))
 
 

@@ -54,8 +54,6 @@ class FedProx(FedAvg):
 
     The server joins as FedAvg does; what differs is told to the clients:
 
-    The server joins as FedAvg does; what differs is told to the clients:
-
     >>> FedProx(mu=0.01).needs
     frozenset({'config:mu=0.01'})
     """
@@ -94,8 +92,6 @@ class FedAvgM(OfMean):
 
     Two rounds with the same update of 1; the second goes further, because it adds 0.9 times the first:
 
-    Two rounds with the same update of 1; the second goes further, because it adds 0.9 times the first:
-
     >>> from mutirao import Reply
     >>> model, memory = {"w": np.array([0.0])}, {}
     >>> for _ in range(2):
@@ -124,8 +120,6 @@ class FedAdam(OfMean):
     m' = beta1 m + (1 - beta1) d, v' = beta2 v + (1 - beta2) d^2, both at first 0, and
     r = lr sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)) in step t = 1, 2, ...: the bias correction of
     Kingma and Ba, 2015, one step ahead, as in Flower. Reddi et al., 2021, have r = lr, and v begin at tau^2 or above.
-
-    The first step has about the length `lr`, however long the update is:
 
     The first step has about the length `lr`, however long the update is:
 
@@ -180,8 +174,6 @@ class FedAdagrad(OfMean):
 
     The same update again and again moves the model less and less:
 
-    The same update again and again moves the model less and less:
-
     >>> from mutirao import Reply
     >>> model, memory = {"w": np.array([0.0])}, {}
     >>> for _ in range(3):
@@ -208,8 +200,6 @@ class FedMedian:
 
     One client far off moves the mean to 31, and the median not at all:
 
-    One client far off moves the mean to 31, and the median not at all:
-
     >>> from mutirao import Reply
     >>> replies = {c: Reply({"w": np.array([x])}, n=10) for c, x in {"ana": 1.0, "bia": 2.0, "caio": 90.0}.items()}
     >>> [merge({"w": np.array([0.0])}, replies, {}).arrays["w"] for merge in (FedAvg(), FedMedian())]
@@ -225,8 +215,6 @@ class FedTrimmedAvg(Checked):
     """The plain mean of each coordinate without its floor(beta k) least and as many greatest values, of k clients.
 
     Yin, Chen, Ramchandran and Bartlett, 2018.
-
-    Of five clients, `beta=0.2` leaves out the least value and the greatest:
 
     Of five clients, `beta=0.2` leaves out the least value and the greatest:
 
@@ -248,8 +236,6 @@ class Krum(Checked):
 
     f is `malicious`, the clients that may lie; the promise holds for more than 2 f + 2 replies.
     Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
-
-    The model of one client is taken as it is, and never that of the client far off:
 
     The model of one client is taken as it is, and never that of the client far off:
 

@@ -29,8 +29,6 @@ class Attack(Protocol):
 
     A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
 
-    A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
-
     >>> def lazy(current, honest, rng):
     ...     return {client: lie(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
     >>> lazy({"w": np.array([5.0])}, {"liar": Reply({"w": np.array([6.0])}, n=10)}, None)["liar"].arrays["w"]
@@ -169,8 +167,6 @@ class MinMax:
 
     The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
 
-    The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
-
     >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
     >>> MinMax()({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
     array([1.])
@@ -299,8 +295,6 @@ class Attacked:
     """A handler some of whose clients lie; those who start a round from the same model act together.
 
     `poison(data, change)` gives what a client holds with other samples: an attack that changes them needs it.
-
-    Three clients each answer with their own number; one of them lies:
 
     Three clients each answer with their own number; one of them lies:
 

@@ -157,8 +157,6 @@ class Robust:
 
     A liar that shouts is dropped, and who is kept counts for at most 1.5 times the median of samples:
 
-    A liar that shouts is dropped, and who is kept counts for at most 1.5 times the median of samples:
-
     >>> draw = np.random.default_rng(0)
     >>> replies = {f"c{i}": Reply({"w": 1 + draw.normal(size=50)}, n=10) for i in range(6)}
     >>> replies["many"] = Reply({"w": 1 + draw.normal(size=50)}, n=10**9)

@@ -129,3 +129,27 @@ def test_when_nobody_ever_comes_the_run_ends_at_once_with_a_clear_line(tmp_path:
     config = settings(available="schedule", **{"available.file": str(tmp_path / "stays.csv")})
     with pytest.raises(TooFewClients, match="waited 0 s for 1 clients, 0 came"):
         execute("quickstart", config, tmp_path / "run", pictures=False)
+
+
+def test_a_schedule_of_nobody_who_is_here_is_refused_and_of_some_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "stays.csv"
+    file.write_text("client,from,until\nc03,2,3\nc04,2,3\n")
+    with pytest.raises(ConfigError, match="names c03, c04, but clients are called c3, c4, c5"):
+        Schedule(str(file))(["c3", "c4", "c5"], 1, None, 0)
+    Schedule(str(file))(["c03", "c4"], 1, None, 0)
+    assert "names c04, of whom there is no client" in caplog.text
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "groups"])
+def test_who_judges_after_a_round_changes_neither_its_record_nor_a_resumed_run(recipe: str, tmp_path: Path) -> None:
+    settings = {"clients": 10, "rounds": 4, "epochs": 1, "available": {"name": "markov", "leave": 0.4, "come": 0.4}}
+    settings |= {"personal": "finetune"} if recipe == "quickstart" else {"warm_epochs": 1, "references": 0}
+    whole = execute(recipe, settings, tmp_path / "whole", pictures=False)
+    execute(recipe, settings | {"rounds": 2}, tmp_path / "cut", pictures=False)
+    again = execute(recipe, settings, tmp_path / "cut", resume=True, pictures=False)
+    assert again["digest"] == whole["digest"]
+    rows, cut = (Table(tmp_path / name / "history.csv").read() for name in ("whole", "cut"))
+    assert [row["available"] for row in rows] == [row["available"] for row in cut]
+    assert all(int(row["selected"]) <= int(row["available"]) for row in rows)

@@ -25,7 +25,8 @@ def _by(reader, monkeypatch):
 
 
 @pytest.mark.parametrize("module", [letor, parsing])
-def test_the_examples_in_the_docstrings_hold(module):
+def test_the_examples_in_the_docstrings_hold(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they write files
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 

@@ -64,8 +64,6 @@ class Site:
 
     A client may remember what must not leave it, such as how often it was asked:
 
-    A client may remember what must not leave it, such as how often it was asked:
-
     >>> import numpy as np
     >>> def answer(request, site):
     ...     site.state["times"] = site.state.get("times", np.zeros(1)) + 1
@@ -122,8 +120,6 @@ class Fleet:
     """Anything that knows its clients and can ask them; what else a fleet may do has a default here.
 
     A fleet around another one is a `Wrapper`, which loses nothing of it.
-
-    Two methods make a fleet; everything else has a default:
 
     Two methods make a fleet; everything else has a default:
 

@@ -61,8 +61,6 @@ class Handler(Protocol):
 
     Any function of a request and a site is one. What it can tell besides its update it says in `provides`:
 
-    Any function of a request and a site is one. What it can tell besides its update it says in `provides`:
-
     >>> def mean(request, site):
     ...     return Reply({"mean": np.array(site.data).mean(keepdims=True)}, metrics={"loss": 0.0}, n=len(site.data))
     >>> mean.provides = frozenset({"metrics:loss"})
@@ -121,8 +119,6 @@ class Selector(Protocol):
 
     Any function of these three is one; this one takes whoever comes first by name:
 
-    Any function of these three is one; this one takes whoever comes first by name:
-
     >>> def first(roster, round, rng):
     ...     return [roster.ids[i] for i in roster.here()[:1]]
     >>> roster = Roster()
@@ -154,8 +150,6 @@ class Aggregator(Protocol):
     """Joins checked replies into the next model: `(current, replies, memory) -> Merged`.
 
     What it must remember it writes into `memory`; arrays there are replaced, never changed in place.
-
-    Any function of these three is one; this one takes the largest value of each number:
 
     Any function of these three is one; this one takes the largest value of each number:
 
@@ -203,8 +197,6 @@ class Filter(Protocol):
     """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`.
 
     One that needs `replies:memory` is given that as well, and writes into it as an aggregator does.
-
-    Any function of these two is one; this one drops clients with fewer than ten samples:
 
     Any function of these two is one; this one drops clients with fewer than ten samples:
 

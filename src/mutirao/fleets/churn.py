@@ -6,8 +6,9 @@ Every round takes one step of time; if nobody is there, the server waits, step b
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.traces import behaviours, is_there
 from mutirao.randomness import rng
 
+log = logging.getLogger("mutirao")
+
 Mask = npt.NDArray[np.bool_]
 Availability = Callable[[Sequence[ClientId], int, Mask | None, int], Mask]
-MEMORY, CLOCK = "available.present", "available.time"
+MEMORY, CLOCK, LOOKED = "available.present", "available.time", "available.looked"
 LONGEST = 1000  # steps of time the server waits for somebody
 
 
@@ -98,6 +101,8 @@ class Schedule:
 
     def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
         times = stays(self.file)
+        if time == 1:
+            check_names(self.file, times, names)
         return np.array([c not in times or any(a <= time <= b for a, b in times[c]) for c in names], np.bool_)
 
 
@@ -107,8 +112,6 @@ class FedScaleTrace:
 
     A device is there from each `active` until the `inactive` beside it, and all begins again after `finish_time`. A
     client whose name is in the file is that device, others are one by lot.
-
-    A phone that is there in the first of every two ten minutes, in steps of five minutes:
 
     A phone that is there in the first of every two ten minutes, in steps of five minutes:
 
@@ -148,6 +151,16 @@ def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:
     return found
 
 
+def check_names(file: str, named: Collection[ClientId], clients: Sequence[ClientId]) -> None:
+    """Refuse a schedule of nobody who is here, and say whom it names besides: they may have been left out, or come."""
+    others = sorted(set(named) - set(clients))
+    few = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+    if others and len(others) == len(named):
+        raise ConfigError(f"available.file: {file} names {few}, but clients are called {', '.join(clients[:3])}, ...")
+    if others:
+        log.warning("%s names %s, of whom there is no client", file, few)
+
+
 def somebody(
     available: Availability, names: Sequence[ClientId], time: int, before: Mask | None, seed: int
 ) -> tuple[Mask, int]:
@@ -174,22 +187,36 @@ class Churn(Wrapper):
     def __init__(self, fleet: Fleet, available: Availability, run: Run) -> None:
         super().__init__(fleet)
         self.available, self.run = available, run
-        self._round, self._all, self._here, self._waited = -1, list[ClientId](), list[ClientId](), 0
+        self._round, self._all, self._here = -1, list[ClientId](), list[ClientId]()
+        self._counts: dict[int, tuple[int, int]] = {}  # by round: who were there, and how long nobody was
 
     def clients(self) -> list[ClientId]:
         """Who is there in the round being made; the same list as long as it is being made."""
         names, number = self.fleet.clients(), self.run.round + 1
         if number != self._round or names is not self._all:
-            before, memory = self.run.memory.get(MEMORY), self.run.memory
-            known = None if before is None or len(before) != len(names) else before.astype(np.bool_)
-            next_time = int(memory.get(CLOCK, np.zeros((), np.int64))) + 1
-            mask, time = somebody(self.available, names, next_time, known, self.run.seed)
-            memory[MEMORY], memory[CLOCK] = mask, np.asarray(time)
-            self._round, self._all, self._waited = number, names, time - next_time
+            mask, waited = self._look(names, number)
+            self._round, self._all = number, names
             self._here = [names[i] for i in np.flatnonzero(mask)]
+            self._counts = {n: c for n, c in self._counts.items() if n == number - 1} | {
+                number: (len(self._here), waited)
+            }
         return self._here
+
+    def _look(self, names: Sequence[ClientId], number: int) -> tuple[Mask, int]:
+        """Who is there in a round, and how long nobody was; a round that was looked at before it was saved stays so."""
+        memory = self.run.memory
+        before = memory.get(MEMORY)
+        known = None if before is None or len(before) != len(names) else before.astype(np.bool_)
+        looked, waited = map(int, memory.get(LOOKED, (-1, 0)))
+        if known is not None and looked == number:
+            return known, waited
+        next_time = int(memory.get(CLOCK, np.zeros((), np.int64))) + 1
+        mask, time = somebody(self.available, names, next_time, known, self.run.seed)
+        memory |= {MEMORY: mask, CLOCK: np.asarray(time), LOOKED: np.array([number, time - next_time])}
+        return mask, time - next_time
 
     def record(self, done: Round) -> None:
         """Add to the record of a round how many were there, and how long the server waited for somebody."""
-        done.row.update(available=len(self._here), waited=self._waited)
+        available, waited = self._counts.get(int(done.row["round"]), (len(self._here), 0))
+        done.row.update(available=available, waited=waited)
         self.fleet.record(done)

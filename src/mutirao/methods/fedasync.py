@@ -26,8 +26,6 @@ class FedAsync:
 
     A model that was trained on an older one counts for less:
 
-    A model that was trained on an older one counts for less:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> fresh, stale = (Reply({"w": np.array([1.0])}, metrics={"staleness": s}, n=10) for s in (0.0, 3.0))

@@ -28,8 +28,6 @@ class FedDyn(Checked):
 
     Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
 
-    Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> replies = {"ana": Reply({"w": np.array([0.0])}, n=10), "bia": Reply({"w": np.array([2.0])}, n=10)}

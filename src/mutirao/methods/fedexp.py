@@ -18,8 +18,6 @@ class FedExP(Checked):
 
     Four clients each move another weight by 4, so that their mean is short; the server goes twice as far:
 
-    Four clients each move another weight by 4, so that their mean is short; the server goes twice as far:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> replies = {c: Reply({"w": row}, n=10) for c, row in zip("abcd", 4 * np.eye(4), strict=True)}

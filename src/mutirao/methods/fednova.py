@@ -19,8 +19,6 @@ class FedNova(Checked):
 
     Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
 
-    Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> short = Reply({"w": np.array([1.0])}, metrics={"reach": 1.0}, n=10)

@@ -24,8 +24,6 @@ class QFedAvg(Checked):
 
     The model does worse at bia's, so her update counts for more:
 
-    The model does worse at bia's, so her update counts for more:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> well = Reply({"w": np.array([0.1])}, metrics={"start_loss": 0.5}, n=10)

@@ -52,8 +52,6 @@ class Scaffold(Checked):
 
     The control variate c becomes the clients' mean gradient, found from how far their steps took them:
 
-    The control variate c becomes the clients' mean gradient, found from how far their steps took them:
-
     >>> import numpy as np
     >>> from mutirao import Reply
     >>> memory = {}

@@ -47,5 +47,5 @@ def embeddings_of_run(folder: Path, which: str = "best") -> Embeddings:
         )
     method = asdict(method_of(config, ratings))
     card = {"how": "recsys", "round": number, "seed": config.seed, "data": Path(config.data).name}
-    kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled")}
+    kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled", "schedule")}
     return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)

@@ -66,8 +66,6 @@ class AoIU(AsMixOfUtilities):
 
     Caio has waited longest, and the model is least sure of ana's samples; `alpha` decides between them:
 
-    Caio has waited longest, and the model is least sure of ana's samples; `alpha` decides between them:
-
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster
     >>> roster = Roster()

@@ -28,8 +28,6 @@ class DivFL(Counted):
 
     Of three clients two move the model alike; one of them and the third cover all:
 
-    Of three clients two move the model alike; one of them and the third cover all:
-
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
     >>> roster.mark(1, roster.ids, dict.fromkeys(roster.ids, 10))

@@ -37,8 +37,6 @@ class FedCor(Counted):
 
     In the first rounds clients are drawn by lot; then the process is learnt anew every ten rounds:
 
-    In the first rounds clients are drawn by lot; then the process is learnt anew every ten rounds:
-
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
     >>> selector = FedCor(1, warmup=15)

@@ -38,8 +38,6 @@ class Oort(Counted):
 
     Ana has the higher loss, but takes ten times as long as a round should, so that bia is preferred:
 
-    Ana has the higher loss, but takes ten times as long as a round should, so that bia is preferred:
-
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia"])
     >>> roster.mark(1, ["ana", "bia"], {"ana": 100, "bia": 100})

@@ -115,8 +115,6 @@ def simulate(
 
     What is wrong is said before Ray is started:
 
-    What is wrong is said before Ray is started:
-
     >>> simulate("quickstart", {"rounds": 0}, Path("runs/ray"))
     Traceback (most recent call last):
         ...

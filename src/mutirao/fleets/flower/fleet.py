@@ -66,8 +66,6 @@ class FlowerFleet(Fleet):
 
     Over any of Flower's grids, such as the one that a ServerApp is given:
 
-    Over any of Flower's grids, such as the one that a ServerApp is given:
-
     >>> class Nobody:  # a grid without nodes
     ...     def get_node_ids(self):
     ...         return []
