@@ -166,6 +166,7 @@ def plot_labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
         axes.bar(np.arange(len(table)), counts[i], 0.92, bottom=under, color=colours[i], label=label)
         under += counts[i]
     axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(table) - 0.3))
+    count_on(axes.xaxis)
     if len(classes) <= 12:
         close = {"handlelength": 0.8, "columnspacing": 0.8, "handletextpad": 0.3}
         wide = min(10, len(classes))
@@ -190,7 +191,8 @@ def plot_eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     right.set_ylabel("share of clients in none", fontsize=8, color=BRIGHT[1])
     right.tick_params(labelsize=7, colors=INK, length=0)
     right.spines[:].set_visible(False)
-    axes.set(xscale="log", xlabel="eps", ylabel="groups", ylim=(0, float(found.max()) + 0.4))
+    axes.set(xscale="log", xlabel="eps", ylim=(0, float(found.max()) + 0.4))
+    axes.set_ylabel("groups", color=BRIGHT[0])
     count_on(axes.yaxis)
     return finish(figure, axes, out, "eps")
 

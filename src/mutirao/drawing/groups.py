@@ -45,10 +45,10 @@ def draw_scan(scan: Scan, path: Path) -> None:
         ends = [*(max(r.low, last * 1e-3) for r in rows), last * 1.6]
         axes.stairs(found, ends, color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups")
         axes.set(xscale="log", ylim=(0, max(found) + 0.6), xlabel="eps", title=space)
-        axes.set_ylabel("groups", color=BRIGHT[0])
         right = axes.twinx()
         right.stairs([r.noise for r in rows], ends, color=BRIGHT[1], linestyle="--", baseline=None)
         right.set_ylim(0, 1.02)
+        axes.set_ylabel("groups", color=BRIGHT[0])
         right.set_ylabel("share of clients in none", color=BRIGHT[1])
         tidy(axes, grid="both")
         tidy(right, grid="y")

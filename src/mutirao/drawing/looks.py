@@ -74,7 +74,7 @@ def scatter_risks(
 
 
 def tidy(axes: "Axes", grid: str) -> None:
-    """Light grid behind the data, no box around it, one colour for all text."""
+    """Light grid behind the data, no box around it, one colour for all text but labels that have their line's."""
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color=PALE, linewidth=0.8)  # type: ignore[arg-type]  # a literal in all calls
     for side in ("top", "right", "left"):
@@ -83,7 +83,7 @@ def tidy(axes: "Axes", grid: str) -> None:
     axes.tick_params(colors=INK, labelsize=9, length=3, color=PALE)
     axes.title.set(color=INK, fontsize=11)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=INK, fontsize=10)
+        label.set(color=label.get_color() if label.get_color() in BRIGHT else INK, fontsize=10)
 
 
 def save(figure: "Figure", path: Path | str) -> None:

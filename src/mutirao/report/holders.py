@@ -67,7 +67,7 @@ def chart_heat(record: Record, found: Sequence[str], counts: Counts) -> Spec:
     """Clients by rounds: who was selected when."""
     order = sorted(range(len(found)), key=lambda i: in_order(found[i]))
     rounds = record.clients.numbers("round")
-    keep = rounds >= 1
+    keep = record.selected
     last = int(rounds[keep].max(initial=1.0))
     tall, wide = -(-len(order) // MOST_ROWS), -(-last // MOST_COLUMNS)
     place = np.empty(len(order), np.intp)

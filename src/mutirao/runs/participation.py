@@ -121,6 +121,6 @@ def participation_in(record: Record, clients: int | None = None) -> Participatio
     """Who was selected when in a run, of so many clients if that is known."""
     names, codes = record.clients.codes("client")
     numbers = record.clients.wholes("round")
-    held = numbers >= 1
+    held = record.selected
     population = record.population if clients is None else clients
     return place_by_name(names, codes[held], numbers[held], population, record.rounds)

@@ -113,10 +113,15 @@ class Record:
         seen = len(self.clients.codes("client")[0])
         return max(int(told) if isinstance(told, int | float) else 0, seen)
 
+    @property
+    def selected(self) -> npt.NDArray[np.bool_]:
+        """In which rows of `clients.csv` a client was selected: a warm-up, or what clients agree on, is no round."""
+        return np.asarray((self.clients.wholes("round") >= 1) & ~self.clients.where("try", "0"))
+
     def selections(self) -> tuple[list[str], Counts]:
-        """The clients that were ever selected, and how often each was."""
+        """The clients that were ever heard of, and how often each was selected."""
         names, codes = self.clients.codes("client")
-        return names, np.bincount(codes, minlength=len(names))
+        return names, np.bincount(codes[self.selected], minlength=len(names))
 
     def participation(self) -> tuple[list[str], Counts]:
         """The clients that were ever selected, and how often each gave a reply that counted."""
