@@ -29,7 +29,8 @@ HOSPITALS = ("recife", "natal", "fortaleza")
 @pytest.mark.slow
 def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
     command = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    coloured = os.environ | {"FORCE_COLOR": "1"}  # as in Jupyter
+    done = subprocess.run(command, cwd=tmp_path, env=coloured, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     folder, report = tmp_path / "rehearsal", json.loads(done.stdout)
     assert report["ok"] is True

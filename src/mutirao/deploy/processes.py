@@ -37,6 +37,7 @@ KEPT_LOGS = 9
 COMMANDS = Path(sys.executable).parent
 FOUND, LOST = ("SuperNode ID:", "Connection successful after"), "Connection attempt failed"  # as Flower logs it
 LOCAL = "localhost,127.0.0.1,::1"
+COLOURS = {"FORCE_COLOR", "CLICOLOR_FORCE"}  # Jupyter asks for them, and what Flower says would no longer be JSON
 POLLS = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # seconds until the one who starts Flower's apps looks again; else 1
 
 
@@ -265,7 +266,8 @@ def environment(place: Server | Node) -> dict[str, str]:
         first.insert(0, str(place.commands))
     place.flower_home.mkdir(parents=True, exist_ok=True)
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), LOCAL]))
-    return os.environ | {
+    plain = {name: value for name, value in os.environ.items() if name not in COLOURS}
+    return plain | {
         "FLWR_HOME": str(place.flower_home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -276,6 +278,7 @@ def environment(place: Server | Node) -> dict[str, str]:
         "no_proxy": direct,
         "PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
         MARK: str(place.folder),
     }
 
