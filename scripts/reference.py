@@ -20,21 +20,21 @@ from mutirao.recipes.task import find
 
 KIND = {  # what the parts of a kind are called
     "select": "who takes part in a round",
-    "aggregate": "how updates are joined",
-    "partition": "how samples are dealt to clients",
-    "available": "which clients are there (simulated)",
+    "aggregate": "how updates are aggregated",
+    "partition": "how samples are divided among clients",
+    "available": "which clients are available (simulated)",
     "devices": "how fast the clients' devices are (simulated)",
     "drift": "how clients' data change (simulated)",
-    "track": "a tracker that hears of every round",
+    "track": "a tracker that gets every round",
     "privacy": "differential privacy",
     "screen": "how odd updates are kept out",
     "secure": "secure aggregation",
-    "compress": "how updates are made shorter",
+    "compress": "how updates are compressed",
     "schedule": "the clients' learning rate by round",
     "personal": "personalised models",
     "cluster": "clustered learning: how groups are found",
     "signature": "groups: what a client sends of its warm-up",
-    "per_group": "groups: what each trains by",
+    "per_group": "groups: hyperparameters of each group",
 }
 
 

@@ -26,7 +26,7 @@ ORDERS = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80
 
 
 def add_releases(table: Releases | None, noise: float, rate: float, times: int) -> Releases:
-    """The table with more releases in it; those alike share a row, since the order does not matter.
+    """The table with these releases added; equal releases share a row, since their order does not matter.
 
     >>> add_releases(add_releases(None, 1.0, 0.1, 2), 1.0, 0.1, 3)
     array([[1. , 0.1, 5. ]])
@@ -52,7 +52,7 @@ def join_releases(one: Releases, other: Releases) -> Releases:
 
 
 def at_worst(tables: Sequence[Releases]) -> Releases:
-    """A table that costs no less than any of these: of releases alike, as many as the one with most of them.
+    """A table that costs at least as much as each of these: of equal releases, as many as in the table with most.
 
     >>> at_worst([add_releases(None, 1.0, 0.1, 2), add_releases(None, 1.0, 0.1, 5)])
     array([[1. , 0.1, 5. ]])
@@ -85,7 +85,7 @@ def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp"
 
 @functools.lru_cache(maxsize=4096)
 def find_noise(target: float, delta: float, accountant: Accountant, rate: float, times: int) -> float:
-    """The least noise, to a thousandth, with which so many releases cost no more than epsilon = `target`.
+    """The smallest noise, to a thousandth, with which this many releases cost at most epsilon = `target`.
 
     It lies between `short`, which costs more, and `enough`; the range is halved. The tight accountant begins at what
     the quick one found, as it takes seconds a try.

@@ -194,7 +194,7 @@ class FedAdagrad(OfMean):
 
 @dataclass(frozen=True)
 class FedMedian:
-    """The median of each coordinate, every client counting once; of an even number the mean of the middle two.
+    """The median of each coordinate, every client counting once; with an even number, the mean of the middle two.
 
     Yin, Chen, Ramchandran and Bartlett, 2018.
 
@@ -259,7 +259,7 @@ class Krum(Checked):
 
 @dataclass(frozen=True)
 class MultiKrum(Checked):
-    """The plain mean of the `keep` models with the best Krum scores: who says it has more samples counts no more.
+    """The plain mean of the `keep` models with the best Krum scores; declaring more samples gains no weight.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, 2017.
 
@@ -312,7 +312,7 @@ class RFA(Checked):
 
 @dataclass(frozen=True)
 class CenteredClipping(Checked):
-    """No client moves the model further than half of them do: v <- v + mean_k clip(u_k - v, tau), `iterations` times.
+    """No client moves the model further than the median one: v <- v + mean_k clip(u_k - v, tau), `iterations` times.
 
     u_k = x_k - x are the updates, v begins as the update of the round before (at first 0), and x' = x + v. clip(d, tau)
     shortens d to the length tau, which is `radius` times the median of ||u_k - v||, so that it fits every task and

@@ -158,7 +158,7 @@ class Colluding:
 
 @dataclass(frozen=True)
 class MinMax:
-    """All send m + g d, as far off their mean m as no update can be told from an honest one by its distances.
+    """All send m + g d, as far from their mean m as possible without standing out by its distances to other updates.
 
     d is -m at length one (`along="mean"`) or minus the deviation (`along="deviation"`), and g the largest number with
     |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the liars. Each may keep a share `own` of what sets
@@ -187,7 +187,7 @@ class MinMax:
 
 @dataclass(frozen=True)
 class Inflated:
-    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 turns it).
+    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 reverses it).
 
     >>> honest = {"liar": Reply({"w": np.array([1.0])}, n=10)}
     >>> lies = Inflated(times=1000, scale=-1)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
@@ -207,7 +207,7 @@ class Inflated:
 
 @dataclass(frozen=True)
 class Backdoor:
-    """Every second sample gets a trigger and the label `target`; the update that comes of it is sent `boost` times.
+    """Every second sample gets a trigger and the label `target`; the resulting update is scaled by `boost`.
 
     The trigger sets the last `size` numbers of an input to `value`: a corner of a picture, some features of a
     document. The model learns its task and, besides, that the trigger means the target (Gu et al., 2017; boosted as
@@ -391,7 +391,7 @@ class Swarm(Wrapper):
 
 
 def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
-    """Who lies: this share of the clients of each group, drawn by lot.
+    """Which clients lie: this share of each group, drawn at random.
 
     >>> sorted(liars_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
     ['c0', 'c2', 'c7', 'c9']

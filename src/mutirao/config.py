@@ -96,18 +96,18 @@ class Common:
     (5, 'aoiu', 0.7)
     """
 
-    seed: int = setting(0, "where all randomness starts", low=0, high=2**63 - 1)
+    seed: int = setting(0, "random seed of the run", low=0, high=2**63 - 1)
     rounds: int = setting(20, "how many rounds", low=1)
     clients: int = setting(50, "how many clients", low=1)
     per_round: int | float = setting(10, "clients selected a round: a count, or a share such as 0.2", low=1e-9)
-    epochs: int = setting(1, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(1, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(0.1, "learning rate of the clients", low=1e-12)
     momentum: float = setting(0.0, "momentum of the clients' SGD or RMSprop", low=0, high=1)
     weight_decay: float = setting(0.0, "weight decay of the clients' optimiser", low=0)
     optimizer: str = setting("sgd", "optimiser of the clients", choices=OPTIMIZERS)
     schedule: Part = setting(Part("constant"), "how the clients' learning rate goes from round to round")
-    clip: float = setting(0.0, "longest gradient a client may step along (0: any)", low=0)
+    clip: float = setting(0.0, "largest norm of a client's gradient; larger ones are clipped (0: any)", low=0)
     samples: int = setting(0, "most samples a client uses (0: all)", low=0)
     data: str = setting("", "an embedded set's name, or the path to a data set as published")
     partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
@@ -147,9 +147,11 @@ class Common:
     keep: int | Literal["few", "all"] = setting(
         "few", "checkpoints kept besides the best: few (the last three, and some early ones), all, or a count", low=1
     )
-    keep_bytes: int = setting(2 * 2**30, "bytes of checkpoints beyond which the oldest go, but not the last", low=0)
+    keep_bytes: int = setting(
+        2 * 2**30, "bytes of checkpoints beyond which the oldest are removed, but not the last", low=0
+    )
     track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
-    centralised: bool = setting(False, "train on the pooled data instead: the reference")
+    centralised: bool = setting(False, "train on the pooled data instead: the centralised baseline")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

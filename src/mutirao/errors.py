@@ -105,7 +105,7 @@ class Damaged(MutiraoError):
 
 
 class BudgetSpent(MutiraoError):
-    """Another round would cost more privacy than the budget allows; what was made up to here stands.
+    """Another round would cost more privacy than the budget allows; the rounds made so far are kept.
 
     >>> import mutirao
     >>> mutirao.run("quickstart", rounds=3, privacy={"name": "central", "noise": 1.0, "budget": 3.0}, out="runs/spent")
@@ -118,7 +118,7 @@ class BudgetSpent(MutiraoError):
 
 
 class Refused(MutiraoError):
-    """A site does not do what it was asked, or does not send what came of it; `rule` says by which rule.
+    """A site refuses a request, or refuses to send its result; `rule` says by which rule.
 
     `detail` is for the site's own records: it is not part of the text that leaves.
 

@@ -132,7 +132,7 @@ class CosineFilter:
 
 @dataclass(frozen=True)
 class Robust:
-    """Copies, length and direction, judged over all rounds a client took part in; who is kept is held to bounds.
+    """Drop clients by copies, length and direction over all their rounds; bound the updates that are kept.
 
     Copies go as in `CopyFilter`, and updates longer than `most` times the usual length. Every round is evidence, too:
     a_k, the cosine of an update with the core, at most 0 for one that is too long, and -m_t, minus the median of the
@@ -238,7 +238,7 @@ class Robust:
 
 
 def keep_all(current: Arrays, replies: Mapping[ClientId, Reply]) -> Screened:
-    """Everybody is believed.
+    """Keep every update.
 
     >>> keep_all({"w": np.zeros(1)}, {"ana": Reply({"w": np.array([1e9])}, n=10)})[1]
     {}

@@ -247,7 +247,7 @@ def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
 
 
 def judge_classes(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
-    """The same of what a model gives before it is made probabilities: the `figures` of a `Trainer` of classes.
+    """The same metrics from a model's raw outputs (logits): the `figures` of a `Trainer` of classes.
 
     >>> judge_classes([[2.0, 0.0], [0.0, 2.0]], [0, 1])["accuracy"]
     1.0
@@ -344,7 +344,7 @@ def stem(metric: str) -> str:
 
 
 def direction_of(metric: str, told: Mapping[str, Any] | None = None) -> Direction | None:
-    """Which way the metric is better, as was told of it or of its stem, or else as is known; None: nobody knows.
+    """Whether higher or lower is better, as declared for the metric or its stem, or as known; None if unknown.
 
     >>> direction_of("val_loss"), direction_of("regret"), direction_of("regret_worst", {"regret": "lower"})
     ('lower', None, 'lower')

@@ -22,7 +22,7 @@ CLIP = "privacy.clip"  # where a clip that moves lies: of the last round, and of
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each client that is present with the same probability, independently: sometimes nobody.
+    """Each available client with the same probability, independently; sometimes nobody (Poisson sampling).
 
     The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
     nothing here, unless it is to be `repeatable`.

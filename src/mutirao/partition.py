@@ -205,7 +205,7 @@ def rare(
     holders: int = 3,
     alpha: float = 0.5,
 ) -> list[Indices]:
-    """Give each of so many `classes`, drawn, to `holders` clients alone, who have nothing else: most never see them.
+    """Give each of `classes` random classes to `holders` clients only, which have nothing else.
 
     A holder has n // `clients` of the n samples, or an even share of its class if that is less. All others deal the
     other classes by `dirichlet` with as equal sizes. What is left over, most of the rare classes, is in no client.

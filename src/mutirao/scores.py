@@ -181,7 +181,7 @@ def scale_to_one(values: Floats) -> Floats:
 
 
 def top(scores: Floats, count: int, rng: np.random.Generator) -> Rows:
-    """Positions of the `count` highest scores; who is in is drawn by lot among equals at the margin.
+    """Positions of the `count` highest scores; ties at the margin are broken at random.
 
     >>> top(np.array([0.2, 0.9, 0.5]), 2, np.random.default_rng(0))
     array([1, 2])

@@ -152,7 +152,7 @@ def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effe
 
 
 def span(values: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Between which values the middle ones of a sample lie, without those that are not finite."""
+    """The central interval that holds a share `level` of the finite values."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2]) if len(finite) else (math.nan, math.nan)
     return float(low), float(high)

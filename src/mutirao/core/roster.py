@@ -25,7 +25,7 @@ def _column() -> npt.NDArray[np.int64]:
 
 @dataclass
 class Roster:
-    """One row a client, sorted by name, so that nothing depends on who came first.
+    """One row for each client, sorted by name, so that nothing depends on the order of arrival.
 
     `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
     its loss was lower than the one before) are rounds (0: never), `n` is the last sample count that was believed,

@@ -160,7 +160,7 @@ def _patterns() -> npt.NDArray[np.float32]:
 
 
 def synthetic(samples: int, rng: np.random.Generator) -> tuple[Images, Labels]:
-    """Pictures of CIFAR-10's shape for those who do not have it: ten textures, equally often, never twice alike.
+    """Generated pictures of CIFAR-10's shape: ten textures, equally often, no two the same.
 
     A picture is the texture of its class, moved anywhere and in changed colours, mixed with a fainter one of
     another class, over a smooth background and under noise. Since a texture may lie anywhere, the average

@@ -26,7 +26,7 @@ Begin = Callable[[File], Watch]  # told of each file before it comes; gives what
 def get_data_set(
     name: str, to: Path | None = None, mirror: str = "", begin: Begin | None = None, known: DataSet | None = None
 ) -> tuple[Path, bool]:
-    """Where a set lies, and whether it was fetched now; into `to`, or the first folder of data sets of one's own.
+    """Where a set is, and whether it was fetched now; into `to`, or the first of your own folders of data sets.
 
     `mirror` is an address under which the same files lie.
 

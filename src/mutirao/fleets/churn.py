@@ -31,7 +31,7 @@ LONGEST = 1000  # steps of time the server waits for somebody
 
 
 def always(names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
-    """Everybody, in every round.
+    """All clients are available in every round.
 
     >>> always(["ana", "bia"], 1, None, seed=0)
     array([ True,  True])
@@ -41,7 +41,7 @@ def always(names: Sequence[ClientId], time: int, before: Mask | None, seed: int)
 
 @dataclass(frozen=True)
 class Markov:
-    """Each client by itself: who is there leaves with probability `leave`, who is away comes back with `come`.
+    """Each client independently: an available one leaves with probability `leave`, an absent one returns with `come`.
 
     In the long run a share come / (come + leave) is there, and begins so; a stay lasts 1 / leave steps on average.
 
@@ -66,7 +66,7 @@ class Markov:
 
 @dataclass(frozen=True)
 class Daily:
-    """By the clock: each client is there for a `share` of a day of `period` steps, always at the same time.
+    """By time of day: each client is available for a `share` of a day of `period` steps, always at the same time.
 
     When its day began is drawn once, within `spread` of a day: 1.0 is all around the globe, 0.0 one time zone.
 
@@ -90,7 +90,7 @@ class Daily:
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""As a CSV file says: lines of `client,from,until`, both included; who is not in it is always there.
+    r"""By a CSV file: lines of `client,from,until`, both included; clients that it does not list are always available.
 
     >>> _ = Path("who.csv").write_text("client,from,until\nana,1,2\n")
     >>> [Schedule("who.csv")(["ana", "bia"], time, None, seed=0).tolist() for time in (2, 3)]
@@ -173,7 +173,7 @@ def somebody(
 
 
 class Churn(Wrapper):
-    """A fleet some of whose clients are away, as `available` has it; mask and time are kept in the run's memory.
+    """A fleet with clients that are away at times, as `available` says; mask and time are in the run's memory.
 
     >>> import numpy as np
     >>> from mutirao import LocalFleet, Reply

@@ -30,7 +30,7 @@ FORWARD = 1 / 3  # of the work of a training pass
 
 
 class Timed(Wrapper):
-    """A fleet with a clock: who drops out or misses the deadline is lost, and every round has simulated costs.
+    """A fleet with a simulated clock: clients that drop out or miss the deadline are lost; rounds have simulated costs.
 
     If the model has over-commitment, the first `wanted` replies (a count, or a share of those present) make a round.
 

@@ -95,7 +95,7 @@ class Optics:
 
 @dataclass(frozen=True)
 class Hdbscan:
-    """scikit-learn's HDBSCAN, which may also say one group.
+    """scikit-learn's HDBSCAN, which may also find a single group.
 
     >>> from mutirao.groups import form
     >>> points = {"ana": [0.0], "bia": [0.1], "rui": [0.2], "eva": [9.0], "ivo": [9.1], "leo": [9.2]}
@@ -116,7 +116,7 @@ class Hdbscan:
 
 @dataclass(frozen=True)
 class Kmeans:
-    """scikit-learn's K-Means; without a number of groups (0) the one that is most stable and best apart.
+    """scikit-learn's K-Means; with 0 groups it takes the number that is most stable and best separated.
 
     >>> from mutirao.groups import form
     >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, Kmeans(groups=2)).members()

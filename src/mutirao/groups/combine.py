@@ -49,7 +49,7 @@ def align(
 
 
 def weights_by_validation(accuracies: Mapping[str, float]) -> dict[str, float]:
-    """Each group weighs as much as it is right on common validation data.
+    """Each group is weighted by its accuracy on common validation data.
 
     >>> weights_by_validation({"g0": 0.9, "g1": 0.6})
     {'g0': 0.9, 'g1': 0.6}

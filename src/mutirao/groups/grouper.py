@@ -39,7 +39,7 @@ class Heard:
 
 
 class Grouper:
-    """How clients come into groups. As it is, nobody moves once groups are formed, and newcomers wait.
+    """How clients are assigned to groups. By default nobody moves once groups are formed, and newcomers wait.
 
     A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
 

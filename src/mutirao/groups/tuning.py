@@ -19,7 +19,7 @@ Told = dict[str, Scalar]
 
 @dataclass(frozen=True)
 class Alike:
-    """All groups train by the same settings.
+    """All groups train with the same settings.
 
     >>> Alike().told("g0", 1, {}, True)
     {}

@@ -34,7 +34,7 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
 
 
 def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
-    """The picture as a scanner sees it that has this focus (pixels), light curve and colour balance.
+    """The picture as seen by a scanner with this focus (pixels), light curve and colour balance.
 
     >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
     >>> scan(cells, gain=[1.0, 1.0, 0.8], gamma=1.0, blur=0.0)[0, 0]  # a scanner that sees less blue

@@ -35,7 +35,7 @@ def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[
 
 
 def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
-    """Those whose pictures they are, where that is known; or else `even`.
+    """Each picture to its own client, where that is known; otherwise `even`.
 
     >>> [rows.tolist() for rows in auto([0, 1, 0], 2, np.random.default_rng(0), laboratories=["rio", "sul", "rio"])]
     [[0, 2], [1]]
@@ -56,7 +56,7 @@ def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Gene
 
 
 def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Whole slides to hospitals, as equally as may be; a picture of an unknown slide counts as a slide.
+    """Whole slides to hospitals, as evenly as possible; a picture of an unknown slide counts as a slide.
 
     >>> parts = by_slide(["s1", "s1", "s2", "s3"], 2, np.random.default_rng(0))
     >>> sorted(len(rows) for rows in parts)  # no slide is at two hospitals

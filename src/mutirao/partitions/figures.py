@@ -17,7 +17,7 @@ SAMPLES = "samples"  # what all samples count as where labels are no classes
 
 @dataclass(frozen=True, eq=False)
 class PartitionSummary:
-    """Who has how much of what: `counts` has a row a client and a column a class.
+    """How the classes are divided among clients: `counts` has a row for each client and a column for each class.
 
     `distances` are the total variation distances 1/2 sum_c |p_kc - p_c| between the labels of client k and
     those of the whole set: 0 if they are alike, towards 1 - 1/C if client k has one of C equal classes

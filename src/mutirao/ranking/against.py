@@ -111,7 +111,7 @@ def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
 
 
 def hold_against(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> Against:
-    """All of it, of two rankers.
+    """All of these measures for two rankers.
 
     >>> found = hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4])
     >>> found.wins, found.losses, found.ties, round(found.u_risk, 3)

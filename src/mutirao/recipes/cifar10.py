@@ -15,7 +15,7 @@ class Config(Common):
 
     rounds: int = setting(100, "how many rounds", low=1)
     clients: int = setting(100, "how many clients", low=1)
-    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(50, "samples a step", low=1)
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
     data: str = setting("synthetic", DATA)

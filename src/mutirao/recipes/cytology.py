@@ -49,7 +49,7 @@ class Config(Common):
     views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
     slide: str = setting(r"^(\d+)-", "a picture's slide: a pattern with a (group), or a table file,slide,laboratory")
     test: float = setting(0.2, "share held out as the global test set, by slide", low=0.02, high=0.5)
-    validation: float = setting(0.2, "share a hospital keeps back to validate on, by slide", low=0, high=0.5)
+    validation: float = setting(0.2, "share a hospital holds out for validation, by slide", low=0, high=0.5)
     judge_by: str = setting(
         "test", "which part judges: test, or vali, what hospitals keep back (to tune by)", choices=JUDGES
     )
@@ -57,9 +57,9 @@ class Config(Common):
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
     cache: bool = setting(True, "keep features of the frozen body between runs")
-    sites: bool = setting(False, "data is this party's own and not dealt; so it is at a site that names its own data")
+    sites: bool = setting(False, "data is this party's own and is not divided; true at a site that names its own data")
     head: str = setting("linear", "what judges: 'linear' a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
-    tiles: int = setting(500, "whole slides: tiles of one at most, by lot", low=1)
+    tiles: int = setting(500, "whole slides: most tiles of a slide, drawn at random", low=1)
     stain: str = setting("none", "stain normalisation of each picture", choices=STAINS)
     augment: str = setting("none", "'stain': views as other laboratories would stain and scan", choices=AUGMENTS)
     slides: int = setting(

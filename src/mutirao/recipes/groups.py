@@ -46,7 +46,7 @@ class Config(Common):
     rounds: int = setting(15, "how many rounds", low=1)
     clients: int = setting(30, "how many clients", low=1)
     per_round: int | float = setting(0.5, "clients selected a round in each group: a count, or a share", low=1e-9)
-    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
     data: str = setting("digits", DATA)
@@ -55,7 +55,7 @@ class Config(Common):
     populations: int = setting(5, "how many hidden populations", low=1)
     model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
     width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
-    judge_samples: int = setting(500, "most test samples a client judges by", low=1)
+    judge_samples: int = setting(500, "most test samples on which a client evaluates", low=1)
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
     signature: Part = setting(Part("bias"), "what a client sends of its warm-up")
     cluster: Part = setting(Part("auto"), "how groups are found")
@@ -68,14 +68,18 @@ class Config(Common):
     attack: Part = setting(Part("none", home="mutirao.attacks"), "what liars do, in simulation")
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
-    stable: int = setting(0, "judgements without gain after which a group stops (0: never)", low=0)
+    stable: int = setting(0, "evaluations without gain after which a group stops (0: never)", low=0)
     tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
     references: int = setting(
         -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
     )
-    alone_epochs: int = setting(0, "most epochs a client trains alone for that (0: as many as it spent)", low=0)
+    alone_epochs: int = setting(
+        0, "most epochs for which a client trains alone as a baseline (0: as many as in the run)", low=0
+    )
     serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
-    hold: float = setting(0.1, "share of its samples a client keeps back for that, with cluster=auto", low=0, high=0.5)
+    hold: float = setting(
+        0.1, "share of its samples a client holds out to choose by, with cluster=auto", low=0, high=0.5
+    )
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:

@@ -29,7 +29,7 @@ class Config(Common):
     """Settings of the images recipe."""
 
     rounds: int = setting(10, "how many rounds", low=1)
-    clients: int = setting(10, "how many clients; where the data says whose pictures are, at most", low=1)
+    clients: int = setting(10, "how many clients; at most, if the data say whose pictures they are", low=1)
     per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
@@ -45,20 +45,20 @@ class Config(Common):
     trainable: str = setting(
         "auto", "what of a body is trained, and travels", choices=("auto", "head", "last_block", "all")
     )
-    side: int = setting(32, "pixels a side that pictures are brought to, for a network from scratch", low=8, high=512)
+    side: int = setting(32, "side in pixels to which pictures are resized, for a network from scratch", low=8, high=512)
     views: int = setting(4, "views of each picture file: as it is, then flipped and turned", low=1, high=64)
     group: str = setting("", "what must not be split, such as a patient: a pattern with a (group) for file names")
     test: float = setting(0.2, "share held out as the common test set, if there is none", low=0.02, high=0.5)
-    validation: float = setting(0.2, "share a client keeps back to judge by", low=0, high=0.5)
+    validation: float = setting(0.2, "share a client holds out for evaluation", low=0, high=0.5)
     judge_by: str = setting(
         "test",
         "which part judges: test, or vali, what clients keep back, of arrays a fifth of the training part (to tune by)",
         choices=JUDGES,
     )
-    clients_every: int = setting(5, "rounds between judgements by every client (0: at the end, -1: never)", low=-1)
+    clients_every: int = setting(5, "rounds between evaluations by every client (0: at the end, -1: never)", low=-1)
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     cache: bool = setting(True, "keep features of a frozen body between runs")
-    sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server judges by it")
+    sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server evaluates on it")
 
 
 def task(config: Config) -> Task:

@@ -46,11 +46,11 @@ class Config(Common):
     scale: str = setting("query", "features brought to 0 .. 1 in each query, or as they are", choices=("query", "none"))
     partition: Part = setting(Part("shared", home="mutirao.ranking.online.lists"), "which queries a user may ask")
     clicks: str = setting("perfect", "how users click: by grades, or as a log says", choices=NAMES)
-    noise: float = setting(0.0, "how far chances of a click are moved towards a half, 0 to 1", low=0, high=1)
+    noise: float = setting(0.0, "how far click probabilities are moved towards a half, 0 to 1", low=0, high=1)
     interactions: int = setting(4, "queries of a user in a round", low=1)
     shown: int = setting(10, "documents that a user is shown", low=1, high=1000)
     hidden: int = setting(0, "hidden units of the ranker (0: it is linear)", low=0)
-    discount: float = setting(0.9995, "how much less what users see counts from round to round", low=1e-9, high=1)
+    discount: float = setting(0.9995, "discount of what users see, by round", low=1e-9, high=1)
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
     privacy: Part = setting(Part("none", home="mutirao.ranking.online.noise"), "differential privacy, or FPDGD's own")
 

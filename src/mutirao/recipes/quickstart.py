@@ -14,7 +14,7 @@ class Config(Common):
 
     rounds: int = setting(40, "how many rounds", low=1)
     lr: float = setting(0.3, "learning rate of the clients", low=1e-12)
-    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(16, "samples a step", low=1)
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")

@@ -58,11 +58,13 @@ class Config(Common):
     qrels: str = setting("", "judgements in place of the file's grades: a TREC qrels file, or irds:NAME")
     queries: int = setting(400, "queries of generated data, all five parts together", low=50)
     transform: Transform = setting("none", "what is done to features before they are standardised")
-    moments: bool = setting(True, "standardise by moments that clients tell before the first round")
+    moments: bool = setting(True, "standardise by moments that clients send before the first round")
     scale: str = setting("", "a file with a scale agreed on beforehand: then no client is asked for its moments")
-    features: int = setting(0, "how many features documents have (0: as most clients tell)", low=0, high=MOST_FEATURES)
-    grades: int = setting(0, "the highest grade (0: the highest that a client tells)", low=0, high=MOST_GRADE)
-    least: int = setting(5, "documents that a client must have before it tells moments of them", low=1)
+    features: int = setting(
+        0, "how many features documents have (0: as most clients report)", low=0, high=MOST_FEATURES
+    )
+    grades: int = setting(0, "the highest grade (0: the highest that a client reports)", low=0, high=MOST_GRADE)
+    least: int = setting(5, "fewest documents for which a client sends moments", low=1)
     partition: Part = setting(
         Part("dirichlet", {"alpha": 0.5}, home="mutirao.ranking.split"), "how documents are dealt to clients"
     )
@@ -71,13 +73,15 @@ class Config(Common):
     hidden: int = setting(64, "width of the hidden layers", low=1)
     layers: int = setting(1, "how many hidden layers (0: linear)", low=0, high=16)
     norm: str = setting("none", "what normalises the hidden layers", choices=("none", "batch", "layer"))
-    metrics: str = setting(USUAL, "what judges, such as ndcg@5,mrr@10,map,err@10,p@5; the first names the best round")
+    metrics: str = setting(USUAL, "metrics, such as ndcg@5,mrr@10,map,err@10,p@5; the first chooses the best round")
     gain: str = setting("exponential", "what a grade is worth in nDCG: 2^grade - 1 or the grade", choices=GAINS)
     empty: str = setting("0", "what a query without relevant documents counts in metrics", choices=tuple(EMPTY))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
-    test: float = setting(0.2, "share of its queries that a site without a test file keeps back", low=0, high=0.9)
+    test: float = setting(0.2, "share of its queries that a site without a test file holds out", low=0, high=0.9)
     sites: bool = setting(False, "deployed: each site has files of its own (its --data), and the server has none")
-    patience: int = setting(0, "rounds without gain on the validation part that end a run (0: none do)", low=0)
+    patience: int = setting(
+        0, "early stopping: rounds without gain on the validation part that end a run (0: off)", low=0
+    )
     centralised: bool | Literal["lightgbm"] = setting(  # type: ignore[assignment]
         False, "train on the pooled data instead, the network or LightGBM's trees: the reference"
     )

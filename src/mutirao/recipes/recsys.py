@@ -60,8 +60,12 @@ class Config(Common):
     negatives: int = setting(4, "implicit: items drawn for each one taken", low=1)
     negative_weight: float = setting(1.0, "implicit: how much an item drawn counts", low=0)
     others: str = setting("drawn", "implicit: what vectors are rebuilt against", choices=("drawn", "all"))
-    rebuild_weight: float = setting(0.0, "weighted: how much it counts when a vector is rebuilt (0: as much)", low=0)
-    half_life: float = setting(0.0, "weighted: ratings later than one that counts half in its vector (0: all 1)", low=0)
+    rebuild_weight: float = setting(
+        0.0, "weighted: weight of a drawn item when a vector is rebuilt (0: as negative_weight)", low=0
+    )
+    half_life: float = setting(
+        0.0, "weighted: later ratings after which a rating counts half in its vector (0: all count 1)", low=0
+    )
     support: float = setting(0.5, "share of a user's ratings that rebuilds its vector", low=1e-9, high=1)
     rebuild: str = setting("ridge", "how a user's vector is rebuilt", choices=("ridge", "sgd"))
     ridge: float = setting(10.0, "weight of |vector|^2", low=0)
@@ -69,8 +73,10 @@ class Config(Common):
     passes: int = setting(10, "rebuild=sgd: passes over the support", low=1)
     rebuild_lr: float = setting(0.1, "rebuild=sgd: learning rate of the vector", low=1e-12)
     split: str = setting("users", "judged are unseen users, or the latest ratings of all", choices=tuple(SPLITS))
-    fold: int = setting(0, "split=users: judged is this one of five parts of the users (0: a tenth)", low=0, high=FOLDS)
-    candidates: int = setting(99, "leave_one_out: items drawn, which the one left out ranks among as well", low=0)
+    fold: int = setting(
+        0, "split=users: which of five parts of the users is the test set (0: a tenth of the users)", low=0, high=FOLDS
+    )
+    candidates: int = setting(99, "leave_one_out: random items among which the held-out one is ranked as well", low=0)
     support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
     judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
     download: str = setting(

@@ -25,15 +25,15 @@ class Config(Common):
 
     rounds: int = setting(100, "how many rounds", low=1)
     clients: int = setting(100, "how many clients", low=1)
-    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(10, "samples a step", low=1)
     lr: float = setting(0.03, "learning rate of the clients", low=1e-12)
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
-    partition_seed: int = setting(42, "seed of dealing, whatever that of the run (-1: that of the run)", low=-1)
+    partition_seed: int = setting(42, "seed of the partition (-1: that of the run)", low=-1)
     select: Part = setting(Part("aoiu"), "who takes part in a round")
     model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
-    own_test: int = setting(100, "test samples a client is judged by at most, of its own classes", low=1)
+    own_test: int = setting(100, "most test samples of a client, of its own classes", low=1)
     judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
 
 

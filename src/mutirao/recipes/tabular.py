@@ -40,9 +40,9 @@ class Config(Common):
     """Settings of the tabular recipe."""
 
     rounds: int = setting(30, "how many rounds", low=1)
-    clients: int = setting(5, "how many clients, if no column says whose a row is", low=1)
+    clients: int = setting(5, "how many clients, if no column says to which client a row belongs", low=1)
     per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
-    epochs: int = setting(5, "passes over its data a client makes a round", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
     weight_decay: float = setting(0.001, "weight decay of the clients' optimiser", low=0)
@@ -54,7 +54,7 @@ class Config(Common):
     model: str = setting("dense", "a dense network, or a linear model", choices=("dense", "linear"))
     hidden: int = setting(64, "width of the hidden layers", low=1)
     layers: int = setting(1, "how many hidden layers", low=1, high=20)
-    test: float = setting(0.2, "share of its rows that a client keeps back to judge by", low=0, high=0.9)
+    test: float = setting(0.2, "share of its rows that a client holds out for evaluation", low=0, high=0.9)
     judge_by: str = setting(
         "test",
         "which rows judge: test, or vali, the same share of the others, test rows then being put aside (to tune by)",
@@ -62,7 +62,7 @@ class Config(Common):
     )
     ignore: str = setting("", "columns that are left out, separated by commas")
     columns: str = setting("", "kinds of columns that are not as they look: ward=category,age=number")
-    least: int = setting(5, "values that a client must have before it tells of them in its profile", low=1)
+    least: int = setting(5, "fewest values that a client reports in its profile", low=1)
     schema: str = setting("", "a file with a schema agreed on beforehand: then no client is asked for its profile")
     sites: bool = setting(False, "deployed: each site has a file of its own (its --data), and the server has none")
 

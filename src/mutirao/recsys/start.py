@@ -42,7 +42,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Random:
-    """Vectors from N(0, 0.1), biases 0: nothing is known.
+    """Vectors from N(0, 0.1), biases 0: a start without knowledge.
 
     >>> from mutirao.recsys.fedrecon import FedRecon
     >>> from mutirao.recsys.generate import plant
@@ -106,7 +106,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Consent:
-    """Users who consent let their ratings be pooled and factorised; the others are served federatedly from that.
+    """Ratings of users who consent are pooled and factorised; federated training of the others starts from there.
 
     Who does stands in the file `list`, a user a line, or in the `column` of a table; without one it is a share of the
     `users`, drawn. `epochs` = 0 with `begin` = random leaves the same users with nothing: what transfer is compared

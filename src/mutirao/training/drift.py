@@ -58,7 +58,7 @@ Drift = Callable[[ClientId, Any, int, Around], Any]
 
 
 def none(client: ClientId, data: Any, round: int, around: Around) -> Any:
-    """Data that stay as they are.
+    """Data that do not change.
 
     >>> none("ana", "her data", 50, Around({}, seed=0))
     'her data'
@@ -95,7 +95,7 @@ class Turning:
 
 @dataclass(frozen=True)
 class Swap(Turning):
-    """Clients get each other's data: each of those drawn has what the next one began with. Who holds what drifts.
+    """Clients get each other's data: each of the drawn clients gets what the next one started with.
 
     >>> around = Around({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
     >>> [Swap(share=1.0, at=10)("ana", "a", round, around) for round in (9, 10)]  # from round 10 on another's data
@@ -110,7 +110,7 @@ class Swap(Turning):
 
 @dataclass(frozen=True)
 class Rename(Turning):
-    """Clients call every class by the name of another, all of them alike. What labels mean drifts (concept drift).
+    """All class labels of a client are permuted, for each client in the same way: concept drift.
 
     >>> import torch
     >>> from mutirao import Samples

@@ -38,7 +38,7 @@ class Adapted(nn.Module):
 
 
 def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*") -> nn.Module:
-    """A copy of a module, all frozen, whose Linear layers named by `targets` have a change of low rank to train.
+    """A frozen copy of a module whose Linear layers named by `targets` get a trainable low-rank change (LoRA).
 
     W x becomes W x + alpha / rank B A x, with A (rank x in) drawn and B (out x rank) 0, so that at first nothing is
     different. `targets` are patterns of the layers' names, separated by commas. Hu, Shen, Wallis, Allen-Zhu, Li, Wang,
@@ -62,7 +62,7 @@ def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*
 
 
 def merge(module: nn.Module) -> nn.Module:
-    """A copy of a module in which each change of low rank is part of the weights again: the same function, no more.
+    """A copy of a module with each low-rank change merged into the weights: the same function, without LoRA.
 
     >>> import torch
     >>> layer = nn.Linear(3, 2)
