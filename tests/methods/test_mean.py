@@ -56,7 +56,8 @@ def test_it_is_the_formula(seed: int, clients: int, lr: float, momentum: float) 
                 v[i] = momentum * v[i] + d
                 x[i] += lr * v[i]
         np.testing.assert_allclose(end[name].ravel(), x, rtol=0, atol=1e-10 if name == "w" else 1e-4)
-    assert end["steps"] == round(sum(int(r.arrays["steps"]) for r in rounds[-1].values()) / clients)
+    steps = sum(int(r.arrays["steps"]) for r in rounds[-1].values()) / clients
+    assert abs(end["steps"] - steps) < 0.5 + 1e-9  # a half may go either way
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

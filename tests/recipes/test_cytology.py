@@ -23,6 +23,7 @@ from mutirao.errors import ConfigError
 from mutirao.fleets.local import LocalFleet
 from mutirao.images.diagnosis import diagnose
 from mutirao.images.heads import probabilities
+from mutirao.images.notice import NOTICE
 from mutirao.recipes.agreeing import play, sworn
 from mutirao.recipes.task import Task, find
 from mutirao.report import execute
@@ -333,7 +334,7 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     assert len(scores) == facts["scored"] > 3
     assert facts["score"] == pytest.approx(np.mean(scores[:10]), abs=1e-5)
     page = (home / "page" / "index.html").read_text()
-    assert "Not a medical device" in page
+    assert NOTICE in page
     assert "http" not in page  # it asks no other host for anything
     same = CliRunner().invoke(main, [*words[:4], str(out), *words[5:], "--json"])
     assert json.loads(same.stdout)["score"] == pytest.approx(facts["score"], abs=1e-5)
@@ -356,7 +357,7 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     written = onnx.load(home / "model.onnx")
     found = ReferenceEvaluator(written).run(None, {"pictures": tile.transpose(2, 0, 1)[None]})[0]
     assert np.allclose(found[0], model(tile), atol=1e-4)
-    assert "Not a medical device" in {p.key: p.value for p in written.metadata_props}["notice"]
+    assert NOTICE in {p.key: p.value for p in written.metadata_props}["notice"]
     broken = home / "broken.safetensors"
     broken.write_bytes((home / "model.safetensors").read_bytes()[:-9])
     refused = CliRunner().invoke(main, [*words[:4], str(broken)])

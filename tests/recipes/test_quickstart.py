@@ -81,7 +81,7 @@ def test_every_run_ends_with_how_the_worst_tenth_fares(more: dict[str, Any], tol
         assert (
             final["accuracy_worst"] == final["accuracy_worst_decile"] <= final["accuracy_mean"]
         )  # a tenth of ten is one
-        assert "the tenth of them that fares worst" in write_report(tmp_path / "run").read_text()
+        assert "the worst tenth of them have" in write_report(tmp_path / "run").read_text()
 
 
 LIES = [SignFlip(), LabelFlip(), MinMax(own=0.5), Inflated(), Inflated(scale=-1.0), Backdoor()]

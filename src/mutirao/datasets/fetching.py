@@ -18,7 +18,6 @@ from email.message import Message
 from pathlib import Path
 from typing import IO, Any
 
-from mutirao import __version__
 from mutirao.errors import ConfigError
 
 BLOCK = 1 << 18
@@ -27,7 +26,7 @@ PAUSE = 1.0  # seconds before the second of them, and longer before the next
 SECONDS = 60  # without a byte, until a connection counts as broken
 MOST_BYTES = 1 << 30  # of a file whose size nobody told
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-AGENT = f"mutirao/{__version__}"
+AGENT = "mutirao"
 
 Watch = Callable[[int, int], None]  # bytes so far, and in all (0: not known)
 

@@ -1,5 +1,6 @@
 """A log in AOL4FOLTR's form: whose query, when, what was clicked; what is wrong with one is said in a line."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,10 @@ def test_grades_that_are_no_clicks_and_a_folder_that_is_no_log_are_refused(tmp_p
         read_log(folder)
     with pytest.raises(ConfigError, match=r"does not hold a log; right would be a folder with metadata\.csv"):
         read_log(tmp_path)
+
+
+def test_what_other_tables_may_hold_is_as_before(tmp_path: Path) -> None:
+    usual = csv.field_size_limit()
+    write_log(tmp_path)
+    read_log(tmp_path)
+    assert csv.field_size_limit() == usual

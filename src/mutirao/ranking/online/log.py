@@ -93,7 +93,7 @@ def read_log(path: Path | str) -> Log:
 
 def read_rows(file: Path) -> Any:
     """Line number and columns of each line of the table."""
-    csv.field_size_limit(LONGEST)
+    usual = csv.field_size_limit(LONGEST)  # it is the whole process's
     try:
         with file.open(encoding="utf-8", newline="") as text:
             reader = csv.DictReader(text, strict=True)
@@ -106,6 +106,8 @@ def read_rows(file: Path) -> Any:
                 yield reader.line_num, row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        csv.field_size_limit(usual)
 
 
 def seconds_of(text: str, file: Path, line: int) -> int:
