@@ -80,8 +80,8 @@ def docstring_of(path: str) -> tuple[str, dict[str, Any]]:
     thing = inspect.unwrap(find(path))
     if inspect.isclass(thing) or inspect.isfunction(thing):
         return inspect.cleandoc(thing.__doc__ or ""), vars(sys.modules[thing.__module__])
-    name = path.removeprefix("mutirao.")  # an alias of a type: only its source says what it is
-    home = importlib.import_module(f"mutirao.{mutirao._MODULE_OF[name]}")
+    module, _, name = path.rpartition(".")  # an alias of a type, or a value: only its source says what it is
+    home = importlib.import_module(f"mutirao.{mutirao._MODULE_OF[name]}" if module == "mutirao" else module)
     _, _, below = inspect.getsource(home).partition(f"\n{name} = ")
     return inspect.cleandoc(below.partition('"""')[2].partition('"""')[0]), vars(home)
 

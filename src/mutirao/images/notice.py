@@ -12,6 +12,11 @@ NOTICE = (
     "A research tool, not a medical device: no diagnosis and no decision about a patient may rest on it, "
     "and a low score rules nothing out."
 )
+"""What is said wherever slides or cells are judged.
+
+>>> NOTICE.partition(":")[0]
+'A research tool, not a medical device'
+"""
 CELLS = {"cytology", "herlev", "sipakmed", "mendeley", "lbc", "cric", "hicervix", "smear", "smears", "pap", "cervical"}
 
 

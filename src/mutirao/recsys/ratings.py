@@ -169,7 +169,13 @@ class Taste:
 
 
 class Users(Mapping[str, Taste]):
-    """A population over one set of ratings: a client is a user, its items in rising order."""
+    """A population over one set of ratings: a client is a user, its items in rising order.
+
+    >>> from mutirao.recsys.generate import plant
+    >>> users = Users(plant(20, 10, np.random.default_rng(0)))
+    >>> len(users) <= 20, bool((np.diff(users[next(iter(users))].items) > 0).all())
+    (True, True)
+    """
 
     def __init__(self, ratings: Ratings) -> None:
         order = np.lexsort((ratings.items, ratings.owners()))

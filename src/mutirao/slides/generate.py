@@ -43,6 +43,11 @@ LABORATORIES = (
     Laboratory("lab_2", (0.97, 0.96, 0.92), (0.93, 0.72, 0.58), (0.70, 0.82, 0.74), (0.36, 0.26, 0.34), 1.6, 1.8),
     Laboratory("lab_3", (0.88, 0.90, 0.95), (0.80, 0.58, 0.74), (0.52, 0.68, 0.84), (0.20, 0.18, 0.40), 2.4, 2.4),
 )
+"""Three laboratories whose glass, stains and scanners differ.
+
+>>> [each.name for each in LABORATORIES]
+['lab_1', 'lab_2', 'lab_3']
+"""
 
 
 @dataclass(frozen=True)
