@@ -45,7 +45,7 @@ def english_of(page: Path) -> Path:
 
 
 def portuguese_of(page: Path) -> Path:
-    return page.with_name(page.name.replace(".md", ".pt.md"))
+    return page.with_name(f"{page.stem}.pt{page.suffix}")
 
 
 def anchors(page: Path) -> list[str]:
@@ -57,9 +57,9 @@ def translated(link: str, page: Path) -> str:
     """Where a link of the English `page` should lead from the Portuguese one: to Portuguese if it is there."""
     path, _, anchor = link.partition("#")
     goal = page.parent / path if path else page
-    if "://" in link or not goal.name.endswith(".md") or not portuguese_of(goal).exists():
+    if "://" in link or not goal.name.endswith((".md", ".ipynb")) or not portuguese_of(goal).exists():
         return link
-    if anchor in anchors(goal):  # the heading with the same number
+    if anchor and anchor in anchors(goal):  # the heading with the same number
         here = anchors(portuguese_of(goal))
         anchor = (here + [f"heading {anchor}"] * len(anchors(goal)))[anchors(goal).index(anchor)]
     return (portuguese_of(Path(path)).as_posix() if path else "") + (f"#{anchor}" if anchor else "")

@@ -47,8 +47,8 @@ WORDS = {
     "fault injection": ["survival", "glossary"],
     "concept drift": ["partitions", "glossary"],
 }
-# One page of each layout: start, tables of commands, a guide with code, wide tables of results, the API.
-LAYOUTS = ("", "cheat-sheet/", "partitions/", "reproductions/groups/", "reference/aggregators/")
+# One page of each layout: start, tables of commands, a guide with code, wide tables of results, the API, a notebook.
+LAYOUTS = ("", "cheat-sheet/", "partitions/", "reproductions/groups/", "reference/aggregators/", "notebooks/2-fedrisk/")
 
 
 @pytest.fixture(scope="module")
