@@ -72,8 +72,6 @@ def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp"
 
     A hundred rounds, each with a tenth of the clients and noise 1.1 times the clip:
 
-    A hundred rounds, each with a tenth of the clients and noise 1.1 times the clip:
-
     >>> table = add_releases(None, 1.1, 0.1, 100)
     >>> round(epsilon(table, delta=1e-5), 1)
     6.6

@@ -35,9 +35,6 @@ class FedRisk:
     Two clients told the squared errors of two samples each. As published, the one with larger errors counts for more;
     as described, for less:
 
-    Two clients told the squared errors of two samples each. As published, the one with larger errors counts for more;
-    as described, for less:
-
     >>> from mutirao import Reply
     >>> def told(w: float, *errors: int) -> Reply:
     ...     extras = {"squared_errors": np.array(errors, np.uint8), "batch_sizes": np.array([len(errors)], np.int32)}

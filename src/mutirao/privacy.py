@@ -251,8 +251,6 @@ class DPSGD(AtClient):
 
     A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
 
-    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
-
     >>> noise, rate, steps = DPSGD(noise=1.1, clip=1.0, batch_size=100, epochs=1).releases(1000)
     >>> noise, rate, steps
     (1.1, 0.1, 10)

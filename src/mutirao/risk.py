@@ -35,9 +35,6 @@ def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
     Clients with the same errors have no risk; two that err on different instances have, as aversion counts what is
     above the expected more than what is below it:
 
-    Clients with the same errors have no risk; two that err on different instances have, as aversion counts what is
-    above the expected more than what is below it:
-
     >>> bool(np.allclose(z_risk([[1, 1], [1, 1]], aversion=2.0), 0))
     True
     >>> z_risk([[2, 2, 0], [0, 2, 2]], aversion=2.0).round(2)

@@ -87,8 +87,6 @@ def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
 
     Five folds of cross-validation share most of their training data, which makes their mean less certain:
 
-    Five folds of cross-validation share most of their training data, which makes their mean less certain:
-
     >>> values = [0.70, 0.72, 0.71, 0.69, 0.73]
     >>> round(standard_error(values), 4), round(standard_error(values, shared=1 / 4), 4)
     (0.0071, 0.0106)

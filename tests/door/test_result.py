@@ -82,6 +82,12 @@ def test_pictures_of_a_run_are_drawn_or_found_in_its_folder(result: mu.Result, t
         result.plot("wins", against=result)
 
 
+def test_how_evenly_clients_took_part_is_told_in_figures(result: mu.Result) -> None:
+    found, table = result.participation, result.clients
+    assert found.times.sum() == len(table)
+    assert found.figures["never"] == len(found.times) - table["client"].nunique()
+
+
 def test_what_another_recipe_leaves_is_asked_for_in_vain_in_a_line(result: mu.Result) -> None:
     with pytest.raises(mu.MutiraoError, match="ranking recipe"):
         result.ranker()

@@ -47,8 +47,6 @@ class Labelled:
 
     A loader of one's own, named `package.module:function` in `data`, returns one:
 
-    A loader of one's own, named `package.module:function` in `data`, returns one:
-
     >>> x, y = np.zeros((10, 4), np.float32), np.arange(10) % 2
     >>> Labelled(x[:8], y[:8], x[8:], y[8:], ("no", "yes")).shape
     (4,)

@@ -27,9 +27,12 @@ class Drawn:
 
 
 def draw_kind(folder: Path, kind: str, **options: Any) -> Drawn:
-    """One of the kinds of `mutirao plot`, drawn anew; or else the picture of that name that lies in the folder."""
+    """One of the kinds of `mutirao plot`, drawn anew; or else the picture of that name that lies in the folder.
+
+    Of a study that is so for `wins`, too, which has one picture of all its methods.
+    """
     left = folder / f"{kind}.png"
-    if kind not in KINDS:
+    if kind not in KINDS or (kind == "wins" and not options and (folder / "cells").is_dir()):
         if left.parent != folder or not left.is_file():
             known = {*KINDS, *(path.stem for path in folder.glob("*.png"))}
             raise ConfigError(f"{folder} has no picture called {kind!r}{nearest(kind, known)}")

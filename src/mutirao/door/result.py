@@ -21,6 +21,7 @@ from mutirao.report import write_report
 from mutirao.report.notebook import box, points_of
 from mutirao.runs.folder import Folder
 from mutirao.runs.models import embeddings_of_run
+from mutirao.runs.participation import Participation, participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
 from mutirao.runs.sentence import describe_run
@@ -113,6 +114,11 @@ class Result:
     def clients(self) -> Any:
         """A row for each client selected in a round, likewise."""
         return as_frame(self.record.asked)
+
+    @property
+    def participation(self) -> Participation:
+        """Who was selected when, of all clients there are: `times`, `gini`, and `figures` such as `never`."""
+        return participation_in(self.record)
 
     @property
     def report(self) -> Page:

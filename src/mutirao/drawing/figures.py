@@ -83,6 +83,7 @@ def plot_bands(folder: Path, out: Path, metric: str = "", width: float = 0.0) ->
         axes.fill_between(rounds, mean - half, mean + half, color=look_of(i)["color"], alpha=0.15, linewidth=0)
         axes.plot(rounds, mean, label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=metric)
+    count_on(axes.xaxis)
     return finish(figure, axes, out, "bands")
 
 
@@ -102,6 +103,7 @@ def plot_ablation(folder: Path, out: Path, metric: str = "", width: float = 0.0)
         place = {"textcoords": ("axes fraction", "data"), "va": "center"}
         axes.annotate(method, (last, value), (1.03, height), fontsize=6, color=INK, arrowprops=line, **place)
     axes.set(xlabel="round", ylabel=metric)
+    count_on(axes.xaxis)
     return finish(figure, axes, out, "ablation", legend=False)
 
 
@@ -128,6 +130,7 @@ def plot_best(folder: Path, out: Path, metric: str = "", width: float = 0.0, tar
     for i, (method, rounds, mean, _) in enumerate(mean_curves(methods, metric, lead)):
         axes.step(rounds, mean, where="post", label=method, **look_of(i))
     axes.set(xlabel="round", ylabel=f"best {metric} so far")
+    count_on(axes.xaxis)
     return finish(figure, axes, out, "best")
 
 

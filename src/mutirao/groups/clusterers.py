@@ -55,8 +55,6 @@ class Dbscan:
 
     Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
 
-    Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
-
     >>> from mutirao.groups import form
     >>> points = {"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}
     >>> form(points, Dbscan(eps=0.5)).count, form(points, Dbscan(eps=0.01), noise="own").count

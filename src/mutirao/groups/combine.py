@@ -67,8 +67,6 @@ def weights_by_sample(
 
     The asker's two samples are of class 1, which the second group finds likelier:
 
-    The asker's two samples are of class 1, which the second group finds likelier:
-
     >>> said = {"g0": [[0.9, 0.1], [0.8, 0.2]], "g1": [[0.2, 0.8], [0.1, 0.9]]}
     >>> weights = weights_by_sample(said, {"g0": [0, 1], "g1": [0, 1]}, labels=[1, 1])
     >>> {group: round(weight, 2) for group, weight in weights.items()}

@@ -43,8 +43,6 @@ class Grouper:
 
     A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
 
-    A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
-
     >>> class Alphabetical(Grouper):
     ...     warms = False
     ...     def __call__(self, scene, replies):

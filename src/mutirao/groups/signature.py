@@ -27,8 +27,6 @@ class Bias:
 
     A client with samples of class 1 alone moves the bias of class 1 up:
 
-    A client with samples of class 1 alone moves the bias of class 1 up:
-
     >>> before, after = {"head.bias": np.zeros(2)}, {"head.bias": np.array([-0.3, 0.3])}
     >>> Bias()(before, after, head="head")
     array([-0.3,  0.3])

@@ -42,8 +42,6 @@ def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> 
 
     A model that says 0.9 and is right nine times out of ten is calibrated; one that is right half of the time is not:
 
-    A model that says 0.9 and is right nine times out of ten is calibrated; one that is right half of the time is not:
-
     >>> said = np.tile([0.9, 0.1], (10, 1))
     >>> round(ece(said, [0] * 9 + [1]), 2), round(ece(said, [0] * 5 + [1] * 5), 2)
     (0.0, 0.4)

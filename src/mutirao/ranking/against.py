@@ -98,8 +98,6 @@ def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
 
     Two rankers with the same mean; the second has one very bad query:
 
-    Two rankers with the same mean; the second has one very bad query:
-
     >>> geo_risk([[0.5, 0.5, 0.5], [0.7, 0.7, 0.1]], aversion=5.0).round(3)
     array([0.416, 0.36 ])
     """

@@ -27,8 +27,6 @@ def listnet(scores: Tensor, grades: Tensor) -> Tensor:
 
     The better document first costs less than the better one last:
 
-    The better document first costs less than the better one last:
-
     >>> grades = torch.tensor([[2.0, 0.0]])
     >>> [round(float(listnet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
     [0.37, 1.89]
@@ -53,8 +51,6 @@ def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
 
 def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
     """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010).
-
-    A wrong order at the top costs more than one further down:
 
     A wrong order at the top costs more than one further down:
 

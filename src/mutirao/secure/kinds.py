@@ -51,8 +51,6 @@ class SecAggPlus(Settings, Secure):
 
     A client's update is in one sum with those of two others at least; settings that make no sum are refused:
 
-    A client's update is in one sum with those of two others at least; settings that make no sum are refused:
-
     >>> SecAggPlus(least=3, clip=1.0).threshold
     0.6
     >>> SecAggPlus(threshold=0.1)

@@ -30,9 +30,6 @@ class HiCSFL(Counted):
     The bias of the output layer shows what a client trained on: ana moved both classes, the others one alone. In the
     first rounds ana is selected far more often than one time in three:
 
-    The bias of the output layer shows what a client trained on: ana moved both classes, the others one alone. In the
-    first rounds ana is selected far more often than one time in three:
-
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
     >>> roster.mark(1, roster.ids, dict.fromkeys(roster.ids, 10))

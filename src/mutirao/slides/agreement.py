@@ -22,8 +22,6 @@ def cohen(counts: npt.ArrayLike) -> Floats:
 
     Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
 
-    Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
-
     >>> float(cohen([[4, 1], [1, 4]]).round(2))
     0.6
     """

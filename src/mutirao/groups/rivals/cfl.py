@@ -33,8 +33,6 @@ class Cfl(Grouper):
 
     Clients whose updates cancel out, though each is long, are parted:
 
-    Clients whose updates cancel out, though each is long, are parted:
-
     >>> updates = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
     >>> Cfl(eps1=0.4, eps2=0.9).part(updates, np.ones(4))
     array([ True,  True, False, False])
