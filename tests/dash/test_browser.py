@@ -33,8 +33,8 @@ def page(browser: Any) -> Any:
 
 
 @pytest.fixture
-def study(live: Live) -> str:
-    """The page of a small study: two methods, three seeds."""
+def study(live: Live, page: Any) -> str:
+    """The page of a small study, two methods and three seeds, once the live page knows all of its runs."""
     from mutirao.studies.comparison import compare, write_tables
     from mutirao.studies.study import carry_out, read_study
 
@@ -45,6 +45,8 @@ def study(live: Live) -> str:
         planned = read_study(file, trust=lambda where, names: True)
         assert carry_out(planned, place, start="here") == []
         write_tables(planned, compare(planned, place), place)
+    page.goto(live.address)
+    row(page, "study").get_by_text("6 of 6 runs").wait_for()
     return f"{live.address}#/study?id=study"
 
 

@@ -243,3 +243,16 @@ def test_a_study_counts_its_cells_and_names_its_best_method(tmp_path: Path) -> N
     watcher.look()
     assert watcher.shelf.items["s"].facts["state"] == "finished"
     assert not watcher.shelf.items[f"s/cells/n/{cell.name}"].facts["resumable"]
+
+
+def test_a_study_keeps_its_cells_when_only_its_own_files_change(tmp_path: Path) -> None:
+    make(tmp_path / "s" / "cells" / "m" / "seed0", last="finished")
+    (tmp_path / "s" / "study.json").write_text(json.dumps({"recipe": "iris", "cells": ["m/seed0"]}))
+    watcher = Watcher(tmp_path)
+    watcher.look()
+    (tmp_path / "s" / "table.json").write_text(json.dumps({"lines": [{"method": "m", "metric": "loss", "mean": 0.5}]}))
+    (tmp_path / "s" / "notes.md").write_text("look again")
+    for _ in range(TURN):
+        watcher.look()
+    facts = watcher.shelf.items["s"].facts
+    assert [facts[k] for k in ("rounds", "of", "state", "note")] == [1, 1, "finished", "look again"]

@@ -21,12 +21,15 @@ from mutirao.config import resolve
 from mutirao.core.fleet import Answers, Failure
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
+from mutirao.images.notice import NOTICE
 from mutirao.recipes import task as recipes
 from mutirao.report import charts as charts_of
 from mutirao.report import execute, holders, render, write_report
-from mutirao.report.page import Page
+from mutirao.report.charts import told_apart
+from mutirao.report.page import Page, is_steady
 from mutirao.report.run import add_ends
 from mutirao.report.state import RunState, state_of
+from mutirao.report.study import study_page
 from mutirao.report.words import sentences
 from mutirao.runs import tables
 from mutirao.runs.folder import Folder
@@ -304,6 +307,8 @@ recipe = "iris"
 baseline = "plain"
 metrics = ["accuracy"]
 seeds = 3
+[threshold]
+accuracy = 0.5
 [settings]
 rounds = 4
 [methods.plain]
@@ -340,3 +345,42 @@ def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monke
     assert "&lt;b&gt;bold" in page
     assert "<b>bold" not in page
     assert "aggregate.momentum = 0.5" in page
+    assert "<p class=lead>plain (the baseline) and &lt;b&gt;bold on " in page
+    assert "6 runs in all" in page
+    assert ">rounds to 0.5</th>" in page
+    assert "until accuracy is at least 0.5" in page
+    assert 'href="cells/plain/seed0/"' in page
+    assert "Settings that are the same in all runs" in page
+    assert "rounds = 4" in page
+
+
+def test_a_study_of_cells_carries_the_notice(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(json.dumps({"recipe": "cytology", "cells": ["a/seed0"]}))
+    assert f"<p class=notice>{NOTICE}</p>" in study_page(tmp_path).html()
+
+
+def test_one_round_is_told_in_words_and_not_drawn(tmp_path: Path) -> None:
+    execute("conftest:iris", resolve(iris.config, {"rounds": 1}), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert not [s for s in data_of(page) if s["kind"] == "lines" and s["x"]["label"] == "round"]
+    assert "The band holds" not in page
+    assert "Checkpoints of the start and 1 round take" in page
+
+
+def test_a_flat_band_is_a_constant_and_a_moving_one_is_not() -> None:
+    curve = {"x": [1, 2], "y": [0.2, 0.2], "lo": [0.1, 0.1], "hi": [0.3, 0.3]}
+    assert is_steady({"kind": "lines", "series": [curve]})
+    assert not is_steady({"kind": "lines", "series": [curve | {"hi": [0.3, 0.4]}]})
+
+
+def test_a_metric_that_differs_by_rounding_alone_is_shown_once(run: Path) -> None:
+    rows = list(csv.DictReader((run / "history.csv").open()))
+    for row in rows:
+        row["again"] = str(float(row["accuracy"]) * (1 + 1e-7))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    (run / "history.csv").write_text(text.getvalue())
+    assert "again" in Record.of(run).metrics
+    assert "again" not in told_apart(Record.of(run))

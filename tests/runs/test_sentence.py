@@ -53,8 +53,8 @@ START = "FedAvg on digits, dealt to 50 clients by Dirichlet labels (alpha 0.3), 
         (table("quickstart", personal="ditto", personal__lam=0.5), "FedAvg with personal models by Ditto (lam 0.5) on"),
         (
             table("groups", attack="sign_flip", liars=0.2),
-            "FedAvg with a model for each group of clients (found by Auto) on digits, dealt to 30 clients by class "
-            "(classes 2), 50% of each group a round for 15 rounds, 20% of them lying (SignFlip); otherwise",
+            "FedAvg with a model for each group of clients (found automatically) on digits, dealt to 30 clients by "
+            "class (classes 2), 50% of each group a round for 15 rounds, 20% of them lying (SignFlip); otherwise",
         ),
         (
             table("ranking", data="/srv/MQ2008", sites=True, clients=3),

@@ -46,10 +46,15 @@ class Item:
         """Whether somebody is at work there, and for how long nothing was heard."""
         return holder(self.path), silence(self.path, self.history)
 
+    def is_due(self) -> bool:
+        """Whether something in the folder is not as it was when the facts were read."""
+        marks = tuple(map(mark_of, self.files))
+        return not self.facts or self.stamp != (marks if self.rests else (*marks, *self.pulse()))
+
     def refresh(self, cells: list[Facts] | None = None) -> bool:
         """Read the facts again if anything changed; whether they did. Of a study, with the facts of its cells."""
         marks = tuple(map(mark_of, self.files))  # before reading: what changes meanwhile is seen the next time
-        if self.facts and cells is None and self.stamp == (marks if self.rests else (*marks, *self.pulse())):
+        if cells is None and not self.is_due():
             return False
         before, self.facts = self.facts, clean(self.named() | self.read(cells or []))
         if self.study:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mutirao.report.study import best_of, cell_states, tell_study
+from mutirao.report.study import best_of, cell_states, tell_study, thresholds_of
 from mutirao.runs.reader import clean, json_of
 
 FIGURES = ("mean", "half_t", "best", "wobble", "difference", "difference_half", "p_t", "p_holm")
@@ -15,6 +15,8 @@ def study_of(folder: Path) -> dict[str, Any]:
     lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and "metric" in x and "method" in x]
     metrics = dict.fromkeys(str(x["metric"]) for x in lines)
     tables = [table_of(table, [x for x in lines if str(x["metric"]) == metric], metric) for metric in metrics]
+    goals = thresholds_of(plan)
+    tables = [found | {"threshold": goals.get(found["metric"])} for found in tables]
     planned = plan.get("cells")
     cells = [str(c) for c in planned] if isinstance(planned, list) else []
     words = list(tell_study(table, lines, cell_states(folder, plan)))

@@ -120,7 +120,7 @@ class Watcher:
             if item.rests and item.key not in wanted and (place + self._tick) % TURN:
                 continue
             with self.lock:
-                changed = item.refresh()
+                changed = self._refresh(item)
                 rows = self._rows(item) if item.key in wanted else None
             if changed:
                 self._changed({"event": "facts", "facts": item.facts})
@@ -128,6 +128,12 @@ class Watcher:
             if rows is not None:
                 self._tell({"event": "rows", "id": item.key, **rows}, item.key)
         self._count_cells(studies)
+
+    def _refresh(self, item: Item) -> bool:
+        """Read a run again if it changed; a study with what is known of its cells, or it would seem to have none."""
+        if item.kind == "run":
+            return item.refresh()
+        return item.is_due() and item.refresh(self.facts(item.key))
 
     def _read_first(self, came: list[Item]) -> None:
         """Read runs that came, the latest first; of many the page is told when all of them are read."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.metrics import Direction, direction_of
-from mutirao.report.words import STARTS, WHOLE, figure, in_order, label_of
+from mutirao.report.words import STARTS, WAYS, begin, duration, figure, in_order, label_of
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Columns, Floats, Record, clean, json_of
 from mutirao.runs.schema import CLIENTS, SIMULATED
@@ -22,7 +22,7 @@ BAND = " The band holds the middle 80% of clients."
 
 def spec(kind: str, title: str, about: str, **rest: Any) -> Spec:
     """One chart."""
-    return {"kind": kind, "title": title, "about": about, **rest}
+    return {"kind": kind, "title": title, "about": begin(about), **rest}
 
 
 def line(name: str, x: Floats, y: Floats, **rest: Any) -> dict[str, Any]:
@@ -35,22 +35,34 @@ def line(name: str, x: Floats, y: Floats, **rest: Any) -> dict[str, Any]:
 def family(metric: str) -> str:
     """Curves of one family share a chart: `loss` and `train_loss`, `ndcg@1` and `ndcg@5`."""
     name = next((metric.removeprefix(start) for start in STARTS if metric.startswith(start)), metric).partition("@")[0]
-    name = WHOLE.get(name, name)
+    name = "accuracy" if name == "acc" else name
     stem, _, last = name.removesuffix("_decile").rpartition("_")
     at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own")
     return f"{stem}{AT_CLIENTS}" if at_clients else name
 
 
 def told_apart(record: Record) -> list[str]:
-    """Evaluation metrics, without those that are the same as one before in every round."""
+    """Evaluation metrics, without those that say what one before, or a sentence of the page, says already."""
     kept: dict[str, Floats] = {}
     for name in record.metrics:
         values = record.history.numbers(name)
-        known = values[~np.isnan(values)]
-        moves = len(known) > 1 and known.min() < known.max()
-        if not moves or not any(np.array_equal(values, other, equal_nan=True) for other in kept.values()):
+        if not is_reference(record, name) and not any(says_again(values, other) for other in kept.values()):
             kept[name] = values
     return list(kept)
+
+
+def says_again(values: Floats, other: Floats) -> bool:
+    """Whether values that move are those of another metric, but for rounding, in every round that has either."""
+    known = values[~np.isnan(values)]
+    moves = len(known) > 1 and known.min() < known.max()
+    return moves and bool(np.allclose(values, other, rtol=1e-5, atol=1e-9, equal_nan=True))
+
+
+def is_reference(record: Record, name: str) -> bool:
+    """Whether a metric compares groups with what a client could have instead: `tell_groups` has those in a sentence."""
+    told = record.summary.get("references")
+    ends = ("_served", *(f"_{way}" for way in WAYS))
+    return isinstance(told, dict) and isinstance(told.get("means"), dict) and name.endswith(ends)
 
 
 def chart_curves(record: Record) -> list[Spec]:
@@ -74,7 +86,8 @@ def chart_curves(record: Record) -> list[Spec]:
             said.append(trend(label, series[-1]["y"], record.direction(name)))
         once = title.endswith(AT_CLIENTS) and all(len(curve["x"]) == 1 for curve in series)  # the table has that
         if series and not once:
-            about = f"{'; '.join(said[:3])}.{BAND if any('lo' in s for s in series) else ''}"
+            banded = any("lo" in s and len(s["x"]) > 1 for s in series)
+            about = f"{'; '.join(said[:3])}.{BAND if banded else ''}"
             made.append(spec("lines", label_of(title), about, x=ROUND, y={"label": ""}, series=series))
     return made
 
@@ -131,7 +144,9 @@ def chart_spread(name: str, rounds: Floats, values: Floats, title: str) -> Spec:
     """The median and the outer tenths of a client figure, by round."""
     at, low, middle, high = spread_of(rounds, values)
     about = trend(f"The median client's {name}", middle.tolist(), None) + "."
-    about += BAND if (low < high).any() else ""
+    if (low < high).any():
+        flat = len({*low.tolist()}) == len({*high.tolist()}) == 1
+        about += f" Eight in ten clients are between {figure(low[0])} and {figure(high[0])}." if flat else BAND
     return spec("lines", title, about, x=ROUND, y={"label": name}, series=[line(name, at, middle, lo=low, hi=high)])
 
 
@@ -170,10 +185,11 @@ def chart_groups(record: Record) -> Iterator[Spec]:
         about = f"{len(names)} clients by what they sent, in {len(found)} groups; near is alike."
         axes = {"x": {"label": "first direction"}, "y": {"label": "second direction"}, "big": True}
         yield spec("scatter", "Clients in the plane", about, series=series, **axes)
-    sizes = [{"name": "clients", "values": [len(v) for v in found.values()]}]
-    axes = {"x": {"label": "group"}, "y": {"label": "clients", "whole": True}}
-    about = "; ".join(f"{g} has {len(v)}" for g, v in list(found.items())[:12]) + "."
-    yield spec("bars", "Clients of each group", about, categories=list(found), series=sizes, **axes)
+    if len({len(v) for v in found.values()}) > 1:  # if they are equal, the table says it
+        sizes = [{"name": "clients", "values": [len(v) for v in found.values()]}]
+        axes = {"x": {"label": "group"}, "y": {"label": "clients", "whole": True}}
+        about = "; ".join(f"{g} has {len(v)}" for g, v in list(found.items())[:12]) + "."
+        yield spec("bars", "Clients of each group", about, categories=list(found), series=sizes, **axes)
     yield from chart_scores(record, tints)
     yield from chart_training(record.clients, tints)
 
@@ -237,7 +253,7 @@ def chart_cost(record: Record) -> Iterator[Spec]:
     seconds = history.numbers("seconds")
     known = seconds[~np.isnan(seconds)]
     if len(known):
-        about = f"The median is {figure(np.median(known))} s, the longest {figure(known.max())} s."
+        about = f"The median is {duration(float(np.median(known)))}, the longest {duration(float(known.max()))}."
         axes = {"x": ROUND, "y": {"label": "seconds", "zero": True}}
         yield spec("lines", "Seconds of each round", about, series=series, **axes)
     judge, passed = history.numbers(record.judge), np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))

@@ -8,6 +8,7 @@ import numpy as np
 from mutirao.metrics import gini
 from mutirao.partitions.figures import SAMPLES
 from mutirao.report.charts import MOST_COLUMNS, Spec, line, spec
+from mutirao.report.page import is_steady
 from mutirao.report.words import count, in_order
 from mutirao.runs.participation import lorenz as lorenz_of
 from mutirao.runs.reader import Columns, Counts, Floats, Record, clean
@@ -33,7 +34,9 @@ def chart_partition(record: Record) -> list[Spec]:
     classed, total, kinds = classes != [SAMPLES], counts.sum(0), (counts > 0).sum(0)
     held = f"{between(total)} samples" + (f" of {between(kinds)} of {len(classes)} classes" if classed else "")
     shown = f"; {len(rows)} of {len(names):,} clients are shown" if step > 1 else ""
-    about = f"{'Each client holds' if len(names) > 1 else 'The one client holds'} {held}{shown}."
+    every = record.population <= len(names)
+    each = "Each client holds" if every else f"Each of the {len(names):,} clients that took part holds"
+    about = f"{each if len(names) > 1 else 'The one client holds'} {held}{shown}."
     series = [{"name": f"class {c}" if classed else c, "values": clean(counts[i, rows])} for i, c in enumerate(classes)]
     bars = {"x": {"label": "client"}, "y": {"label": "samples", "whole": True}, "lying": True, "series": series}
     title = "Who has what" if classed else "Samples of each client"
@@ -52,7 +55,7 @@ def told_sizes(record: Record) -> tuple[list[str], Floats]:
 def between(values: Any) -> str:
     """`5`, or `3 to 5`."""
     low, high = values.min(), values.max()
-    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 def chart_participation(record: Record) -> Iterator[Spec]:
@@ -60,7 +63,12 @@ def chart_participation(record: Record) -> Iterator[Spec]:
     names, counts = record.selections()
     if names:
         values = np.sort(np.concatenate([counts, np.zeros(record.population - len(counts), counts.dtype)]))
-        yield from (chart_heat(record, names, counts), chart_times(values), chart_lorenz(values))
+        heat = chart_heat(record, names, counts)
+        yield heat
+        if values[0] < values[-1]:
+            yield from (chart_times(values), chart_lorenz(values))
+        elif not is_steady(heat):
+            yield chart_times(values)
 
 
 def chart_heat(record: Record, found: Sequence[str], counts: Counts) -> Spec:
@@ -93,7 +101,7 @@ def chart_times(values: Any) -> Spec:
     wide = -(-(most + 1) // 40)
     bins = np.bincount(values // wide, minlength=most // wide + 1)
     names = [str(i * wide) if wide == 1 else f"{i * wide}–{(i + 1) * wide - 1}" for i in range(len(bins))]
-    about = f"From {values[0]} to {most} times; the median is {np.median(values):g}."
+    about = f"From {values[0]:,} to {count(most, 'time')}; the median is {np.median(values):,g}."
     if values[0] == most:
         about = f"All were selected equally often, {count(most, 'time')}."
     series = [{"name": "clients", "values": clean(bins)}]
@@ -108,7 +116,6 @@ def chart_lorenz(values: Any) -> Spec:
     half = float(np.interp(0.5, people, share))
     even = {"name": "if all were selected alike", "x": [0, 1], "y": [0, 1], "tint": 6, "dash": "2 3", "plain": True}
     series = [line("selections", people[keep], share[keep], plain=True), even]
-    about = f"The half of the clients selected least has {half:.0%} of the selections; Gini {gini(values):.3f}."
+    about = f"The half of the clients selected least has {half:.0%} of the selections; Gini index {gini(values):.3f}."
     axes = {"x": {"label": "share of clients"}, "y": {"label": "share of selections", "zero": True}}
-    same = bool(values[0] == values[-1])
-    return spec("lines", "Lorenz curve of selection", about, series=series, steady=same, **axes)
+    return spec("lines", "Lorenz curve of selection", about, series=series, **axes)

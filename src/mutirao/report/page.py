@@ -13,6 +13,7 @@ from mutirao.runs.reader import clean
 
 ASSETS = Path(__file__).parent / "assets"
 Spec = dict[str, Any]
+MOST_FIGURES = 7  # in a row; more are dealt to rows that are equally full
 escape = html.escape
 
 
@@ -23,7 +24,7 @@ def asset(name: str) -> str:
 
 
 def is_steady(spec: Spec) -> bool:
-    """Whether a chart would show one value alone: a flat line, a single bar, a map of one colour."""
+    """Whether a chart would show nothing that moves: flat lines, a single round or bar, a map of one colour."""
     if spec.get("steady"):
         return True
     if spec["kind"] == "heat":
@@ -33,7 +34,7 @@ def is_steady(spec: Spec) -> bool:
         one = len(spec["series"]) == 1 and (len({*values}) < 2 or sum(value != 0 for value in values) < 2)
         return one or len(spec["categories"]) < 2
     if spec["kind"] == "lines":
-        return all(len({*s["y"], *s.get("lo", ()), *s.get("hi", ())}) < 2 for s in spec["series"])
+        return all(len({*values}) < 2 for s in spec["series"] for values in (s["y"], s.get("lo", ()), s.get("hi", ())))
     return False
 
 
@@ -93,11 +94,12 @@ class Page:
 
     def figures(self, figures: Mapping[str, tuple[str, str]]) -> None:
         """Headline figures: name -> (value, remark)."""
+        rows = -(-len(figures) // MOST_FIGURES) or 1
         items = [
             f"<li>{escape(k)}<b>{escape(v)}</b>{f'<small>{escape(r)}</small>' if r else ''}</li>"
             for k, (v, r) in figures.items()
         ]
-        self.parts.append("<ul class=figures>" + "".join(items) + "</ul>")
+        self.parts.append(f"<ul class=figures style='--row: {-(-len(figures) // rows)}'>" + "".join(items) + "</ul>")
 
     def charts(self, specs: Sequence[Spec]) -> None:
         """Charts side by side, each with its sentence in words; of one that shows a constant, the sentence alone."""
@@ -124,6 +126,12 @@ class Page:
             f"<img alt='{escape(about)}' src='data:image/png;base64,{content}'></figure>"
         )
 
+    def hidden_table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table below a title that opens it."""
+        self.parts.append(f"<details><summary>{escape(title)}</summary>")
+        self.table(title, head, rows)
+        self.parts.append("</details>")
+
     def table(
         self, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()
     ) -> None:
@@ -139,6 +147,21 @@ class Page:
             f"<div class=scroll tabindex=0 role=region aria-label='{escape(caption)}'><table>"
             f"<caption class=hush>{escape(caption)}</caption>"
             f"<thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def links(self, caption: str, head: Sequence[str], rows: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> None:
+        """A table of names, each with the pages it has: what they are called, and where they are."""
+        body = "".join(
+            f"<tr><td class=tight>{escape(name)}</td><td>"
+            + ", ".join(f'<a href="{escape(where)}">{escape(text)}</a>' for text, where in pages)
+            + "</td></tr>"
+            for name, pages in rows
+        )
+        self.parts.append(
+            f"<div class=scroll tabindex=0 role=region aria-label='{escape(caption)}'><table>"
+            f"<caption class=hush>{escape(caption)}</caption>"
+            f"<thead><tr>{''.join(f'<th>{escape(text)}</th>' for text in head)}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
         )
 
     def code(self, title: str, text: str) -> None:

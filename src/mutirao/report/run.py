@@ -97,10 +97,10 @@ def run_headline(record: Record) -> dict[str, tuple[str, str]]:
             value = next((v for v in known[::-1].tolist() if v == v), None)
         if isinstance(value, int | float):
             top = best.get(name) if isinstance(best, dict) and name == record.judge else None
-            when = f"round {record.summary.get('best_round')}"
+            when = f"round\u00a0{record.summary.get('best_round')}"
             remark = f"best {figure(float(top))} in {when}" if isinstance(top, int | float) else ""
             out[label_of(name)] = (figure(float(value)), remark)
-    out["rounds"] = (f"{record.rounds}", "")
+    out["rounds"] = (f"{record.rounds:,}", "")
     if record.population:
         out["clients"] = (f"{record.population:,}", "")
     seconds = record.summary.get("seconds")
@@ -157,8 +157,8 @@ def add_settings(page: Page, record: Record) -> None:
     page.code("All settings: config.toml", record.text)
     made_with = record.summary.get("versions")
     if isinstance(made_with, dict):
-        page.table("Versions", ("made with", "version"), [(str(k), str(v)) for k, v in made_with.items()])
+        page.hidden_table("Versions", ("made with", "version"), [(str(k), str(v)) for k, v in made_with.items()])
     shown = {"recipe", "final", "best", "versions", "digest", "groups", "schema"}
     if rest := {k: v for k, v in record.summary.items() if k not in shown}:
         rows = [(k, v if isinstance(v, str) else json.dumps(v)[:400]) for k, v in rest.items()]
-        page.table("The rest of summary.json", ("key", "value"), rows)
+        page.hidden_table("The rest of summary.json", ("key", "value"), rows)

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.drawing.plots import average
+from mutirao.images.notice import notice_of
 from mutirao.metrics import direction_of
 from mutirao.report.charts import ROUND, Spec, spec
+from mutirao.report.common import address_of, common_of, describe_study, lines_of, records_of
 from mutirao.report.page import Page
 from mutirao.report.state import state_in
 from mutirao.report.words import count, figure
 from mutirao.runs.reader import Columns, Record, clean, json_of
 
-MEANS = ("method", "mean", "± 95%", "best", "wobble", "rounds to", "difference")
-HEAD = (*MEANS, "p", "p two-sided", "p t", "p Holm", "r", "delta", "d", "verdict")
+MEANS = ("method", "verdict", "mean", "± 95%", "best", "wobble")
+TESTS = ("difference", "p", "p two-sided", "p t", "p Holm")
+SIZES = ("method", "r", "delta", "d")
 BESIDE = ("method", "ours", "published", "ours - published", "in our interval", "rounds to", "published rounds", "from")
 
 
@@ -27,18 +30,29 @@ def study_page(folder: Path) -> Page:
     page = Page(f"{folder.name}: a Mutirão study")
     done = sum(state == "finished" for state in cells.values())
     page.heading(folder.name, "finished" if done == len(cells) else "stopped", f"a study of {recipe}" if recipe else "")
+    records = records_of(folder, cells)
+    common, _ = common_of(record.config for record in records.values())
+    methods = list(dict.fromkeys(name.rpartition("/")[0] for name in cells))
+    if said := describe_study(records, methods, str(table.get("baseline") or plan.get("baseline") or "")):
+        page.lead(said)
+    page.warn(notice_of({"recipe": recipe, **common}))
     add_reproduction(page, json_of(folder / "reproduction.json"))
     page.words(tell_study(table, lines, cells))
     metrics = list(dict.fromkeys(str(x["metric"]) for x in lines))
+    goals = thresholds_of(plan)
     page.figures(study_headline(table, lines, metrics, cells))
     for metric in metrics:
         of_metric = [x for x in lines if x["metric"] == metric]
         page.section(metric)
-        page.table(f"Methods by {metric}", HEAD, [table_row(x) for x in of_metric], numbers=range(1, 14))
+        head = (*MEANS, *((f"rounds to {figure(goals[metric])}",) if metric in goals else ()), *TESTS)
+        rows = [table_row(x, metric in goals) for x in of_metric]
+        page.table(f"Methods by {metric}", head, rows, numbers=range(2, len(head)))
+        if sizes := [row for x in of_metric if any((row := size_row(x))[1:])]:
+            page.hidden_table(f"Effect sizes of {metric}", SIZES, sizes)
         if told := [beside_row(x) for x in of_metric if isinstance(x.get("published"), dict)]:
             page.table(f"Published {metric} beside ours", BESIDE, told, numbers=range(1, 7))
-        methods = list(dict.fromkeys(str(x["method"]) for x in of_metric))
-        page.charts([*chart_bands(folder, metric, methods), chart_dots(of_metric, plan)])
+        judged = list(dict.fromkeys(str(x["method"]) for x in of_metric))
+        page.charts([*chart_bands(folder, metric, judged), chart_dots(of_metric, plan)])
     page.section("How to read it")
     page.words(
         [
@@ -48,6 +62,7 @@ def study_page(folder: Path) -> Page:
             "p t: Student's t, two-sided, of the interval of the difference; p Holm: that for several methods at once.",
             "verdict: better or worse only if the interval of the difference leaves zero out, that is if p t < 0.05.",
             "wobble: standard deviation over the last rounds; r, delta and d: effect sizes with bootstrap intervals.",
+            *threshold_words(table, goals),
             *shared_words(table),
         ]
     )
@@ -55,8 +70,39 @@ def study_page(folder: Path) -> Page:
         page.section("Not finished")
         page.table("Runs that are not finished", ("run", "state"), list(open_cells.items())[:300])
     page.section("What differs between the methods")
-    page.table("Settings of each method", ("method", "settings"), settings_of(folder, cells))
+    page.table("Settings of each method", ("method", "settings"), settings_of(records))
+    if common:
+        page.section("What all runs share")
+        page.code("Settings that are the same in all runs", lines_of(common))
+    page.section("Its runs")
+    page.links("Runs of each method", ("method", "runs"), runs_of(folder, records))
     return page
+
+
+def thresholds_of(plan: dict[str, Any]) -> dict[str, float]:
+    """The values that `rounds to` counts up to, by metric."""
+    told = plan.get("threshold")
+    return {k: float(v) for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, dict) else {}
+
+
+def threshold_words(table: dict[str, Any], goals: dict[str, float]) -> Iterator[str]:
+    """What `rounds to` means, for each metric that has a threshold."""
+    ways = table.get("directions")
+    for metric, goal in goals.items():
+        lower = direction_of(metric, ways if isinstance(ways, dict) else None) == "lower"
+        yield (
+            f"rounds to {figure(goal)}: the median number of rounds until {metric} is at "
+            f"{'most' if lower else 'least'} {figure(goal)}; in brackets, how many of the runs came there."
+        )
+
+
+def runs_of(folder: Path, records: dict[str, Record]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The runs of each method, with their addresses."""
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for cell in records:
+        method, _, place = cell.rpartition("/")
+        rows.setdefault(method, []).append((place, address_of(folder, cell)))
+    return list(rows.items())
 
 
 def add_reproduction(page: Page, told: dict[str, Any]) -> None:
@@ -150,20 +196,25 @@ def text_of(x: dict[str, Any], key: str, form: str = ".4f") -> str:
     return format(value, form) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
-def table_row(x: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table as texts."""
+def table_row(x: dict[str, Any], timed: bool) -> tuple[str, ...]:
+    """A line of the table as texts; `timed` if it has the rounds to a threshold."""
+    half = text_of(x, "difference_half")
+    difference = text_of(x, "difference", "+.4f") + (f" ± {half}" if half else "")
+    tests = (text_of(x, key, ".3g") for key in ("p", "p_two_sided", "p_t", "p_holm"))
+    means = (text_of(x, key) for key in ("mean", "half_t", "best", "wobble"))
+    reached = (str(x.get("rounds_to") or ""),) if timed else ()
+    return (str(x["method"]), str(x.get("verdict", "")), *means, *reached, difference, *tests)
+
+
+def size_row(x: dict[str, Any]) -> tuple[str, ...]:
+    """The effect sizes of a line, with their intervals."""
 
     def size(key: str, form: str = "+.2f") -> str:
         ends = x.get(f"{key}_95")
         known = isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends)
         return text_of(x, key, form) + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if known and ends else "")
 
-    half = text_of(x, "difference_half")
-    difference = text_of(x, "difference", "+.4f") + (f" ± {half}" if half else "")
-    tests = (text_of(x, key, ".4g") for key in ("p", "p_two_sided", "p_t", "p_holm"))
-    means = (text_of(x, key) for key in ("mean", "half_t", "best", "wobble"))
-    head = (str(x["method"]), *means, str(x.get("rounds_to") or ""), difference)
-    return (*head, *tests, size("r", ".2f"), size("delta"), size("d"), str(x.get("verdict", "")))
+    return (str(x["method"]), size("r", ".2f"), size("delta"), size("d"))
 
 
 def beside_row(x: dict[str, Any]) -> tuple[str, ...]:
@@ -218,13 +269,11 @@ def chart_dots(lines: list[dict[str, Any]], plan: dict[str, Any]) -> Spec:
     return spec("dots", f"{metric} of every run", about, categories=methods, points=points, names=names, **rest)
 
 
-def settings_of(folder: Path, cells: dict[str, str]) -> list[tuple[str, str]]:
+def settings_of(records: dict[str, Record]) -> list[tuple[str, str]]:
     """The settings by which the methods differ."""
     configs: dict[str, dict[str, str]] = {}
-    for name, state in cells.items():
-        method = name.rpartition("/")[0]
-        if state != "not begun" and method not in configs:
-            configs[method] = flatten(Record.of(folder / "cells" / name).config)
+    for name, record in records.items():
+        configs.setdefault(name.rpartition("/")[0], flatten(record.config))
     keys = sorted({k for c in configs.values() for k in c})
     differ = [k for k in keys if len({c.get(k) for c in configs.values()}) > 1]
     return [(m, ", ".join(f"{k} = {c[k]}" for k in differ if k in c) or "the same") for m, c in configs.items()]

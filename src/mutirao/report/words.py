@@ -30,6 +30,10 @@ ENDS = {
 STARTS = {"train_": "in training", "vali_": "on validation data", "val_": "on validation data"}
 STARTS |= {"global_": "global model", "distributed_": "by the clients"}
 WHOLE = {"acc": "accuracy", "sim_seconds": "simulated seconds", "sim_joules": "simulated joules"}
+WHOLE |= {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "ece": "calibration error (ECE)"}
+WHOLE |= {"rand": "Rand index of the groups", "gain_alone": "gain over each client alone"}
+WHOLE |= {"gain_finetuned": "gain over FedAvg fine-tuned"}
+WAYS = {"groups_finetuned": "groups fine-tuned", "finetuned": "FedAvg fine-tuned", "alone": "each client alone"}
 
 
 def label_of(metric: str) -> str:
@@ -44,7 +48,23 @@ def label_of(metric: str) -> str:
     for end, said in ENDS.items():
         if metric.endswith(end) and metric != end:
             return f"{label_of(metric.removesuffix(end))}, {said}"
+    for end, said in WAYS.items():
+        if metric.endswith(f"_{end}") and metric not in WHOLE:
+            return f"{label_of(metric.removesuffix(f'_{end}'))}, {said}"
     return WHOLE.get(metric, metric.replace("_", " ").strip() or metric)
+
+
+def begin(text: str) -> str:
+    """Text with the capital letter of a sentence, unless it begins with a name such as `ndcg@5`.
+
+    >>> begin("accuracy went up"), begin("ndcg@5 went up")
+    ('Accuracy went up', 'ndcg@5 went up')
+    """
+    word = text.partition(" ")[0].rstrip(",;:.")
+    return f"{text[:1].upper()}{text[1:]}" if word.isalpha() and word not in NAMES else text
+
+
+NAMES = ("ndcg", "mrr")  # metrics that are written in small letters
 
 
 def in_order(name: str) -> list[Any]:
@@ -54,6 +74,8 @@ def in_order(name: str) -> list[Any]:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -81,9 +103,9 @@ def tell_progress(record: Record, state: RunState) -> Iterator[str]:
         seconds = record.summary.get("seconds")
         yield f"{count(record.rounds, 'round')} made" + (f" in {duration(float(seconds))}." if seconds else ".")
     else:
-        of = f" of {wanted}" if isinstance(wanted, int) else ""
+        of = f" of {wanted:,}" if isinstance(wanted, int) else ""
         why = f": {state.why}" if state.why else ""
-        yield f"{state.name.capitalize()} after {record.rounds}{of} rounds{why}."
+        yield f"{state.name.capitalize()} after {record.rounds:,}{of} rounds{why}."
     if record.summary.get("stopped"):
         yield f"It ended before its time: {record.summary['stopped']}."
     if resumed := [e.get("round") for e in record.events if e.get("event") == "resumed"]:
@@ -100,9 +122,12 @@ def tell_checkpoints(record: Record) -> Iterator[str]:
 def describe_checkpoints(told: Mapping[str, Any]) -> str:
     """What a summary says of its checkpoints, in one sentence without its end."""
     kept, removed = [int(n) for n in told.get("kept", [])], int(told.get("removed", 0))
-    rounds = f"of all {count(len(kept), 'round')}" if not removed else f"of the rounds {', '.join(map(str, kept))}"
+    made = [n for n in kept if n]
+    named = f"{'round' if len(made) == 1 else 'rounds'} {', '.join(map(str, made))}"
+    rounds = (named if removed else count(len(made), "round")) if made else ""
+    of = " and ".join(text for text in ("the start" if 0 in kept else "", rounds) if text)
     gone = f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)" if removed else ""
-    return f"Checkpoints take {size(float(told.get('bytes', 0)))}: {rounds}{gone}"
+    return f"Checkpoints of {of or 'no round'} take {size(float(told.get('bytes', 0)))}{gone}"
 
 
 def tell_quality(record: Record) -> Iterator[str]:
@@ -111,15 +136,18 @@ def tell_quality(record: Record) -> Iterator[str]:
     rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
     if len(values) < 2:
         return
-    went, way = f"{label_of(judge)} went from {figure(values[0])} to {figure(values[-1])}", record.direction(judge)
+    went, way = (
+        f"{begin(label_of(judge))} went from {figure(values[0])} to {figure(values[-1])}",
+        record.direction(judge),
+    )
     if way is None:
         yield f"{went}; which way is better is not declared."
         return
     best = int(values.argmin() if way == "lower" else values.argmax())
-    yield f"{went}; its best was {figure(values[best])} in round {rounds[best]:.0f}."
+    yield f"{went}; its best was {figure(values[best])} in round {rounds[best]:,.0f}."
     since = rounds[-1] - rounds[best]
     if since >= 10 and since >= 0.3 * rounds[-1]:
-        yield f"The last {since:.0f} rounds brought nothing better."
+        yield f"The last {since:,.0f} rounds brought nothing better."
 
 
 def tell_fairness(record: Record) -> Iterator[str]:
@@ -146,10 +174,15 @@ def tell_participation(record: Record) -> Iterator[str]:
     if took < 2 or all_counts.min() == all_counts.max():
         yield f"{who} took part" + (f", {count(int(all_counts.max()), 'time')} each." if took > 1 else ".")
         return
-    busiest = int(counts.argmax())
+    if counts.max() < 2:
+        yield f"{who} took part, the others once each."
+        return
+    busiest, median = int(counts.argmax()), float(np.median(all_counts))
+    often = f"{median:g} times" if median % 1 else count(int(median), "time")
     yield (
-        f"{who} took part. The median client did {np.median(all_counts):g} times, the busiest ({names[busiest]}) "
-        f"{int(counts[busiest])}; Gini {gini(all_counts):.2f}, where 0 is even."
+        f"{who} took part. The median client took part {often}, "
+        f"the busiest ({names[busiest]}) {count(int(counts[busiest]), 'time')}; "
+        f"the Gini index is {gini(all_counts):.2f}, and would be 0 if all took part equally often."
     )
 
 
@@ -185,10 +218,10 @@ def tell_groups(record: Record) -> Iterator[str]:
     told = record.summary.get("references")
     means = told.get("means") if isinstance(told, dict) else None
     if isinstance(told, dict) and isinstance(means, dict):
-        names = {"groups_finetuned": "groups fine-tuned", "finetuned": "FedAvg fine-tuned"}
-        each = [f"{names.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
+        each = [f"{WAYS.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
         served = str(told.get("served", ""))
-        yield f"Mean {told.get('judge')} at clients: {', '.join(each)}. They are served by {names.get(served, served)}."
+        means_said = f"Mean {label_of(str(told.get('judge')))} at clients: {', '.join(each)}"
+        yield f"{means_said}; the models that clients are given: {WAYS.get(served, served)}."
         yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in told.get("warnings") or ())
 
 

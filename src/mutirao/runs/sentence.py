@@ -148,7 +148,8 @@ class Told:
         elif cluster == "one":
             method += " with everybody in one group"
         elif cluster not in ("", "none"):
-            method += f" with a model for each group of clients (found by {self.part('cluster')})"
+            found = "automatically" if cluster == "auto" else f"by {self.part('cluster')}"
+            method += f" with a model for each group of clients (found {found})"
         if personal not in ("", "none"):
             method += f" with personal models by {self.part('personal')}"
         return f"{method} {on}"

@@ -8,7 +8,7 @@ LONGEST = 60  # letters of a value
 
 def count(many: Any, thing: str) -> str:
     """`1 client`, `2 clients`, `1,000 clients`."""
-    number = f"{many:,}" if isinstance(many, int) else str(many)
+    number = f"{many:,}" if isinstance(many, int) else clip(str(many))
     return f"{number} {thing}{'' if many == 1 else 's'}"
 
 

@@ -30,7 +30,7 @@ export class ComparePage {
         seeds ? pick("bands", "seeds", BANDS, this.bands, v => { this.bands = v; }) : null,
         slider(this.by, by => { this.by = by; this.remember(); this.draw(); })),
       make("div", { class: "beside" }, make("div", { id: "compared" }),
-        make("section", { "aria-labelledby": "differ" }, make("h3", { id: "differ" }, "Settings that differ"), make("div", { id: "settings" }))),
+        make("div", {}, make("h3", {}, "Settings that differ"), make("div", { id: "settings" }))),
       make("h3", {}, "Where they stand"), scroller("Compared runs", make("table", { id: "ends", class: "fixed" })));
     await this.change();
   }

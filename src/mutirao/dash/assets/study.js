@@ -15,7 +15,7 @@ function verdictOf(r) {
 function verdicts(t, baseline) {
   const right = v => [v, "number"];
   const rows = t.rows.map(r => [r.method, verdictOf(r), right(`${number(r.mean)}${r.half_t === undefined ? "" : ` ± ${number(r.half_t)}`}`), right(r.difference === undefined ? "" : between(r.difference, r.difference_half)), right(chance(r.p_t)), right(chance(r.p_holm)), right(number(r.best)), right(r.rounds_to), right(r.runs)]);
-  const head = ["method", "verdict", ...["mean ± 95%", `against ${baseline || "the baseline"}`, "p", "p Holm", "best", "rounds to", "runs"].map(right)];
+  const head = ["method", "verdict", ...["mean ± 95%", `against ${baseline || "the baseline"}`, "p", "p Holm", "best", typeof t.threshold === "number" ? `rounds to ${number(t.threshold)}` : "rounds to", "runs"].map(right)];
   return scroller(`Methods by ${t.metric}`, tableOf(`Methods by ${t.metric}`, head, rows, { class: "fixed verdict" }));
 }
 

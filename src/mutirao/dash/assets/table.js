@@ -87,7 +87,7 @@ export class RunTable {
   line(f, old) {
     const tick = make("input", { type: "checkbox", "aria-label": `compare ${f.name}`, onchange: e => this.ticked(f.id, e.target.checked) });
     tick.checked = this.isTicked(f.id); tick.disabled = f.kind === "study" || f.state === "unreadable";
-    const of = f.of || f.rounds, share = f.kind === "study" ? `${f.rounds} of ${f.of} runs` : `${f.rounds}${of ? ` of ${of}` : ""} rounds`;
+    const of = f.of || f.rounds, share = f.kind === "study" ? `${f.rounds} of ${f.of} runs` : `${f.rounds}${of ? ` of ${of}` : ""}${of < 1e5 ? " rounds" : ""}`; // of more the figures alone have room
     const bar = make("span", { class: "bar-of", "aria-hidden": "true" }, make("span", { class: f.state }));
     bar.firstChild.style.width = `${of ? Math.min(100, 100 * f.rounds / of) : 0}%`;
     const name = make("a", { href: link(f.kind, { id: f.id }) }, this.flat ? f.name.split("/cells/").at(-1) : f.name);

@@ -389,7 +389,7 @@ const Charts = (() => {
   }
   function dots(c) { // points of each category, with the mean and its interval
     const { spec, drawing, stops, width } = c, n = spec.categories.length;
-    spec.height = 70 + n * 26;
+    spec.height = Math.max(70 + n * 26, Math.min(230, 70 + n * 54));
     const all = spec.points.flat().concat(spec.mean.flatMap((m, i) => real(spec.half[i]) ? [m - spec.half[i], m + spec.half[i]] : [m]));
     let [v0, v1] = range(all); const pad = (v1 - v0) * 0.05; v0 -= pad; v1 += pad;
     const height = spec.height, label = Math.min(width * 0.4, 18 + 7 * Math.max(...spec.categories.map(t => t.length))), box = { left: label, right: width - 16, top: 8, bottom: height - 42 };
