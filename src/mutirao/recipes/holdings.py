@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.fleet import ClientId
+from mutirao.errors import ConfigError
 from mutirao.fleets.without import PopulationWithout
 from mutirao.partitions.figures import SAMPLES, PartitionSummary, describe
 
@@ -25,7 +26,10 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
     if not 1 < len(population) <= MOST_CLIENTS:
         return None
     if isinstance(whole, Wards):
-        return None if whole.anybody else count_labels({name: spread(whole.counts(name)) for name in population})
+        try:
+            return None if whole.anybody else count_labels({name: spread(whole.counts(name)) for name in population})
+        except ConfigError:  # this party does not hold their pictures
+            return None
     if not isinstance(whole, dict | VirtualClients):
         return None
     held = {name: population[name] for name in population}
