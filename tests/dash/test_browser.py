@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -255,6 +256,8 @@ def test_nobody_is_left_out_by_colours_or_width(live: Live, study: str, browser:
         page.locator(sign).first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
         assert serious(page) == [], place
+        heads = [box for th in page.locator("table.runs thead button").all() if (box := th.bounding_box())]
+        assert all(a["x"] + a["width"] <= b["x"] for a, b in itertools.pairwise(heads)), place  # none covers the next
     page.goto((live.folder / "beta" / "report.html").as_uri())
     page.locator("figure svg").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
