@@ -77,6 +77,8 @@ def skeleton(code: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = ""
+        elif isinstance(node, ast.JoinedStr):
+            node.values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
     return ast.dump(tree)
 
 
