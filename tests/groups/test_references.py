@@ -142,7 +142,7 @@ def test_references_are_the_same_after_a_kill(tmp_path: Path) -> None:
     assert resumed["references"] == straight["references"]
     assert resumed["digest"] == straight["digest"]
     text = (tmp_path / "b" / "report.html").read_text()
-    assert "They are served by" in text
+    assert "the models that clients are given:" in text
 
 
 def test_what_must_not_be_told_is_not_compared() -> None:

@@ -217,6 +217,6 @@ class Churn(Wrapper):
 
     def record(self, done: Round) -> None:
         """Add to the record of a round how many were there, and how long the server waited for somebody."""
-        available, waited = self._counts.get(int(done.row["round"]), (len(self._here), 0))
+        available, waited = self._counts.get(int(done.row.get("round", self._round)), (len(self._here), 0))
         done.row.update(available=available, waited=waited)
         self.fleet.record(done)
