@@ -2,22 +2,31 @@
 PYTHON ?= python3
 TORCH ?= cpu# or cuda; scripts/install.sh says where it comes from
 BIN := .venv/bin
+WORKERS ?= 4# processes of tests: many of them wait for a network or a browser
 export PYTHON TORCH
 
-.PHONY: run test quick docs bench audit nightly dist clean
+.PHONY: run test test-slow lint type site unit docs bench audit nightly dist clean
 
 run: .venv/core ## install and run the quickstart
 	$(BIN)/mutirao run quickstart
 
-test: .venv/dev ## install what tests need, then lint, type-check and test
+test: lint type site unit ## all that is checked before a commit: within ten minutes on two cores
+
+lint: .venv/dev ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder # the slow ones first: they wait for a network
 
-quick: .venv/dev ## the tests without the slow ones, for while you work
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+type: .venv/dev ## mypy, strict
+	$(BIN)/mypy
+
+site: .venv/dev ## the documentation builds without a warning
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+
+unit: .venv/dev ## the quick tests, those that are not marked slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test-slow: .venv/dev ## what waits or repeats, and property tests with many examples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow or hypothesis" --hypothesis-profile=thorough
 
 docs: .venv/dev ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

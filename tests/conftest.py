@@ -18,8 +18,10 @@ from mutirao.randomness import rng
 from mutirao.recipes.task import Recipe, Task
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mutirao-")  # the secret that marks runs: not the user's own
-hypothesis.settings.register_profile("steady", deadline=None)  # a first call may import, and a machine be busy
-hypothesis.settings.load_profile("steady")
+# No deadline: a first call may import, and a machine be busy. `make test-slow` asks for the thorough profile.
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=300, deadline=None)
+hypothesis.settings.load_profile("quick")
 
 pytest_plugins = ["living", "smears"]  # a live page and a browser, and slides, for those who ask for them
 
@@ -38,6 +40,14 @@ X = (X - X.mean(0)) / X.std(0)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command of ours sets for the processes it starts is not for those of the next test."""
     monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
+
+
+@pytest.fixture
+def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing: most of the time of a small run goes into its pictures, which few tests look at."""
+    if request.node.get_closest_marker("pictures"):
+        return
+    monkeypatch.setattr("mutirao.report.draw_run", lambda run, task, out: None)
 
 
 def softmax_step(request: Request, site: Site) -> Reply:

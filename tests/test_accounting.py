@@ -82,6 +82,7 @@ def test_nothing_released_costs_nothing(accountant: Accountant) -> None:
     assert epsilon(None, 1e-5, accountant) == epsilon(NOTHING, 1e-5, accountant) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "times", "delta", "rdp", "tight"), [REFERENCE[2], REFERENCE[4]])
 def test_the_noise_found_for_a_published_epsilon_is_that_noise(
     noise: float, rate: float, times: int, delta: float, rdp: float, tight: float
@@ -89,6 +90,7 @@ def test_the_noise_found_for_a_published_epsilon_is_that_noise(
     assert find_noise(tight, delta, "prv", rate, times) == pytest.approx(noise, rel=0.01)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.2, 40.0), st.sampled_from([1e-6, 1e-3]), st.sampled_from([0.02, 0.3, 1.0]), st.integers(1, 500))
 def test_the_noise_found_costs_no_more_than_was_asked_for_and_hardly_less(

@@ -178,7 +178,7 @@ def carry_out(shown: Shown, folder: Path) -> str:
     return "" if done.exit_code == 0 else f"exit code {done.exit_code}: {done.output[-500:]} {done.exception!r}"
 
 
-@pytest.mark.parametrize("page", [README, SHEET])
+@pytest.mark.parametrize("page", [README, pytest.param(SHEET, marks=pytest.mark.slow)])
 def test_every_command_runs_from_an_empty_folder(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, block = {}, -1
     for shown in commands(page):

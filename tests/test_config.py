@@ -113,7 +113,6 @@ configs = st.tuples(plain, *parts.values()).map(lambda found: {k: v for d in fou
 
 
 @given(configs)
-@settings(max_examples=150)
 def test_what_is_dumped_reads_back_as_the_same_configuration(values: dict[str, Any]) -> None:
     config = resolve(Config, {}, values.items())
     text = dump("my recipe", config)
@@ -328,7 +327,6 @@ scraps = st.one_of(st.text(max_size=20), st.lists(st.one_of(fragments, st.text(m
 @example("rounds=1\nlr = 2")
 @example("=")
 @example("aggregate=tests.nowhere:x")
-@settings(max_examples=300)
 def test_no_assignment_raises_anything_but_a_config_error_of_one_line(assignment: str) -> None:
     config = refused_in_one_line(lambda: resolve(Config, {}, [parse_assignment(assignment)]))
     if config is not None:
@@ -344,7 +342,6 @@ keys = st.one_of(scraps, st.sampled_from(["rounds", "lr", "select", "aggregate",
 
 
 @given(st.dictionaries(keys, values, max_size=4))
-@settings(max_examples=300)
 def test_no_table_raises_anything_but_a_config_error_of_one_line(table: dict[str, Any]) -> None:
     config = refused_in_one_line(lambda: resolve(Config, table))
     if config is not None:

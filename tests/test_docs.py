@@ -36,6 +36,7 @@ def mutirao(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_own_task_is_short_and_runs_with_the_command_shown(tmp_path: Path) -> None:
     recipe, settings, selector, *_ = blocks("your-own-task.md")
     assert len(recipe.splitlines()) < 40
@@ -81,6 +82,7 @@ def test_every_line_of_the_page_on_security_is_shown_by_a_test_that_exists() -> 
     assert not [line for line in attacks if "::test_" not in line and not line.startswith(heads)]
 
 
+@pytest.mark.slow
 def test_the_page_on_training_says_what_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile("".join(blocks("training.md")), "training.md", "exec"), {})  # the page's own code
     page = (DOCS / "training.md").read_text()
@@ -93,6 +95,7 @@ def test_the_page_on_training_says_what_comes_out(tmp_path: Path, capsys: pytest
         assert "quickstart, 2 rounds" in mutirao(*command.split(), "--set", "rounds=2", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
     loop, run = blocks("your-own-loop.md")
     assert len(loop[loop.index("def scaffold") : loop.index("scaffold.provides")].splitlines()) <= 32
@@ -115,6 +118,7 @@ def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.
     assert next(few).row["replied"] == 2
 
 
+@pytest.mark.slow
 def test_the_page_on_python_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +133,7 @@ def test_the_page_on_python_runs_from_top_to_bottom(
     assert mu.load("runs/long").summary["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_the_model_with_a_local_part_on_the_page_on_personal_models_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +150,7 @@ def test_the_page_on_partitions_prints_what_it_says(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_page_on_partitions_names_all_of_them_and_its_commands_run(tmp_path: Path) -> None:
     page = (DOCS / "partitions.md").read_text(encoding="utf-8")
     for name in (*partition.NAMES, *drift.NAMES):

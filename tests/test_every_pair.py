@@ -1,10 +1,12 @@
 """Any selection goes with any aggregation and any recipe: two rounds each.
 
-All pairs of a selector and an aggregator on the quickest recipe; on the others every selector and every aggregator.
+`make test` runs a sample in which every aggregator meets three selectors and three recipes. `make test-slow` runs all
+pairs of a selector and an aggregator on the quickest recipe, and every selector and aggregator on the others.
 """
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,23 @@ def combinations() -> list[tuple[str, str, str]]:
     return [*product(["quickstart"], selectors, aggregators), *others]
 
 
+def sample() -> set[tuple[str, str, str]]:
+    """Three combinations for each aggregator; together they have every selector and every recipe several times."""
+    recipes, selectors = list(NAMES), list(selection.NAMES)
+    return {
+        (recipes[(i + 3 * turn) % len(recipes)], selectors[(i + 4 * turn) % len(selectors)], aggregate)
+        for i, aggregate in enumerate(aggregation.NAMES)
+        for turn in range(3)
+    }
+
+
+def quick_and_slow() -> list[Any]:
+    """The sample, and all other combinations marked slow."""
+    quick = sample()
+    rest = [pytest.param(*each, marks=pytest.mark.slow) for each in combinations() if each not in quick]
+    return [*sorted(quick), *rest]
+
+
 def task_of(recipe: str) -> Task:
     """The task of a recipe, made once: the parts under test do not change it."""
     if recipe not in TASKS:
@@ -65,7 +84,7 @@ def has_output_bias(task: Task) -> bool:
     return [len(v) for k, v in arrays.items() if k.endswith("bias") and v.ndim == 1].count(task.classes or 0) == 1
 
 
-@pytest.mark.parametrize(("recipe", "select", "aggregate"), combinations())
+@pytest.mark.parametrize(("recipe", "select", "aggregate"), quick_and_slow())
 def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
     found, task = find(recipe), task_of(recipe)
     settings = {**SMALL[recipe], "rounds": 2, "select": select, "aggregate": aggregate}

@@ -34,6 +34,7 @@ def rounds_of(recipe: str, **settings: Any) -> tuple[Task, Run, list[dict[str, A
     return task, run, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [{"cluster": "auto"}, TWO], ids=["auto", "two"])
 @pytest.mark.parametrize("recipe", [name for name in NAMES if name != "online"])  # which says so, below
 def test_two_rounds_of_every_recipe(recipe: str, cluster: dict[str, Any]) -> None:
@@ -110,6 +111,7 @@ def test_updates_and_judgements_of_groups_are_summed() -> None:
     assert 0 <= rows[-1]["accuracy"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["tabular", "quickstart"])
 def test_groups_are_the_same_again_and_go_on_after_a_stop(recipe: str, tmp_path: Path) -> None:
     settings = {**SMALL[recipe], **TWO, "rounds": 3, "warm_epochs": 2, "regroup": 2}
@@ -120,6 +122,7 @@ def test_groups_are_the_same_again_and_go_on_after_a_stop(recipe: str, tmp_path:
     assert again["groups"] == whole["groups"]
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_groups_of_any_task(tmp_path: Path) -> None:
     summary = execute("tabular", {**SMALL["tabular"], **TWO, "rounds": 1, "warm_epochs": 1}, tmp_path / "whole")
     assert len(summary["groups"]) == 2
@@ -154,6 +157,7 @@ def test_a_group_goes_on_with_the_candidate_its_clients_judge_best(recipe: str) 
     assert task.exhibits.findings(run)["per_group"] == "g0: lr=0.3; g1: lr=0.3"
 
 
+@pytest.mark.slow
 def test_a_model_and_data_from_python_in_groups(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x = {f"h{i}": draw.normal(size=(60, 4)).astype(np.float32) for i in range(8)}

@@ -153,6 +153,7 @@ def test_a_torch_that_is_there_is_left_and_nobody_is_asked(world: World) -> None
     assert "torch==2.9.1+rocm6.4" in (world.folder / ".venv/constraints.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_cuda_is_the_package_index_s_build_and_replaces_a_cpu_one(world: World) -> None:
     make_wheel(world.pages / "cpu/torch", f"{VERSION}+cpu", None)
     make_wheel(world.pages / "simple/torch", VERSION, CUDA)

@@ -84,6 +84,7 @@ def resolve(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *words], cwd=ROOT, input=typed, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
 def test_every_extra_can_be_installed_from_wheels(python: str) -> None:
     if resolve("-", typed="packaging").returncode:

@@ -81,6 +81,7 @@ def test_a_function_of_the_round_that_gives_no_rate_is_named() -> None:
         trainer(Request("train", trainer.initial(0), {"seed": 0, "round": 3}), site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "ranking", "selection", "groups", "recsys", "cifar10"])
 def test_every_recipe_follows_its_schedule(name: str, tmp_path: Path) -> None:
     small = {"clients": 10, "per_round": 3, "rounds": 2, "samples": 40, "wait": 0.0}

@@ -104,6 +104,7 @@ def problems_of(page: Any) -> list[str]:
     return lines + ([f"{wide} pixels wider than the window"] if wide > 0 else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_pages_of_every_layout_can_be_read_by_anybody(browser: Any, address: str, colours: str, width: int) -> None:

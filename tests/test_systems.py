@@ -57,6 +57,7 @@ def check_refused(answers: list[tuple[int, str]], name: str) -> None:
         assert f"needs Linux, and this is {name}" in said
 
 
+@pytest.mark.slow
 def test_on_windows_runs_reports_and_figures_work_and_deployment_says_that_it_needs_linux(tmp_path: Path) -> None:
     answers, printed = play("win32", tmp_path, *WORKS, *REFUSED)
     assert [(words[0], *answer) for words, answer in zip(WORKS, answers, strict=False) if answer[0]] == []
@@ -67,6 +68,7 @@ def test_on_windows_runs_reports_and_figures_work_and_deployment_says_that_it_ne
     check_refused(answers[len(WORKS) :], "Windows")
 
 
+@pytest.mark.slow
 def test_on_macos_a_study_starts_its_workers_and_deployment_says_that_it_needs_linux(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
     answers, _ = play("darwin", tmp_path, ["study", "study.toml", "--workers", "1"], *REFUSED)

@@ -159,6 +159,7 @@ def test_the_sdist_holds_what_a_build_needs_and_no_half_of_the_tests(sdist: Path
     assert sdist.name == f"mutirao-{mutirao.__version__}.tar.gz"
 
 
+@pytest.mark.slow
 def test_one_wheel_serves_every_python_from_3_11_on_and_carries_kernels_and_data(wheel: Path) -> None:
     assert wheel.name.startswith(f"mutirao-{mutirao.__version__}-cp311-abi3-")
     with zipfile.ZipFile(wheel) as archive:
@@ -179,6 +180,7 @@ def test_the_wheel_describes_itself_as_an_index_wants_it(wheel: Path) -> None:
     assert not [r.name for r in told.requires_dist or () if r.url]
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_in_an_empty_folder_without_a_compiler(python: Path, tmp_path: Path) -> None:
     loaded = f"from mutirao.training.engine import {', '.join(KERNELS)} as last; print(last.__file__)"
     assert str(python.parent.parent) in run(python, tmp_path / "a", "python", "-c", loaded)
@@ -188,6 +190,7 @@ def test_the_quickstart_runs_in_an_empty_folder_without_a_compiler(python: Path,
     assert run(python, tmp_path / "c", "mutirao", "--version").split()[-1] == mutirao.__version__
 
 
+@pytest.mark.slow
 def test_a_build_without_a_compiler_lacks_the_kernels_and_runs_all_the_same(bare: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(bare) as archive:
         assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]

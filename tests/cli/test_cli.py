@@ -31,6 +31,7 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "mutirao.cli", *words], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_run_verify_repeat_and_report(tmp_path: Path) -> None:
     done = process("run", "quickstart", *QUICK)
     assert done.returncode == 0, done.stderr
@@ -139,6 +140,7 @@ def test_out_and_resume(tmp_path: Path) -> None:
     assert "lr cannot change" in changed.stderr
 
 
+@pytest.mark.slow
 def test_killed_by_the_system_and_resumed_from_the_command_line(tmp_path: Path) -> None:
     settings = ["--set", "rounds=20", "--set", "clients=10", "--set", "per_round=8", "--set", "epochs=3"]
     straight = mutirao("run", "quickstart", *settings, "--out", "straight", "--json")
@@ -167,6 +169,7 @@ def test_killed_by_the_system_and_resumed_from_the_command_line(tmp_path: Path) 
     assert mutirao("verify", "killed").exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_table_at_the_end_has_the_worst_client_and_leaves_the_rest_to_the_report(tmp_path: Path) -> None:
     sets = [word for s in ("rounds=2", "clients=8", "per_round=4", "clients_every=1") for word in ("--set", s)]
     done = mutirao("run", "quickstart", *sets, "--out", str(tmp_path / "run"))

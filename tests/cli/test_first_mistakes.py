@@ -38,6 +38,7 @@ def test_what_cannot_be_is_refused_before_the_first_round(tmp_path: Path, sets: 
     assert not (tmp_path / "a" / "history.csv").exists()
 
 
+@pytest.mark.slow
 def test_the_usual_number_a_round_means_at_most_so_many(tmp_path: Path) -> None:
     few = ["--set", "clients=4", "--set", "rounds=1", "--set", "epochs=1", "--json", "--out", str(tmp_path / "a")]
     assert CliRunner().invoke(main, ["run", "quickstart", *few]).exit_code == 0

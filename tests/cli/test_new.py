@@ -18,6 +18,7 @@ def call(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_three_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     here = [sys.executable, "-m", "mutirao.cli"]
     told = call(*here, "new", "my_task", cwd=tmp_path)

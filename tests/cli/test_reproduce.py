@@ -47,6 +47,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "recsys"])
 def test_each_system_runs_on_its_stand_in_and_says_so(name: str, tiny: None, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["reproduce", name, "--stand-in", "--out", "out"])
@@ -69,6 +70,7 @@ def check_outcome(output: str, out: Path, system: System) -> None:
     assert system.title in output
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_a_stop_keeps_what_was_done(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def sent(tmp_path: Path, finished: Path) -> Path:
     return tmp_path / "sent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -105,6 +106,7 @@ def test_no_command_imports_code_from_the_folder_it_is_used_in(sent: Path, words
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_nor_does_it_as_a_module_of_python(sent: Path) -> None:
     for words in (["verify", "."], ["run", "config.toml", "--out", "again"]):
         done = mutirao(*words, cwd=sent, module=True)
@@ -112,6 +114,7 @@ def test_nor_does_it_as_a_module_of_python(sent: Path) -> None:
         assert not (sent / "ran").exists()
 
 
+@pytest.mark.slow
 def test_nor_do_the_processes_of_a_study(sent: Path) -> None:
     sets = "\n".join(word.replace("=", " = ") for word in QUICK[1::2])
     (sent / "s.toml").write_text(f'recipe = "quickstart"\n[settings]\n{sets}\n[methods.a]\nlr = 0.1\n')
@@ -176,6 +179,7 @@ def test_with_trust_a_part_is_run_and_what_is_none_is_still_refused(here: Path) 
     assert command("run", "c.toml", "--trust", "--out", "a").exit_code == 0
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_the_users_own_word_and_what_they_ran_goes_on_without_a_question(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def distance_after(codec: Any, rounds: int) -> float:
     return float(np.linalg.norm(run.arrays["x"]))
 
 
+@pytest.mark.slow
 def test_where_plain_top_k_runs_away_feedback_finds_the_optimum() -> None:
     assert distance_after(TopK(1 / 3, feedback=False), 300) > 100
     assert distance_after(TopK(1 / 3), 1800) < 1e-3

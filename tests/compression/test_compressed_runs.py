@@ -131,6 +131,7 @@ def test_it_goes_with_other_parts(more: dict[str, Any], tmp_path: Path) -> None:
     assert not any(int(row["failed"]) for row in history_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["topk", "int8"])
 def test_groups_go_on_with_their_own_models(kind: str, tmp_path: Path) -> None:
     settings = {"clients": 5, "per_round": 4, "samples": 60}

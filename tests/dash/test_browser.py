@@ -19,6 +19,14 @@ from living import Live
 AXE_SERIOUS = ("serious", "critical")
 
 
+LOOKS = [
+    (390, "dark"),
+    pytest.param(1280, "light", marks=pytest.mark.slow),
+    pytest.param(1280, "dark", marks=pytest.mark.slow),
+    pytest.param(390, "light", marks=pytest.mark.slow),
+]
+
+
 @pytest.fixture
 def page(browser: Any) -> Any:
     """A fresh page that may not complain."""
@@ -240,7 +248,7 @@ def test_clients_their_failures_and_the_log_are_text_and_never_markup(live: Live
     assert serious(page) == []
 
 
-@pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "colours"), LOOKS)
 def test_nobody_is_left_out_by_colours_or_width(live: Live, study: str, browser: Any, width: int, colours: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=colours)
     page = context.new_page()

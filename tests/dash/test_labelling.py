@@ -31,6 +31,14 @@ PRESS = """keys => { for (const key of keys)
   document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })) }"""
 
 
+LOOKS = [
+    (360, "dark"),
+    pytest.param(1280, "light", marks=pytest.mark.slow),
+    pytest.param(1280, "dark", marks=pytest.mark.slow),
+    pytest.param(360, "light", marks=pytest.mark.slow),
+]
+
+
 def make_tiles(folder: Path, count: int) -> Path:
     rows = ["file,slide,laboratory"]
     folder.mkdir()
@@ -191,7 +199,7 @@ def serious(page: Any) -> list[str]:
     return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found]
 
 
-@pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "colours"), LOOKS)
 def test_nobody_is_left_out_by_colours_or_width(
     ready: tuple[Path, Server],
     browser: Any,

@@ -298,6 +298,7 @@ def test_the_stand_in_has_equal_classes_and_depends_on_the_generator_alone():
         cifar10.synthetic(0, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_a_small_network_learns_the_stand_in_and_a_linear_model_does_not():
     x, y = map(torch.as_tensor, cifar10.synthetic(4000, np.random.default_rng(1)))
     x_test, y_test = map(torch.as_tensor, cifar10.synthetic(1000, np.random.default_rng(2)))

@@ -28,6 +28,7 @@ def test_the_file_is_what_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(elsewhere, table)
 
 
+@pytest.mark.slow
 def test_a_run_imports_no_package_that_it_does_not_use(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stderr.strip() == "[]"

@@ -65,6 +65,7 @@ def published(alpha: float, beta: float, users: int, draw: np.random.RandomState
     return sizes, kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (1.0, 1.0)])
 def test_synthetic_is_distributed_as_published(alpha: float, beta: float) -> None:
     made = make_synthetic(alpha, beta, 300, seed=5)
@@ -108,6 +109,7 @@ def learn_from_half_of_the_users(name: str, steps: int) -> tuple[float, float, f
     return own, others, float(np.bincount(made.y_train[~mine]).max() / (~mine).sum())
 
 
+@pytest.mark.slow
 def test_iid_users_have_one_model_and_one_distribution() -> None:
     assert np.abs(generate("synthetic-iid", 0).x_train.mean(0)).max() < 0.1
     own, others, commonest = learn_from_half_of_the_users("synthetic-iid", 1000)

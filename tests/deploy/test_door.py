@@ -111,6 +111,7 @@ def pulled(who: Impostor) -> list[Any]:
     return list(answer.messages_list)
 
 
+@pytest.mark.slow
 def test_a_site_answers_what_it_was_asked_and_fetches_what_it_was_sent(federation: Federation) -> None:
     letter = federation.ask(federation.victim, 1.0)
     assert [m.metadata.message_id for m in pulled(federation.victim)] == [letter.message]

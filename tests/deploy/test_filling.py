@@ -92,6 +92,7 @@ def words_of(value: Any) -> str:
     return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, {}) for name in NAMES), *(("quickstart", more) for more in METHODS)], ids=words_of
 )

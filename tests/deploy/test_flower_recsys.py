@@ -22,6 +22,7 @@ __all__ = ["identity"]  # a fixture that holds for all tests here, too
 DIMENSION = 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
 def test_only_item_rows_and_a_loss_cross_the_wire(loss: str) -> None:
     recipe = find("recsys")

@@ -55,6 +55,7 @@ def test_a_simulation_gives_what_the_local_fleet_gives(monkeypatch: pytest.Monke
     assert not [t for t in threading.enumerate() if t.name == "flower-engine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "signature"), [("tabular", "projection"), ("quickstart", "bias")])
 def test_groups_of_any_task_are_found_over_flowers_messages(
     recipe: str, signature: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -495,7 +495,7 @@ NAME = st.text("abw_*?[]", min_size=1, max_size=4)
 VALUES = st.dictionaries(NAME, st.integers(0, 3).map(lambda n: np.zeros(n)), max_size=3)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     arrays=VALUES,
     extras=VALUES,

@@ -82,6 +82,7 @@ def mutirao(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Server, tmp_path: Path) -> None:
     address = f"localhost:{server.port}"
     nodes = {name: found_site(tmp_path / name, name, address, server.ca) for name in ("unknown", "wrong", "plain")}
@@ -139,6 +140,7 @@ def test_who_does_not_have_the_secret_reaches_nothing_but_the_sites_part(server:
     assert (status, json.loads(body)["admitted"], "node" in json.loads(body)) == (200, False, False)
 
 
+@pytest.mark.slow
 def test_flower_commands_of_the_folder_have_the_secret_and_those_of_the_system_do_not(
     server: Server, tmp_path: Path
 ) -> None:
@@ -264,6 +266,7 @@ def test_a_process_that_has_our_number_but_is_not_ours_is_left_alone(recife: Nod
         other.wait(10)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_listen_to_reason_is_made_to_end(recife: Node) -> None:
     stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); time.sleep(60)"
     process = processes.launch(recife, [sys.executable, "-c", stubborn], processes.environment(recife))

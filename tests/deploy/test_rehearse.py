@@ -8,12 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from mutirao.cli import main
 from mutirao.deploy import processes
 from mutirao.deploy.compose import INSIDE, compose_text
 from mutirao.deploy.layout import Node, Server, free_port, load_place
@@ -26,29 +29,65 @@ MUTIRAO = str(Path(sys.executable).parent / "mutirao")
 HOSPITALS = ("recife", "natal", "fortaleza")
 
 
-@pytest.mark.slow
-def test_a_rehearsal_from_an_empty_folder(tmp_path: Path) -> None:
-    command = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
+COMMAND = [MUTIRAO, "site", "rehearse", "--sites", "2", "--rounds", "1", "--set", "hidden=8", "--json"]
+
+
+@dataclass
+class Rehearsed:
+    """The folder of a rehearsed federation, and what the command reported."""
+
+    folder: Path
+    report: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """One federation of real processes with TLS and keys, made once for all tests that look at it."""
+    place = tmp_path_factory.mktemp("rehearsed")
     coloured = os.environ | {"FORCE_COLOR": "1"}  # as in Jupyter
-    done = subprocess.run(command, cwd=tmp_path, env=coloured, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(COMMAND, cwd=place, env=coloured, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    folder, report = tmp_path / "rehearsal", json.loads(done.stdout)
+    return Rehearsed(place / "rehearsal", json.loads(done.stdout))
+
+
+def test_a_rehearsal_from_an_empty_folder(rehearsed: Rehearsed) -> None:
+    folder, report = rehearsed.folder, rehearsed.report
     assert report["ok"] is True
     assert set(report["findings"].values()) == {True}
     assert json.loads((folder / "rehearsal.json").read_text())["digest"] == report["digest"]
-    places = [folder / name for name in ("server", "stranger", *report["sites"])]
-    # What it says of itself, seen from outside.
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert (summary["rounds"], summary["digest"], summary["clients"]) == (1, report["digest"], 2)
-    assert (folder / "run" / "report.html").exists()
-    good, problems = verify_all(folder / "run", [folder / name / "audit.jsonl" for name in report["sites"]])
+
+
+def test_the_rehearsed_run_is_the_local_one(rehearsed: Rehearsed, tmp_path: Path) -> None:
+    summary = json.loads((rehearsed.folder / "run" / "summary.json").read_text())
+    assert (summary["rounds"], summary["digest"], summary["clients"]) == (1, rehearsed.report["digest"], 2)
+    assert (rehearsed.folder / "run" / "report.html").exists()
+    config = str(rehearsed.folder / "run" / "config.toml")
+    done = CliRunner().invoke(main, ["run", config, "--out", str(tmp_path / "local"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "local" / "summary.json").read_text())["digest"] == summary["digest"]
+
+
+def test_the_trails_of_the_rehearsed_sites_agree_with_the_run(rehearsed: Rehearsed) -> None:
+    trails = [rehearsed.folder / name / "audit.jsonl" for name in rehearsed.report["sites"]]
+    good, problems = verify_all(rehearsed.folder / "run", trails)
     assert (problems, sum("by the site, agree" in line for line in good)) == ([], 2)
-    log = (folder / "server" / "logs" / "superlink.log").read_text()
+
+
+def test_a_stranger_is_not_admitted_to_the_rehearsal(rehearsed: Rehearsed) -> None:
+    log = (rehearsed.folder / "server" / "logs" / "superlink.log").read_text()
     assert log.count("Activated node_id") == 2  # the stranger is not among them
     assert re.search(r'"POST /v1/fleet/activate-node HTTP/1.1" 4\d\d', log)
+
+
+def test_a_rehearsal_leaves_no_process_and_no_port_behind(rehearsed: Rehearsed) -> None:
+    folder = rehearsed.folder
+    places = [folder / name for name in ("server", "stranger", *rehearsed.report["sites"])]
     assert [members(place) for place in places] == [[]] * 4
     assert processes.port_trouble(load_place(folder / "server")) == ""  # type: ignore[arg-type]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+
+
+def test_a_folder_that_holds_a_rehearsal_is_not_used_again(rehearsed: Rehearsed) -> None:
+    again = subprocess.run(COMMAND, cwd=rehearsed.folder.parent, capture_output=True, text=True, timeout=200)
     assert (again.returncode, "holds a rehearsal already" in again.stderr) == (2, True)
 
 

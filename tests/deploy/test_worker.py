@@ -140,6 +140,7 @@ def test_another_environment_needs_another_worker(warm: Warm, monkeypatch: pytes
     assert until(lambda: not caller.birth(before))  # it is not needed any more
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_supernode_and_in_the_middle_of_work_nobody_waits_for(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as parent:
         warm = Warm(parent.pid)

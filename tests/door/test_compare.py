@@ -23,6 +23,8 @@ from mutirao.door import compare as door
 from mutirao.errors import ConfigError
 from mutirao.studies.study import carry_out, read_study
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 X, Y = load_iris(return_X_y=True)
 X = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
 BOTH: dict[str, dict[str, Any]] = {"FedAvg": {}, "FedYogi": {"aggregate": "fedyogi"}}
@@ -38,6 +40,7 @@ def model() -> nn.Module:
     return nn.Linear(4, 3)
 
 
+@pytest.mark.slow
 def test_workers_make_the_bytes_that_single_runs_make_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run before it leaves threads of torch and of ours behind, which a fork does not have."""
     alone = {seed: mu.run(model, (X, Y), **SMALL, seed=seed, engine="threads").digest for seed in (0, 1)}

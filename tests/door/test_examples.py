@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
+@pytest.mark.slow
 def test_the_script_runs_as_it_is(tmp_path: Path) -> None:
     script = [sys.executable, str(EXAMPLES / "five_lines.py")]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True)
@@ -25,6 +27,7 @@ def shown_by(cell: Any) -> list[Any]:
     return [output["data"] for output in cell.outputs if "data" in output]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_one_line_of_progress_the_result_and_the_table(tmp_path: Path) -> None:
     begin = "import torch\nfrom sklearn.datasets import load_digits\nimport mutirao as mu\n"
     given = "torch.nn.Linear(64, 10), load_digits(return_X_y=True), clients=5"

@@ -23,6 +23,8 @@ from mutirao.errors import ConfigError
 from mutirao.training.lazy import Lazy
 from mutirao.training.samples import ClientData, Samples
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 X, Y = load_iris(return_X_y=True)
 X = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
 NAMES = np.array(["setosa", "versicolor", "virginica"])
@@ -64,6 +66,7 @@ KINDS: dict[str, tuple[Any, str | None]] = {
 }
 
 
+@pytest.mark.slow
 def test_all_kinds_of_data_make_the_same_run() -> None:
     digests = {
         kind: mu.run(model, data, target=target, clients=5, **SMALL).digest for kind, (data, target) in KINDS.items()
@@ -89,6 +92,7 @@ def test_clients_that_see_some_classes_number_them_as_the_others_do() -> None:
     assert found.sets["b"][0].y.unique().tolist() == [2]
 
 
+@pytest.mark.pictures
 def test_a_column_says_whose_a_row_is() -> None:
     result = mu.run(model, FRAME, target="kind", client="ward", **SMALL)
     assert set(result.clients["client"]) <= {0, 1, 2, 3, 4} | set("01234")
@@ -206,6 +210,7 @@ class Two(nn.Module):
         return self.a(left) + self.b(right)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_several_inputs_and_those_of_clients_go_in_as_one_would() -> None:
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     ways = [((x, x), y), ({"left": x, "right": x}, y), {"left": x, "right": x, "y": y}, TensorDataset(x, x, y)]

@@ -31,6 +31,8 @@ from mutirao.training.descent import arrays_of
 from mutirao.training.samples import Samples, virtual_clients
 from mutirao.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 X, Y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
 SMALL: dict[str, Any] = {"clients": 8, "per_round": 4, "rounds": 3, "lr": 0.3}

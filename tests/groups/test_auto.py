@@ -32,7 +32,7 @@ def blobs(seed: int, each: int, groups: int, d: int, spread: float) -> tuple[np.
     return draw.normal(size=(groups, d))[truth] + spread * draw.normal(size=(len(truth), d)), truth
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(3, 60),
@@ -77,6 +77,7 @@ def test_the_tree_is_as_short_as_that_of_scipy(seed: int, n: int, k: int) -> Non
     assert (np.diff(lengths) >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 6, 10, 30, 100])
 @pytest.mark.parametrize("d", [2, 9, 300])
 def test_a_cloud_is_one_group(n: int, d: int) -> None:

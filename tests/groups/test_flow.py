@@ -362,6 +362,7 @@ def private_settings(kind: str, **more: Any) -> dict[str, Any]:
     return {"privacy": privacy | more, "signature": noised, "head": "full", "rounds": 2, "cluster": "one"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["central", "local", "dpsgd"])
 def test_groups_can_be_private_and_the_warm_up_is_in_the_account(kind: str) -> None:
     config = resolve(RECIPE.config, {**SMALL, **private_settings(kind), "per_round": 0.5})

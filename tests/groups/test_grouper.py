@@ -104,6 +104,7 @@ def test_a_grouper_that_listens_opens_groups_and_names_stay_in_order() -> None:
     assert again.own == state.own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["alone", *(f"test_grouper:{name}" for name in ("Asking", "Listening"))])
 def test_a_run_of_any_grouper_goes_on_after_a_kill(cluster: str, tmp_path: Path) -> None:
     class Killed(BaseException):
@@ -170,6 +171,7 @@ def test_what_a_grouper_asks_is_in_the_exchange_and_what_it_cannot_do_is_refused
             RECIPE.prepare(resolve(RECIPE.config, {**SMALL, "cluster": "alone", **more}))
 
 
+@pytest.mark.slow
 def test_a_run_alone_leaves_no_picture_of_signatures(tmp_path: Path) -> None:
     summary = execute("groups", resolve(RECIPE.config, {**SMALL, "rounds": 1, "cluster": "alone"}), tmp_path / "run")
     assert summary["other_clusterers"] == {}

@@ -38,6 +38,7 @@ def test_combining(tmp_path: Path) -> None:
     assert np.mean(guess == asker.test.y.numpy()) > 0.8  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_groups_of_a_model_and_data_from_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def test_clients_keep_the_model_they_are_served_with() -> None:
     assert run.sites  # and a run that goes on has them still
 
 
+@pytest.mark.slow
 def test_references_are_the_same_after_a_kill(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass

@@ -11,6 +11,7 @@ from mutirao.images.mobilenet import InvertedResidual, mobilenet
 from mutirao.images.networks import NETWORKS, Normalise, make_network, replace_head
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.sampled_from(sorted(NETWORKS)), st.integers(1, 4), st.integers(7, 90), st.integers(7, 90), st.integers(2, 12))
 def test_any_picture_goes_through_and_every_weight_learns(

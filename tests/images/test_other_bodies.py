@@ -162,6 +162,7 @@ def real_timm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Path) -> None:
     theirs = real_timm.create_model("resnet10t", num_classes=7)
     torch.save(theirs.state_dict(), tmp_path / "ten.pth")

@@ -82,6 +82,7 @@ def test_without_levels_nothing_is_changed_or_copied() -> None:
     assert disturb_test((), 0, 2, x) is x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_any_labelled_recipe_trains_on_it_and_the_common_test_set_is_clean(recipe: str) -> None:
     config, task = prepared(recipe)

@@ -31,6 +31,7 @@ def test_the_example_in_the_docs_is_true() -> None:
     assert not result.failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.1, 0.5, 3.0])
 def test_sizes_are_distributed_as_published(beta: float) -> None:
     rng, draw = np.random.default_rng(1), np.random.RandomState(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from letor_files import EXAMPLE, READERS, either, put, same
 
@@ -194,7 +194,6 @@ def test_plain_lines_are_read_at_once_and_all_others_by_line(monkeypatch):
 
 
 @given(st.binary(max_size=200), st.integers(1, 64))
-@settings(max_examples=100, deadline=None)
 def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, content, block):
     file = put(tmp_path_factory.getbasetemp(), content, "anything.txt")
     outcomes = []
@@ -250,6 +249,7 @@ def plainly(file: Path):
     return np.array(rows).astype(np.float32), np.array(grades), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "features", "documents", "queries"), [("MQ2008", 46, 15_211, 784), ("MSLR-sample", 136, 19_704, 181)]
 )

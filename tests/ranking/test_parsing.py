@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from letor_files import READERS, either
 
@@ -88,7 +88,6 @@ numbers = st.builds(
 
 
 @given(st.lists(numbers, min_size=1, max_size=30))
-@settings(max_examples=150, deadline=None)
 def test_any_number_is_rounded_right_by_both_readers(words):
     right = np.array([exact_float32(w) for w in words], np.float64).astype(np.float32)
     for reader in READERS:
@@ -139,7 +138,6 @@ def assert_readers_agree_with_the_definition(text: bytes):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
 def test_random_bytes_are_read_or_refused(text):
     assert_readers_agree_with_the_definition(text)
 
@@ -148,7 +146,6 @@ letters = st.text(" \t\r\n0123456789:.+-eE#qidnax\x00\x0b\x85é", max_size=120)
 
 
 @given(letters)
-@settings(max_examples=300, deadline=None)
 def test_text_of_the_right_letters_is_read_or_refused(text):
     assert_readers_agree_with_the_definition(text.encode())
 
@@ -167,7 +164,6 @@ edits = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["drop", "put", "swa
 
 
 @given(st.lists(lines, min_size=1, max_size=8), edits, st.booleans())
-@settings(max_examples=300, deadline=None)
 def test_mutated_lines_are_read_or_refused(rows, changes, ended):
     text = bytearray(b"\n".join(rows) + (b"\n" if ended else b""))
     for where, what, byte in changes:

@@ -89,6 +89,7 @@ def test_wrong_data_and_models_are_refused(tmp_path):
         configured(model="big")
 
 
+@pytest.mark.slow
 def test_a_little_of_the_real_set_is_learned(real_data):
     if not (real_data / "cifar-10-batches-bin").is_dir():
         pytest.skip("MUTIRAO_DATA holds no cifar-10-batches-bin")

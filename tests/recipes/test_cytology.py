@@ -64,6 +64,7 @@ def config(data: Path | str, **more: Any) -> Any:
     return resolve(find("cytology").config, {**QUICK, "data": str(data), **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["cytology", "images"])
 @pytest.mark.parametrize("validation", [0.5, 0.0])
 def test_a_server_without_pictures_judges_by_the_sites_or_not_at_all(
@@ -106,6 +107,7 @@ def test_a_run_has_the_papers_columns_and_sends_only_the_head(federation: Path, 
 FIGURES = {"balanced_accuracy", "accuracy", "loss", "ece", "auc", "sensitivity@95"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"centralised": True}, {"only": "client_2"}, {"personal": "ditto"}])
 def test_judged_by_what_hospitals_keep_back_the_test_set_has_no_influence(
     federation: Path, tmp_path: Path, more: dict[str, Any]
@@ -267,6 +269,7 @@ def test_one_hospital_whose_updates_are_beyond_all_measure_does_not_end_the_run(
     assert [done.row["failed"] for done in recipe.flow(fleet, settings, task, run)] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["last_block", "all"])
 def test_more_than_the_head_can_be_trained(federation: Path, trainable: str) -> None:
     recipe = find("cytology")
@@ -305,6 +308,7 @@ def test_one_folder_of_classes_is_split_by_slide(federation: Path, tmp_path: Pat
     assert task.classes == 2
 
 
+@pytest.mark.slow
 def test_an_optimiser_that_is_kept_survives_a_run_that_is_resumed(federation: Path, tmp_path: Path) -> None:
     from mutirao.core.arrays import digest
     from mutirao.runs.folder import load_run
@@ -365,6 +369,7 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     assert "corrupt or truncated" in refused.output
 
 
+@pytest.mark.slow
 def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled_unsaid(
     federation: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def config(**more: Any) -> Any:
     return resolve(find("cytology").config, {**QUICK, **more})
 
 
+@pytest.mark.slow
 def test_a_head_for_slides_is_federated_judged_by_slide_exported_and_its_attention_drawn(home: Path) -> None:
     out = home / "run"
     execute("cytology", config(), out)

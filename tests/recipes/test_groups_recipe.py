@@ -32,6 +32,7 @@ def config_of(**settings: Any) -> Any:
     return resolve(RECIPE.config, {**SMALL, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hidden", "signature", "epochs"),
     [("skewed", "bias", 8), ("permuted", "weights", 20), ("rotated", "projection", 40)],
@@ -88,6 +89,7 @@ def test_a_full_head_keeps_all_classes(tmp_path: Path) -> None:
     assert summary["final"]["accuracy_known"] >= summary["final"]["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["sign_flip", "label_flip", "inner_product"])
 def test_liars_are_kept_out(attack: str, tmp_path: Path) -> None:
     settings = {"partition": {"name": "by_class", "classes": 5}, "rounds": 4}
@@ -131,6 +133,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         resolve(RECIPE.config, {**SMALL, "signature": {"name": "projection", "width": 3}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("partition", "classes", "groups"), [("iid", 0, 1), ("by_class", 2, 5), ("by_class", 5, 2)])
 def test_real_pictures_give_one_five_and_two_groups(
     partition: str, classes: int, groups: int, real_data: Path, tmp_path: Path

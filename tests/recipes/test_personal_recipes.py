@@ -196,6 +196,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fedper", "fedrep", "finetune", "ditto"])
 @pytest.mark.parametrize("recipe", list(OTHERS))
 def test_two_rounds_of_other_recipes(recipe: str, kind: str, tmp_path: Path) -> None:
@@ -229,6 +230,7 @@ def test_a_site_may_be_asked_what_it_takes() -> None:
         assert ("evaluate" in asked) == (kind == "fedper")
 
 
+@pytest.mark.slow
 def test_from_python_a_model_of_which_a_part_stayed_with_clients_is_not_handed_out(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(120, 4)).astype(np.float32), draw.integers(0, 2, 120)

@@ -61,6 +61,7 @@ def test_every_preset_suits_its_recipe_and_names_a_known_set() -> None:
         assert whole["about"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITE)
 def test_a_preset_runs_on_small_files_of_its_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUTIRAO_DATA", str(tmp_path))

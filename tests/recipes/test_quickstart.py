@@ -87,6 +87,7 @@ def test_every_run_ends_with_how_the_worst_tenth_fares(more: dict[str, Any], tol
 LIES = [SignFlip(), LabelFlip(), MinMax(own=0.5), Inflated(), Inflated(scale=-1.0), Backdoor()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 @pytest.mark.parametrize("attack", [None, *LIES], ids=repr)
 def test_a_third_of_liars_costs_little_and_hardly_any_honest_reply_is_dropped(attack: Any, partition: str) -> None:

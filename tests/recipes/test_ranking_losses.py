@@ -44,6 +44,7 @@ def pairs() -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "select", "aggregate"), pairs())
 def test_two_rounds(loss: str, select: str, aggregate: str) -> None:
     if loss not in TASKS:

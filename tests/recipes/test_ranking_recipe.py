@@ -26,6 +26,7 @@ def test_generated_documents_are_ranked_better_than_by_chance(tmp_path: Path) ->
     assert all(float(row["weight"]) == pytest.approx((1 - float(row["risk"])) / 5) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["dirichlet", "by_query", "by_label_skew", "by_query_groups", "iid"])
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_every_split_goes_with_every_loss(partition: str, loss: str) -> None:

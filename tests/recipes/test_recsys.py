@@ -172,6 +172,7 @@ def test_a_user_with_one_rating_is_left_out_and_the_run_goes_on(tmp_path: Path) 
     assert rows[-1]["failed"] == 0
 
 
+@pytest.mark.slow
 def test_movielens_reaches_the_bar(real_data: Path) -> None:
     rows, _, _ = trained(f"data={real_data}/ml-1m", "rounds=120", "per_round=50", "dimension=50", "evaluate_every=120")
     assert rows[-1]["rmse"] < 0.907

@@ -43,6 +43,7 @@ def trained(config: Any) -> tuple[list[dict[str, Any]], Run, Any, LocalFleet]:
     return [d.row for d in RECIPE.flow(fleet, config, task, run)], run, task, fleet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(KEPT))
 def test_each_learns_what_was_planted(method: str) -> None:
     config = config_of(method, "rounds=30", "per_round=100", "evaluate_every=30", "judge_by=vali")
@@ -136,6 +137,7 @@ def test_users_rank_as_a_judge_with_all_their_parts_would() -> None:
     assert {k: rows[-1][k] for k in task.metrics} == pytest.approx({k: whole[k] for k in task.metrics})
 
 
+@pytest.mark.slow
 def test_to_spare_what_is_taken_later_raises_the_figure_without_any_learning_of_it() -> None:
     """The published protocol of PFedRec draws training negatives so; most of what it gains by tuning is that."""
     found = {}

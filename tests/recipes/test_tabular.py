@@ -324,6 +324,7 @@ def test_a_site_cannot_pin_a_model_that_is_not_known_yet(tmp_path: Path) -> None
     assert find("tabular") is recipe
 
 
+@pytest.mark.slow
 def test_who_withdraws_has_no_part_in_the_schema_either(tmp_path: Path) -> None:
     path = write_patients(tmp_path / "patients.csv")
     config = settings(path, rounds=4, per_round=1, select="roundrobin")

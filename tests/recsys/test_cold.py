@@ -41,6 +41,7 @@ def test_what_is_known_of_an_item_is_named_in_words() -> None:
     assert describe(replace(films, genres=(), years=np.array([0])), ("genre", "decade")) == [set()]
 
 
+@pytest.mark.slow
 def test_the_fit_is_a_weighted_ridge_whose_strength_leaves_each_item_out_in_turn() -> None:
     described = describe(FILMS)
     found = Describer.fit(described, VECTORS, FILMS.counts)

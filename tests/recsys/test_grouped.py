@@ -23,6 +23,7 @@ def halves(task: Any) -> Groups:
     return form(signs, noise="nearest")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"split": "time"}, {"split": "users"}, {"split": "users", "loss": "weighted"}], ids=str
 )

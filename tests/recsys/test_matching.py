@@ -120,7 +120,6 @@ TITLES = st.lists(WORDS, min_size=0, max_size=5).map(" ".join)
 ENTRIES = st.lists(st.tuples(TITLES, st.sampled_from([0, 1990, 1991, 1992, 1994, 2000])), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(ENTRIES, ENTRIES)
 def test_the_result_is_that_of_comparing_everything_with_everything(left, right):
     a, b = catalogue(*left), catalogue(*right)
@@ -388,6 +387,7 @@ def test_the_labels_are_ids_and_verdicts_of_all_strata():
         assert {r["stratum"] for r in rows if r["sample"] == sample} == {*STEPS, "none"}
 
 
+@pytest.mark.slow
 def test_netflix_and_movielens_are_matched_widely_and_rightly(real_data):
     a, b = read_ratings(real_data / "ml-1m").catalogue, read_catalogue(real_data / "netflix")
     matches = match(a, b)

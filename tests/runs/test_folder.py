@@ -154,6 +154,7 @@ def run_until_write(out: Path, fatal: int) -> None:
     execute(NAME, CONFIG, out, resume=True)
 
 
+@pytest.mark.slow
 def test_killed_inside_every_single_write(whole: Path, tmp_path: Path) -> None:
     survived = 0
     for fatal in range(1000):
@@ -171,6 +172,7 @@ def test_killed_inside_every_single_write(whole: Path, tmp_path: Path) -> None:
     assert survived == fatal > 40  # every write of the run was a place to die once
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_at_random_instants(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     slow = mutirao.runs.folder.save_arrays

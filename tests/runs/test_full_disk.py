@@ -100,6 +100,7 @@ def test_the_command_says_it_in_one_line(
     assert CliRunner().invoke(main, [*words, str(tmp_path / "run"), "--resume"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_system_in_a_real_process_leaves_no_traceback(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mutirao.cli", "run", "quickstart", "--set", "rounds=1", "--out", "run"]
     done = subprocess.run(

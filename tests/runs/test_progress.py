@@ -79,6 +79,7 @@ def test_quiet_says_nothing_but_the_result(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_of_forty_columns_is_never_overrun(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = ['tests', 'tests/runs']; from test_progress import *\n"

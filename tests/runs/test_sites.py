@@ -67,6 +67,7 @@ def same_states(one: Arrays, two: Arrays) -> bool:
     return digest(one) == digest(two)
 
 
+@pytest.mark.slow
 def test_killed_inside_every_single_write(whole: Path, tmp_path: Path) -> None:
     survived, first = 0, 20  # writes of the first round, which `test_folder` has, too
     for fatal in range(first, 1000):

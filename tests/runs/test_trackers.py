@@ -45,6 +45,7 @@ def test_tensorboard_reads_back_every_round_also_after_a_resume(tmp_path: Path) 
     assert "train_loss" in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 def test_mlflow_holds_settings_metrics_and_files_and_a_resumed_run_stays_one(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 

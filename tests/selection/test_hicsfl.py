@@ -63,6 +63,7 @@ def test_entropies_distances_and_clusters_are_those_of_the_paper() -> None:
         assert groups == slow_ward(wanted, clusters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("round", "rounds"), [(1, 10), (6, 10), (10, 10), (3, None)])
 def test_clusters_are_drawn_by_their_mean_entropy_ever_more_evenly(round: int, rounds: int | None) -> None:
     """One place, two clusters: how often it goes to the balanced one is known."""

@@ -44,6 +44,7 @@ def test_a_query_counts_once_however_often_it_is_judged() -> None:
     np.testing.assert_allclose(b, [0.5, 0.05])  # c and z were not judged by both
 
 
+@pytest.mark.slow
 def test_a_study_of_ranking_says_who_wins_which_queries(tmp_path: Path) -> None:
     file, out = tmp_path / "s.toml", tmp_path / "out"
     file.write_text(STUDY)

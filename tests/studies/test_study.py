@@ -241,6 +241,7 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_study_within_seconds_and_leaves_no_worker_behind(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(STUDY.replace("rounds = 3", "rounds = 100000"))
     words = [sys.executable, "-m", "mutirao.cli", "study", "long.toml", "--out", "out", "--workers", "2"]

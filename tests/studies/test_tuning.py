@@ -259,6 +259,7 @@ lr = [0.00001, 0.1]
 """
 
 
+@pytest.mark.slow
 def test_a_table_is_tuned_by_rows_that_neither_train_nor_test(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path, TABULAR)
     trials = tune(tuning, tmp_path / "out", workers=1)

@@ -18,6 +18,7 @@ from mutirao.training.devices import Copies, autocast, find_device, is_heavy
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_every_kind_of_layer_trains_on_a_device_that_refuses_to_meet_the_cpu() -> None:
     """No GPU is at hand: see `elsewhere`. Its process is another one, as torch counts its devices but once."""
     words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-rN", str(HERE / "on_elsewhere.py")]

@@ -144,6 +144,7 @@ def grown(limit: int) -> tuple[str, int, int]:
     return kind, int(total), int(growth)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
 def test_a_set_of_more_than_a_gigabyte_trains_under_a_limit_of_one() -> None:
     kind, total, growth = grown(1 << 30)

@@ -110,6 +110,7 @@ def test_it_learns_and_a_fraction_of_the_bytes_travels(engine: str) -> None:
     assert up == {"whole": 6 * (4 * numbers + 24), "lora": 6 * (4 * 2 * (64 + 3 * 256 + 256 + 4) + 24)}
 
 
+@pytest.mark.slow
 def test_peft_models_work_as_they_are() -> None:
     import peft  # late: it takes seconds
 

@@ -25,6 +25,7 @@ def test_every_trial_is_listed_and_can_be_carried_out() -> None:
         list(run_trials(["clok"]))
 
 
+@pytest.mark.slow
 def test_killed_runs_end_with_the_digest_of_one_that_was_not(tmp_path: Path) -> None:
     (trial,) = kills.local_kills(tmp_path, 5, seed=1, rounds=25)
     assert trial.good, trial.happened

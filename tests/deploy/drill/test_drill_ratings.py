@@ -21,6 +21,7 @@ def told(folder: Path) -> dict[str, dict[str, Any]]:
     return {one["rule"]: one for one in json.loads((folder / "ratings.json").read_text())["told"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     ["as it is (download=touched)", "download=all", "privacy=central, at the server", "epochs=5", "taken: as it is"],
@@ -43,6 +44,7 @@ def test_where_privacy_is_promised_reading_gives_no_more_than_guessing(drilled: 
     assert drilled[1].good
 
 
+@pytest.mark.slow
 def test_of_real_ratings_no_more_is_read_than_by_each_users_mean(real_data: Path, tmp_path: Path) -> None:
     trial = Trial("ratings", "")
     ratings(tmp_path, trial, Rated(data=str(real_data / "ml-100k"), users=25, summed=20))

@@ -29,6 +29,7 @@ def told(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(t["attack"], t["rule"]): t for t in json.loads((folder / "leak.json").read_text())["told"]}
 
 
+@pytest.mark.slow
 def test_a_wide_crafted_model_gives_images_back_and_the_templates_pins_refuse_it(drilled: tuple[Path, Trial]) -> None:
     folder, trial = drilled
     found = told(folder)
@@ -63,6 +64,7 @@ def test_there_is_a_picture_and_a_table(drilled: tuple[Path, Trial]) -> None:
     assert trial.facts["table"][0].split() == ["plain", "under", "the", "policy", "clip", "1,", "noise", "1"]
 
 
+@pytest.mark.slow
 def test_a_policy_without_pins_fails_the_drill_and_its_records_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(

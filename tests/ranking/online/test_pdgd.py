@@ -31,7 +31,6 @@ numbers = st.floats(-8, 8)
 
 
 @given(st.lists(numbers, min_size=2, max_size=6), st.integers(1, 5), st.integers(0, 31), st.randoms())
-@settings(max_examples=150)
 def test_weights_are_those_of_pairs_one_by_one(scores: list[float], shown: int, pattern: int, random) -> None:
     ranking = random.sample(range(len(scores)), min(shown, len(scores)))
     clicks = [pattern >> place & 1 for place in range(len(ranking))]

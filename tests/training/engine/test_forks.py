@@ -147,6 +147,7 @@ time.sleep(60 if sys.argv[1] == "killed" else 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "done"])
 def test_no_worker_outlives_its_parent(how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, how], stdout=subprocess.PIPE, text=True)

@@ -50,6 +50,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     batch=st.integers(1, 70),

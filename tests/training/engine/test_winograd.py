@@ -50,6 +50,7 @@ def layer(ins: int, outs: int, side: int, **settings: Any) -> nn.Conv2d:
     return nn.Conv2d(ins, outs, side, **settings).to(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     channels=st.sampled_from([(16, 16), (16, 48), (32, 16), (64, 32), (16, 80), (96, 16)]),
