@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import iris
+from iris import iris
 from mutirao.config import resolve
 from mutirao.core.agreement import COUNTS, as_extra, table_in
 from mutirao.core.files import load_arrays
@@ -65,7 +65,7 @@ def test_a_file_of_arrays_with_such_a_header_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_with_such_a_summary_or_trail_is_told_damaged(tmp_path: Path) -> None:
-    execute("conftest:iris", resolve(iris.config, {"rounds": 1}), tmp_path / "run", pictures=False)
+    execute("iris:iris", resolve(iris.config, {"rounds": 1}), tmp_path / "run", pictures=False)
     (tmp_path / "run" / "summary.json").write_text(DEEP, encoding="utf-8")
     assert "summary.json: not valid JSON" in verify(tmp_path / "run")[1]
     with Folder.open(tmp_path / "run") as folder:

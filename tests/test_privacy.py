@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conftest import iris
+from iris import iris
 from mutirao import privacy as kinds
 from mutirao.accounting import add_releases, epsilon
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, FedMedian
@@ -186,7 +186,7 @@ def test_a_round_in_which_nobody_was_drawn_is_a_round_of_noise() -> None:
 @pytest.mark.parametrize("kind", ["central", "local"])
 def test_a_run_that_is_interrupted_goes_on_counting_exactly(kind: str, tmp_path: Path) -> None:
     config = iris_config(privacy=kind, **{"privacy.repeatable": True, "privacy.noise": 2.0})
-    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+    whole = execute("iris:iris", config, tmp_path / "whole", pictures=False)
 
     class Stop(Exception):
         pass
@@ -196,8 +196,8 @@ def test_a_run_that_is_interrupted_goes_on_counting_exactly(kind: str, tmp_path:
             raise Stop
 
     with pytest.raises(Stop):
-        execute("conftest:iris", config, tmp_path / "parts", watch=stop, pictures=False)
-    parts = execute("conftest:iris", config, tmp_path / "parts", resume=True, pictures=False)
+        execute("iris:iris", config, tmp_path / "parts", watch=stop, pictures=False)
+    parts = execute("iris:iris", config, tmp_path / "parts", resume=True, pictures=False)
     assert parts["digest"] == whole["digest"]
     rows = [json.loads((tmp_path / name / "history.json").read_text()) for name in ("whole", "parts")]
     assert [r[IF_SECRET] for r in rows[0]] == [r[IF_SECRET] for r in rows[1]]
@@ -210,7 +210,7 @@ def test_the_budget_ends_a_run_cleanly_and_again_when_resumed(tmp_path: Path) ->
     config = iris_config(privacy="central", rounds=50, **{"privacy.noise": 2.0, "privacy.budget": 4.0})
     for _ in range(2):
         with pytest.raises(BudgetSpent, match="ends the run after round") as caught:
-            execute("conftest:iris", config, tmp_path / "run", resume=True, pictures=False)
+            execute("iris:iris", config, tmp_path / "run", resume=True, pictures=False)
     assert caught.value.code == 7
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     spent, rounds = summary["privacy"]["epsilon"], summary["rounds"]
@@ -390,28 +390,28 @@ def test_the_noise_found_is_written_down_and_more_rounds_end_at_the_budget(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = iris_config(privacy="central", rounds=3, **{"privacy.epsilon": 4.0})
-    summary = execute("conftest:iris", config, tmp_path / "run", pictures=False)
+    summary = execute("iris:iris", config, tmp_path / "run", pictures=False)
     noise = summary["privacy"]["noise"]
     assert f"privacy.epsilon=4 over 3 rounds: noise {noise:.4g}" in caplog.text
     assert 0.99 * 4.0 < summary["privacy"]["epsilon"] <= summary["privacy"]["target"] == 4.0
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["privacy"]
     assert (written["noise"], written["rounds"], written["epsilon"]) == (noise, 3, 4.0)
     assert summary["privacy"]["budget"] == 4.0
-    assert is_run_of(tmp_path / "run", "conftest:iris", config)  # a study knows it again
-    assert not is_run_of(tmp_path / "run", "conftest:iris", iris_config(privacy="central", rounds=3))
+    assert is_run_of(tmp_path / "run", "iris:iris", config)  # a study knows it again
+    assert not is_run_of(tmp_path / "run", "iris:iris", iris_config(privacy="central", rounds=3))
     _, again = reopen(None, tmp_path / "run", [("rounds", 5), ("privacy.epsilon", 4.0)])
     with pytest.raises(BudgetSpent, match="ends the run after round 3 of 5"):
-        execute("conftest:iris", again, tmp_path / "run", resume=True, pictures=False)
+        execute("iris:iris", again, tmp_path / "run", resume=True, pictures=False)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["privacy"] == written
     table = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     repeated = resolve(iris.config, {k: v for k, v in table.items() if k != "recipe"}, [("rounds", 3)])
-    assert execute("conftest:iris", repeated, tmp_path / "other", pictures=False)["privacy"]["noise"] == noise
+    assert execute("iris:iris", repeated, tmp_path / "other", pictures=False)["privacy"]["noise"] == noise
 
 
 def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Noise and draws follow from the seed: nowhere may a figure stand that reads as an epsilon."""
     config = iris_config(privacy="central", rounds=2, **{"privacy.repeatable": True})
-    summary = execute("conftest:iris", config, tmp_path / "run")
+    summary = execute("iris:iris", config, tmp_path / "run")
     assert "NOBODY is protected" in caplog.text
     assert "epsilon" not in summary["privacy"]
     assert "epsilon" not in summary["final"]
@@ -426,10 +426,10 @@ def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCap
 def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resumed(tmp_path: Path) -> None:
     settings = {"privacy.repeatable": True, "privacy.clip_quantile": 0.5, "privacy.noise": 0.4, "privacy.clip": 5.0}
     config = iris_config(privacy="central", rounds=4, clients=6, per_round=6, **settings)
-    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+    whole = execute("iris:iris", config, tmp_path / "whole", pictures=False)
     half = iris_config(privacy="central", rounds=2, clients=6, per_round=6, **settings)
-    execute("conftest:iris", half, tmp_path / "parts", pictures=False)
-    parts = execute("conftest:iris", config, tmp_path / "parts", resume=True, pictures=False)
+    execute("iris:iris", half, tmp_path / "parts", pictures=False)
+    parts = execute("iris:iris", config, tmp_path / "parts", resume=True, pictures=False)
     assert parts["digest"] == whole["digest"]
     clips = [row["clip"] for row in json.loads((tmp_path / "parts" / "history.json").read_text())]
     assert clips[0] == 5.0
@@ -437,7 +437,7 @@ def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resu
     plain = iris_config(
         privacy="central", rounds=4, clients=6, per_round=6, **settings | {"privacy.clip_quantile": 0.0}
     )
-    fixed = execute("conftest:iris", plain, tmp_path / "fixed", pictures=False)
+    fixed = execute("iris:iris", plain, tmp_path / "fixed", pictures=False)
     assert fixed["privacy"][IF_SECRET] == whole["privacy"][IF_SECRET]  # the count costs nothing besides
     assert "clip" not in json.loads((tmp_path / "fixed" / "history.json").read_text())[0]
 

@@ -150,7 +150,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a user's own part, in which this process works: a start of Python for each command takes long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
     for name in ("mine", "evil"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "mine.py").write_text(PART)

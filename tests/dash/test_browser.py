@@ -50,7 +50,7 @@ def study(live: Live, page: Any) -> str:
     place, file = live.folder / "study", live.folder.parent / "study.toml"
     if not place.exists():
         methods = '[methods.plain]\naggregate = "fedavg"\n[methods.adam]\n'
-        file.write_text(f'recipe = "conftest:iris"\nseeds = 3\nbaseline = "plain"\n{methods}')
+        file.write_text(f'recipe = "iris:iris"\nseeds = 3\nbaseline = "plain"\n{methods}')
         planned = read_study(file, trust=lambda where, names: True)
         assert carry_out(planned, place, start="here") == []
         write_tables(planned, compare(planned, place), place)

@@ -84,7 +84,7 @@ def test_one_column_is_read_without_the_others(tmp_path: Path) -> None:
 
 def test_a_finished_run_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    summary = execute("conftest:iris", {"rounds": 3, "seed": 4}, out)
+    summary = execute("iris:iris", {"rounds": 3, "seed": 4}, out)
     facts = facts_of_run(out, History(out / "history.csv"))
     assert (facts["state"], facts["rounds"], facts["of"], facts["way"]) == ("finished", 3, 3, "higher")
     assert facts["best"] == summary["best"]["accuracy"]
@@ -94,7 +94,7 @@ def test_a_finished_run_says_what_it_did(tmp_path: Path) -> None:
 
 def test_a_run_at_work_without_a_word_is_called_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    execute("conftest:iris", {"rounds": 1}, out)
+    execute("iris:iris", {"rounds": 1}, out)
     trail = out / "audit.jsonl"
     trail.write_text("".join(trail.read_text().splitlines(keepends=True)[:-1]))
     with (out / ".lock").open("w") as lock:

@@ -172,7 +172,7 @@ def test_notes_are_written_into_the_folder_and_never_over_those_of_another(live:
 
 
 def test_a_page_to_be_looked_at_only_grants_no_wish(tmp_path: Path) -> None:
-    execute("conftest:iris", {"rounds": 1}, tmp_path / "runs" / "one")
+    execute("iris:iris", {"rounds": 1}, tmp_path / "runs" / "one")
     app = make_app(tmp_path / "runs", "token", None, read_only=True)
     app.state.watcher.look()
     app.state.watcher.looked.set()

@@ -169,14 +169,14 @@ def test_code_that_a_folder_names_goes_on_only_if_it_was_run_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "own"
-    execute("conftest:iris", {"rounds": 1}, out)
+    execute("iris:iris", {"rounds": 1}, out)
     item = Item("own", out, "run")
     assert resume_words(item)[:2] == ["run", str(out / "config.toml")]
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-        with pytest.raises(Refused, match="names code to run, conftest:iris, and was not run by you"):
+        with pytest.raises(Refused, match="names code to run, iris:iris, and was not run by you"):
             resume_words(item)
-    (out / "config.toml").write_text((out / "config.toml").read_text().replace("conftest:iris", "evil:iris"))
+    (out / "config.toml").write_text((out / "config.toml").read_text().replace("iris:iris", "evil:iris"))
     with pytest.raises(Refused, match="names code to run, evil:iris"):
         resume_words(item)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from flwr.app import ConfigRecord, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from conftest import iris
+from iris import iris
 from loopgrid import NAMES, LoopGrid, identity, softmax_task
 from mutirao.aggregation import FedAvg
 from mutirao.cli import main
@@ -283,7 +283,7 @@ def federation(tmp_path: Path) -> tuple[Path, list[Path]]:
     grid = Wiretap(client_app(own_iris_task))
     for name in ("c0", "c1", "c2"):
         grid.join(name=name, policy=str(write_policy(tmp_path / name, "test_flower_policy:own_iris_task")))
-    execute("conftest:iris", config, tmp_path / "run", fleet=FlowerFleet(grid, timeout=5, greet=5), pictures=False)
+    execute("iris:iris", config, tmp_path / "run", fleet=FlowerFleet(grid, timeout=5, greet=5), pictures=False)
     return tmp_path / "run", [tmp_path / name / "audit.jsonl" for name in ("c0", "c1", "c2")]
 
 
@@ -437,7 +437,7 @@ def test_heads_of_liars_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_keeps_its_state_when_supernodes_are_new_and_a_round_is_made_again(tmp_path: Path) -> None:
     config = resolve(iris.config, {"clients": 3, "per_round": 3, "rounds": 4})
-    whole = execute("conftest:iris", config, tmp_path / "whole", pictures=False)
+    whole = execute("iris:iris", config, tmp_path / "whole", pictures=False)
 
     def fleet() -> FlowerFleet:
         grid = Wiretap(client_app(own_iris_task))  # another Flower run: nodes that remember nothing
@@ -454,9 +454,9 @@ def test_a_site_keeps_its_state_when_supernodes_are_new_and_a_round_is_made_agai
             raise PowerCut
 
     with pytest.raises(PowerCut):
-        execute("conftest:iris", config, tmp_path / "run", fleet=fleet(), watch=cut_after_two, pictures=False)
+        execute("iris:iris", config, tmp_path / "run", fleet=fleet(), watch=cut_after_two, pictures=False)
     (tmp_path / "run" / "checkpoints" / "state_002.safetensors").unlink()  # the server never came to write it
-    again = execute("conftest:iris", config, tmp_path / "run", fleet=fleet(), resume=True, pictures=False)
+    again = execute("iris:iris", config, tmp_path / "run", fleet=fleet(), resume=True, pictures=False)
     assert again["digest"] == whole["digest"]
     kept = list((tmp_path / "c0" / "states").glob("*/state_*.safetensors"))
     assert len(kept) == 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from conftest import iris
+from iris import iris
 from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
 from mutirao.core.fleet import Wrapper
@@ -45,12 +45,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch, out: Path, problem: Exception | N
     config = resolve(iris.config, {"rounds": 3})
     grid = LoopGrid(client_app(lambda _: iris.task(config)))
     monkeypatch.setattr(simulation, "run_engine", engine_of(grid, problem))
-    return simulate("conftest:iris", config, out)
+    return simulate("iris:iris", config, out)
 
 
 def test_a_simulation_gives_what_the_local_fleet_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = simulated(monkeypatch, tmp_path / "there")
-    here = execute("conftest:iris", resolve(iris.config, {"rounds": 3}), tmp_path / "here")
+    here = execute("iris:iris", resolve(iris.config, {"rounds": 3}), tmp_path / "here")
     assert there["digest"] == here["digest"]
     assert not [t for t in threading.enumerate() if t.name == "flower-engine"]
 
@@ -82,14 +82,14 @@ def test_a_refused_simulation_does_not_start_the_engine(monkeypatch: pytest.Monk
     simulated(monkeypatch, tmp_path)
     monkeypatch.setattr(simulation, "run_engine", lambda *_: pytest.fail("started"))
     with pytest.raises(ConfigError, match="already holds a run"):
-        simulate("conftest:iris", resolve(iris.config, {"rounds": 5}), tmp_path)
-    assert simulate("conftest:iris", resolve(iris.config, {"rounds": 3}), tmp_path, resume=True)["already"]
+        simulate("iris:iris", resolve(iris.config, {"rounds": 5}), tmp_path)
+    assert simulate("iris:iris", resolve(iris.config, {"rounds": 3}), tmp_path, resume=True)["already"]
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install mutirao\[flower\]"):
-        simulate("conftest:iris", resolve(iris.config, {}), tmp_path)
+        simulate("iris:iris", resolve(iris.config, {}), tmp_path)
 
 
 def test_a_simulation_loses_nothing_of_the_fleet_inside() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import mutirao as mu
-from conftest import IrisConfig, iris_task
+from iris import IrisConfig, iris_task
 from mutirao.aggregation import FedYogi
 from mutirao.cli import main
 from mutirao.config import setting

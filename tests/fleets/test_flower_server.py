@@ -13,7 +13,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from conftest import iris
+from iris import iris
 from loopgrid import NAMES, LoopGrid, Meddle, connected, honest, identity, softmax_task
 from mutirao.config import resolve
 from mutirao.core.checks import fault, sift
@@ -257,7 +257,7 @@ def test_a_closed_fleet_waits_for_nobody() -> None:
 
 def served(out: Path, nodes: dict[int, Context] | None = None, **run_config: Any) -> LoopGrid:
     """Run the server app over six clients, or over the nodes of an earlier run."""
-    grid = LoopGrid(client_app(), **{"recipe": "conftest:iris", "out": str(out), "timeout": 5.0, **run_config})
+    grid = LoopGrid(client_app(), **{"recipe": "iris:iris", "out": str(out), "timeout": 5.0, **run_config})
     for i in range(0 if nodes else 6):
         grid.join(name=f"c{i}")
     grid.nodes |= nodes or {}
@@ -272,7 +272,7 @@ def digest_in(folder: Path) -> str:
 def test_the_server_app_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     served(tmp_path / "there", rounds=3, set="aggregate=fedavgm seed=5")
     config = resolve(iris.config, {"rounds": 3, "aggregate": "fedavgm", "seed": 5})
-    here = execute("conftest:iris", config, tmp_path / "here")
+    here = execute("iris:iris", config, tmp_path / "here")
     assert digest_in(tmp_path / "there") == here["digest"]
     for file in ("config.toml", "clients.csv"):
         assert (tmp_path / "there" / file).read_text() == (tmp_path / "here" / file).read_text()
@@ -285,7 +285,7 @@ def test_a_run_goes_on_only_if_it_is_asked_to_and_with_the_same_settings(tmp_pat
     with pytest.raises(ConfigError, match="seed cannot change"):
         served(tmp_path / "there", rounds=4, resume=True, seed=1)
     served(tmp_path / "there", grid.nodes, rounds=4, resume=True)
-    here = execute("conftest:iris", resolve(iris.config, {"rounds": 4}), tmp_path / "here")
+    here = execute("iris:iris", resolve(iris.config, {"rounds": 4}), tmp_path / "here")
     assert digest_in(tmp_path / "there") == here["digest"]
 
 

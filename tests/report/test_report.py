@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import iris
+from iris import iris
 from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.fleet import Answers, Failure
@@ -50,7 +50,7 @@ class Lossy(LocalFleet):
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small real run in which c1 never answers."""
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
     config = resolve(iris.config, {"rounds": 8, "clients": 6, "per_round": 3})
     task = iris.task(config)
     out = tmp_path / "run"
@@ -147,7 +147,7 @@ def test_what_other_methods_write_is_shown(run: Path) -> None:
 
 def test_epsilon_is_drawn_beside_what_it_bought(tmp_path: Path) -> None:
     terms = {"name": "central", "epsilon": 3.0, "clip_quantile": 0.5}
-    execute("conftest:iris", resolve(iris.config, {"aggregate": "fedavg", "privacy": terms}), tmp_path)
+    execute("iris:iris", resolve(iris.config, {"aggregate": "fedavg", "privacy": terms}), tmp_path)
     page = (tmp_path / "report.html").read_text()
     history = json.loads((tmp_path / "history.json").read_text())
     specs = {s["title"]: s for s in data_of(page)}
@@ -163,7 +163,7 @@ def test_epsilon_is_drawn_beside_what_it_bought(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
     config = resolve(iris.config, {"rounds": 4, "min_replies": 3})
     task = iris.task(config)
     fleet = Lossy(task.handler, task.population)
@@ -322,7 +322,7 @@ def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monke
     from mutirao.studies.comparison import compare, write_tables
     from mutirao.studies.study import plan_of, read_study, run_cell
 
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
     (tmp_path / "study.toml").write_text(STUDY)
     study, out = read_study(tmp_path / "study.toml"), tmp_path / "out"
     for cell in study.cells:
@@ -360,7 +360,7 @@ def test_a_study_of_cells_carries_the_notice(tmp_path: Path) -> None:
 
 
 def test_one_round_is_told_in_words_and_not_drawn(tmp_path: Path) -> None:
-    execute("conftest:iris", resolve(iris.config, {"rounds": 1}), tmp_path)
+    execute("iris:iris", resolve(iris.config, {"rounds": 1}), tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert not [s for s in data_of(page) if s["kind"] == "lines" and s["x"]["label"] == "round"]
     assert "The band holds" not in page

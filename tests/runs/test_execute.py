@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import conftest
+import iris as shared
 import mutirao
-from conftest import IrisConfig, accuracy, iris, iris_task
+from iris import IrisConfig, accuracy, iris, iris_task
 from mutirao.cli import main
 from mutirao.config import Common, Part, read, resolve
 from mutirao.core.arrays import Arrays
@@ -40,17 +40,17 @@ def scored(**more: Any) -> Recipe:
 
 
 def test_a_recipe_is_given_by_name_or_as_it_is_and_a_folder_by_a_path_or_text(tmp_path: Path) -> None:
-    named = execute("conftest:iris", SHORT, tmp_path / "a")
+    named = execute("iris:iris", SHORT, tmp_path / "a")
     given = execute(iris, SHORT, str(tmp_path / "b"))
     assert given["digest"] == named["digest"]
     assert (tmp_path / "a/config.toml").read_text() == (tmp_path / "b/config.toml").read_text()
-    assert read(tmp_path / "b/config.toml")["recipe"] == given["recipe"] == "conftest:iris"
+    assert read(tmp_path / "b/config.toml")["recipe"] == given["recipe"] == "iris:iris"
 
 
 def test_the_name_of_a_recipe_leads_back_to_it() -> None:
     assert name_of(find("recsys")) == "recsys"
-    assert name_of(iris) == "conftest:iris"  # though this module has it, too
-    assert name_of(conftest.iris) == "conftest:iris"
+    assert name_of(iris) == "iris:iris"  # though this module has it, too
+    assert name_of(shared.iris) == "iris:iris"
     assert name_of(scored()) == ""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import mutirao.runs.folder
-from conftest import IrisConfig, iris, iris_task
+from iris import IrisConfig, iris, iris_task
 from mutirao.config import Part, resolve
 from mutirao.core.arrays import digest
 from mutirao.core.files import load_arrays, save_arrays
@@ -34,7 +34,7 @@ from mutirao.runs.folder import Folder, load_run, save_run
 from mutirao.runs.tables import Table
 from mutirao.runs.verify import verify
 
-NAME = "conftest:iris"
+NAME = "iris:iris"
 CONFIG = resolve(IrisConfig, {})
 
 
@@ -280,7 +280,7 @@ def test_a_finished_run_can_be_given_more_rounds(whole: Path, tmp_path: Path) ->
 def test_a_begun_run_keeps_its_settings(whole: Path) -> None:
     with pytest.raises(ConfigError, match="seed cannot change"):
         reopen(NAME, whole, [("seed", 1)])
-    with pytest.raises(ConfigError, match="holds a run of 'conftest:iris', not of 'quickstart'"):
+    with pytest.raises(ConfigError, match="holds a run of 'iris:iris', not of 'quickstart'"):
         reopen("quickstart", whole, [])
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import conftest
-from conftest import iris
+import iris as shared
+from iris import iris
 from mutirao.accounting import add_releases
 from mutirao.aggregation import FedAvgM
 from mutirao.cli import main
@@ -28,7 +28,7 @@ from mutirao.runs.verify import verify
 from mutirao.selection import Uniform
 
 SETTINGS = {"clients": 8, "per_round": 2, "rounds": 8, "aggregate": "fedavgm", "seed": 5}
-RECIPE = "conftest:iris"
+RECIPE = "iris:iris"
 
 
 def config_of(**more: Any) -> Any:
@@ -101,7 +101,7 @@ def test_the_data_of_the_one_who_left_change_nothing(
         x, y = task.population[client]
         return replace(task, population={**task.population, client: (x * 1e6 + 3, 2 - y)})
 
-    monkeypatch.setattr(conftest, "iris", replace(iris, task=poisoned))
+    monkeypatch.setattr(shared, "iris", replace(iris, task=poisoned))
     assert forget(source, client, tmp_path / "poisoned")["digest_after"] == clean["digest_after"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from conftest import iris
+from iris import iris
 from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.recipes import task as recipes
@@ -66,17 +66,17 @@ def test_every_write_of_a_run_may_fail_and_the_run_goes_on_to_the_same_end(
     tmp_path: Path, fail_at: Callable[[int, int], list[str]]
 ) -> None:
     opened = fail_at(0, errno.ENOSPC)
-    whole = execute("conftest:iris", CONFIG, tmp_path / "whole", pictures=False)
+    whole = execute("iris:iris", CONFIG, tmp_path / "whole", pictures=False)
     writes = len(opened)
     assert writes > 15
     for k in range(1, writes + 1):
         out = tmp_path / str(k)
         fail_at(k, (errno.ENOSPC, errno.EIO, errno.EROFS)[k % 3])
         with pytest.raises(OSError) as caught:  # noqa: PT011 - any of three
-            execute("conftest:iris", CONFIG, out, pictures=False)
+            execute("iris:iris", CONFIG, out, pictures=False)
         assert str(caught.value.filename).startswith(str(out)), "the file is named"
         fail_at(0, errno.ENOSPC)
-        assert execute("conftest:iris", CONFIG, out, resume=True, pictures=False)["digest"] == whole["digest"]
+        assert execute("iris:iris", CONFIG, out, resume=True, pictures=False)["digest"] == whole["digest"]
         assert verify(out)[1] == []
         assert not list(out.rglob("*.part")), "nothing half written is left"
 
@@ -85,7 +85,7 @@ def test_every_write_of_a_run_may_fail_and_the_run_goes_on_to_the_same_end(
 def test_the_command_says_it_in_one_line(
     tmp_path: Path, fail_at: Callable[[int, int], list[str]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
     words = ["run", "iris", "--set", "rounds=1", "--out"]
     opened = fail_at(0, 0)
     assert CliRunner().invoke(main, [*words, str(tmp_path / "whole")]).exit_code == 0

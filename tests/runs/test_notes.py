@@ -44,7 +44,7 @@ def test_notes_are_bounded_and_plain_files(tmp_path: Path) -> None:
 
 
 def test_a_run_with_notes_verifies(tmp_path: Path) -> None:
-    execute("conftest:iris", {"rounds": 1}, tmp_path / "run")
+    execute("iris:iris", {"rounds": 1}, tmp_path / "run")
     before = verify(tmp_path / "run")
     write_notes(tmp_path / "run", "kept", "")
     assert verify(tmp_path / "run") == before

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conftest import iris, iris_task
+from iris import iris, iris_task
 from mutirao.cli import main
 from mutirao.core.rounds import Round, Run
 from mutirao.recipes.task import Task

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import IrisConfig, iris_task
+from iris import IrisConfig, iris_task
 from mutirao.config import dump, resolve
 from mutirao.recipes.task import NAMES, Recipe, find
 from mutirao.runs.defaults import own_defaults

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import iris
+from iris import iris
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.recipes import task as recipes
@@ -19,7 +19,7 @@ from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, numbers, require,
 
 @pytest.fixture(autouse=True)
 def _iris(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("conftest:iris", "iris")})
+    monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
 
 
 def run(out: Path, **settings: Any) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_a_metric_that_no_cell_has_is_refused_before_the_grid_starts(tmp_path: P
 
 
 ODD = """
-from conftest import accuracy, iris, iris_task
+from iris import accuracy, iris, iris_task
 from dataclasses import replace
 from mutirao.recipes.task import Recipe
 

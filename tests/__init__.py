@@ -1,0 +1,1 @@
+"""Tests; a package only so that `python -m tests.golden` finds them."""
