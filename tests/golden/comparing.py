@@ -15,8 +15,27 @@ def store(file: str, found: dict[str, Any]) -> list[str]:
     """Write a golden file, unless the case did not run."""
     if "error" in found:
         return [f"{file}: {found['error']}"]
-    (FILES / file).write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    (FILES / file).write_text(as_text(found))
     return []
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """JSON with a line for each row of a table and each kind of name, so that a diff shows what changed."""
+    lines = []
+    for key, value in sorted(found.items()):
+        if isinstance(value, dict):
+            inner = ",\n".join(f"  {json.dumps(k)}: {compact(v)}" for k, v in sorted(value.items()))
+            lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
+        elif isinstance(value, list):
+            inner = ",\n".join(f"  {compact(item)}" for item in value)
+            lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {compact(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def compare(file: str, found: dict[str, Any]) -> list[str]:

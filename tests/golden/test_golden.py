@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.golden.cases import CASES
-from tests.golden.comparing import FILES, compare, differences, machine
+from tests.golden.comparing import FILES, as_text, compare, differences, machine
 
 from mutirao.cli import main
 from mutirao.deploy.states import States
@@ -119,3 +121,10 @@ def test_the_policy_of_an_earlier_site_is_read_and_its_state_found(tmp_path: Pat
     number, state = States(folder / "states", run.name).before("train", 3)
     assert number == 2
     assert set(state) == set(json.loads((FILES / "deployed.json").read_text())["site"]["state"])
+
+
+@given(
+    st.dictionaries(st.text(), st.one_of(st.text(), st.lists(st.text()), st.dictionaries(st.text(), st.floats(-1, 1))))
+)
+def test_golden_files_are_json(found: dict[str, object]) -> None:
+    assert json.loads(as_text(found)) == found
