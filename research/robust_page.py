@@ -1,4 +1,4 @@
-"""Fill docs/robust.md from the cells of the study: `python -m benchmarks.robust_page FOLDER`."""
+"""Fill docs/robust.md from the cells of the study: `python -m research.robust_page FOLDER`."""
 
 import sys
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-
-from benchmarks.robust import ALONE, ATTACKS, DEFENCES, PARTITIONS, RECIPES, Cell, Outcome, load
 from benchmarks.tables import write_into
+
 from mutirao.drawing.looks import INK, blank, save
 from mutirao.stats import interval
+from research.robust import ALONE, ATTACKS, DEFENCES, PARTITIONS, RECIPES, Cell, Outcome, load
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGE = ROOT / "docs/robust.md", ROOT / "docs/images/robust-losses.png"
