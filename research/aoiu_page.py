@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/aoiu.md from the folder of the study: `python studies/aoiu_page.py runs/study-aoiu`.
+"""Fill docs/reproductions/aoiu.md from the folder of the study: `python -m research.aoiu_page runs/study-aoiu`.
 
 Runs of another size or on other data have tables of their own: `--into NAME` writes between the marks of that name, and
 `--target` says to which accuracies rounds are counted there.

@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/recsys.md from a folder of studies: `python studies/recsys_page.py runs`.
+"""Fill docs/reproductions/recsys.md from a folder of studies: `python -m research.recsys_page runs`.
 
 The studies are looked for by name: parts, paper, transfer, transfer-plain, users, shares, consent-1m and consent-100k,
 each as `mutirao study studies/recsys-NAME.toml --out runs/NAME` leaves it. What is not there is left as it is.

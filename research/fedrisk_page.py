@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/fedrisk.md from study folders: `python studies/fedrisk_page.py runs`.
+"""Fill docs/reproductions/fedrisk.md from study folders: `python -m research.fedrisk_page runs`.
 
 For a SET among mq, mslr and lgb the folder holds what these leave (see the page for the commands): `tune-SET` and
 `test-SET` (fedrisk-heldout), `table1-SET`, `factors-SET`. What is not there is left as it is on the page.

@@ -1,4 +1,4 @@
-"""Fill docs/privacy.md with what privacy costs: `python studies/privacy_page.py DIGITS MOVIES`.
+"""Fill docs/privacy.md with what privacy costs: `python -m research.privacy_page DIGITS MOVIES`.
 
 The two folders are as `mutirao study studies/privacy.toml` and `studies/privacy-recsys.toml` leave them. Methods are
 named by their epsilon; others have no noise.

@@ -1,7 +1,7 @@
 """Where age or entropy helps: policies against random selection in eleven regimes, as tables and one picture.
 
-    python studies/regimes.py runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
-    python studies/regimes.py runs/regimes --only rare --only sizes --read
+    python -m research.regimes runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
+    python -m research.regimes runs/regimes --only rare --only sizes --read
 
 A regime is a study file and some settings more. What is compared, and how: `mutirao.studies.gains`.
 """
@@ -25,9 +25,9 @@ from mutirao.studies.participation import dominance, swing_of
 from mutirao.studies.policies import markdown
 from mutirao.studies.study import carry_out, read_study, results
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs/reproductions/selection-regimes.md"
-PICTURE = HERE.parent / "docs/images/selection-regimes.png"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/reproductions/selection-regimes.md"
+PICTURE = ROOT / "docs/images/selection-regimes.png"
 BASE, SLOW = "selection-regimes.toml", "selection-slow.toml"
 
 
@@ -75,7 +75,7 @@ Runs = dict[str, dict[int, Record]]  # by policy and seed
 def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str], read: bool = False) -> Runs:
     """Make the runs that are missing, unless it is only to `read`, and read all that are finished."""
     told = [parse_assignment(text) for text in (*regime.sets, *sets, f"seeds={seeds}")]
-    study = read_study(HERE / regime.file, told)
+    study = read_study(ROOT / "studies" / regime.file, told)
     for problem in () if read else carry_out(study, out, start="here"):
         print(f"not finished: {problem}")
     runs: Runs = {method: {} for method in study.methods}

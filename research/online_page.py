@@ -1,6 +1,6 @@
 """The tables, the verdicts and the picture of docs/reproductions/online.md, from the folders of two studies a set.
 
-`python studies/online_page.py runs/online` expects `mq2008` and `mslr` there (studies/online.toml), and beside each of
+`python -m research.online_page runs/online` expects `mq2008` and `mslr` there (studies/online.toml), and beside each of
 them `mq2008-control` and `mslr-control` (studies/online-control.toml).
 """
 

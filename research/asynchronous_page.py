@@ -1,6 +1,6 @@
 """Runs where slow clients alone hold two classes, and the tables and the picture of docs/asynchronous.md.
 
-`python studies/asynchronous_page.py runs/asynchronous` expects the study's folders `tifl`, `fedcs` and `equal` there.
+`python -m research.asynchronous_page runs/asynchronous` expects the study's folders `tifl`, `fedcs` and `equal` there.
 """
 
 import sys
