@@ -15,9 +15,10 @@ from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval
 from mutirao.studies import participation
-from mutirao.studies.pages import fill_page
-from mutirao.studies.participation import count_rounds, dominance, mean_best, swing_of, values
+from mutirao.studies.participation import count_rounds, dominance, mean_best, values
 from mutirao.studies.policies import last_known, markdown
+from research.gains import swing_of
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/aoiu.md", ROOT / "docs/images"

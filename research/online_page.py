@@ -15,9 +15,9 @@ import numpy.typing as npt
 from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import runs_of, values
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/reproductions/online.md", ROOT / "docs/images/online-curves.png"

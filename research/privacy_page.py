@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mutirao.drawing.looks import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import runs_of
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/privacy.md", ROOT / "docs/images/privacy-cost.png"

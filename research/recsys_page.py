@@ -16,8 +16,8 @@ from mutirao.drawing.plots import draw_bands
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
 from mutirao.stats import interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/recsys.md", ROOT / "docs/images"

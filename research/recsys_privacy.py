@@ -25,8 +25,8 @@ from mutirao.recipes.task import find
 from mutirao.recsys.attack import Attacker
 from mutirao.recsys.attack_sums import read_sum
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/recsys-privacy.md", ROOT / "docs/images/recsys-privacy.png"

@@ -3,7 +3,7 @@
     python -m research.regimes runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
     python -m research.regimes runs/regimes --only rare --only sizes --read
 
-A regime is a study file and some settings more. What is compared, and how: `mutirao.studies.gains`.
+A regime is a study file and some settings more. What is compared, and how: `research.gains`.
 """
 
 import argparse
@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import parse_assignment
-from mutirao.drawing.gains import Field, draw_gains
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, interval
-from mutirao.studies.gains import BASELINE, Gains, compare_all, figures_of, shown_of
-from mutirao.studies.pages import fill_page
-from mutirao.studies.participation import dominance, swing_of
+from mutirao.studies.participation import dominance
 from mutirao.studies.policies import markdown
 from mutirao.studies.study import carry_out, read_study, results
+from research.gains import BASELINE, Field, Gains, compare_all, draw_gains, figures_of, shown_of, swing_of
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/reproductions/selection-regimes.md"
