@@ -1,1 +1,1 @@
-"""Finished experiments, kept so that the figures on the pages can be made again: see README.md."""
+"""Finished experiments, kept so that figures in the documentation can be made again: README.md says which."""
