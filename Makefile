@@ -25,8 +25,10 @@ site: .venv/dev ## the documentation builds without a warning
 unit: .venv/dev ## the quick tests, those that are not marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: .venv/dev ## what waits or repeats, and property tests with many examples
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow or hypothesis" --hypothesis-profile=thorough
+test-slow: .venv/dev ## what waits or repeats, and property tests with many examples; measures coverage
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow or hypothesis" \
+	  --hypothesis-profile=thorough --cov=mutirao --cov-report=
+	@echo "coverage of the slow tests: $$($(BIN)/coverage report --format=total) % of the lines of src"
 
 docs: .venv/dev ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

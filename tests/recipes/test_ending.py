@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.settled import settled_task
+from research.settled import settled_task
 
 from mutirao.config import resolve
 from mutirao.core.files import load_arrays

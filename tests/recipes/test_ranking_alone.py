@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.settled import settled_task
+from research.settled import settled_task
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Request, Site

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.settled import settled_task
+from research.settled import settled_task
 
 from mutirao import aggregation, selection
 from mutirao.config import resolve

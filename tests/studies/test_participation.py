@@ -24,7 +24,6 @@ from mutirao.studies.participation import (
     count_rounds,
     dominance,
     runs_of,
-    swing_of,
     values,
     worst_decile,
 )
@@ -115,14 +114,6 @@ def test_a_run_tells_best_so_far_costs_and_the_worst_decile(study: Path) -> None
     assert participation_in(fair).gini == 0
     with pytest.raises(ConfigError, match="no round has a metric 'rmse'"):
         values(fair, "rmse")
-
-
-def test_the_swing_of_a_curve_is_over_its_last_rounds_that_were_evaluated(study: Path) -> None:
-    fair, dull = (Record.begun(study / f"cells/{m}/seed0") for m in ("fair", "dull"))  # 0.2 0.5 0.4 0.6; 0.5 0.3 - 0.4
-    assert swing_of(fair, "accuracy", 3) == pytest.approx((math.sqrt(0.02 / 3), 0.15))
-    assert swing_of(fair, "accuracy") == pytest.approx((np.std([0.2, 0.5, 0.4, 0.6]), 0.2))
-    assert swing_of(dull, "accuracy", 3) == pytest.approx((0.05, 0.1))  # rounds 2 to 4, of which one was not evaluated
-    assert math.isnan(swing_of(dull, "accuracy", 1).change)
 
 
 def test_where_lower_is_better_the_best_is_the_lowest(study: Path) -> None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,22 +63,6 @@ def best_so_far(record: Record, metric: str) -> Floats:
     """
     sign = sign_of(record, metric)
     return np.asarray(sign * np.fmax.accumulate(sign * np.array(values(record, metric))))
-
-
-class Swing(NamedTuple):
-    """How far a curve goes up and down: its standard deviation, and its mean change from one value to the next."""
-
-    deviation: float
-    change: float
-
-
-def swing_of(record: Record, metric: str, last: int = 20) -> Swing:
-    """The swing of a metric over so many last rounds, of those in which it was evaluated."""
-    known = np.array(values(record, metric)[-last:])
-    known = known[~np.isnan(known)]
-    if not len(known):
-        return Swing(math.nan, math.nan)
-    return Swing(float(known.std()), float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan)
 
 
 def first_at(record: Record, metric: str, target: float) -> int | None:

@@ -1,4 +1,4 @@
-"""What liars cost, by attack and defence: `python -m benchmarks.robust --out FOLDER --herlev PICTURES`.
+"""What liars cost, by attack and defence: `python -m research.robust --out FOLDER --herlev PICTURES`.
 
 Every cell (recipe, partition, attack, defence, seed) is one federation in process and one line of `cells.jsonl`;
 cells that are there are not made again, so that the study can be stopped and continued. Costs are in points (percent
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.settled import settled_task
 from mutirao import attacks
 from mutirao.attacks import Attacked, Backdoor, liars_among
 from mutirao.config import resolve
@@ -29,6 +28,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.fleets.without import PopulationWithout
 from mutirao.recipes.task import Task, federate, find
 from mutirao.training.samples import Samples, poison
+from research.settled import settled_task
 
 CLIENTS, LIARS = 20, 0.3
 COMMON = {"clients": CLIENTS, "per_round": CLIENTS, "min_replies": 1, "aggregate": "fedavg"}
@@ -164,7 +164,7 @@ def load(path: Path) -> dict[Cell, Outcome]:
 
 def main() -> None:
     """Make the cells that are missing, one line each."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robust", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.robust", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder of cells.jsonl")
     parser.add_argument("--herlev", required=True, help="the folder of the Herlev pictures, for cytology")
     parser.add_argument("--seeds", type=int, default=5)

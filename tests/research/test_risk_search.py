@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from benchmarks import risk_ideas, risk_scene, risk_search
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply
 from mutirao.metrics import ndcg
 from mutirao.ranking.scorers import score
 from mutirao.recipes.ranking import Config
+from research import risk_ideas, risk_scene, risk_search
 
 
 @pytest.fixture(scope="module")

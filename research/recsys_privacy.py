@@ -1,4 +1,4 @@
-"""What privacy costs a recommender, and what is left to read: `python studies/recsys_privacy.py run ml-1m OUT`.
+"""What privacy costs a recommender, and what is left to read: `python -m research.recsys_privacy run ml-1m OUT`.
 
 Every line of OUT/cells.jsonl is one run: its settings, RMSE or HR@10 at the end, epsilon, and which share of a round's
 ratings the attack on sums reads, right to the star, in what the server sees of 1,000 users (the sum of their clipped
@@ -25,8 +25,8 @@ from mutirao.recipes.task import find
 from mutirao.recsys.attack import Attacker
 from mutirao.recsys.attack_sums import read_sum
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/recsys-privacy.md", ROOT / "docs/images/recsys-privacy.png"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from research.pages import fill_page
 
 from mutirao.errors import ConfigError
-from mutirao.studies.pages import fill_page
 
 
 def test_only_what_stands_between_the_marks_is_written_anew(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The tables, the verdicts and the picture of docs/reproductions/online.md, from the folders of two studies a set.
 
-`python studies/online_page.py runs/online` expects `mq2008` and `mslr` there (studies/online.toml), and beside each of
+`python -m research.online_page runs/online` expects `mq2008` and `mslr` there (studies/online.toml), and beside each of
 them `mq2008-control` and `mslr-control` (studies/online-control.toml).
 """
 
@@ -15,9 +15,9 @@ import numpy.typing as npt
 from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import runs_of, values
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/reproductions/online.md", ROOT / "docs/images/online-curves.png"

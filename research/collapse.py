@@ -1,6 +1,6 @@
 """Why SCAFFOLD collapses to 10.0% with 100 parties in NIID-Bench's table, and what does not.
 
-    python -m benchmarks.collapse --data DIR/cifar-10-batches-bin --rounds 20
+    python -m research.collapse --data DIR/cifar-10-batches-bin --rounds 20
 
 A plain loop of SCAFFOLD as that benchmark had it when its table was made: simple-cnn, ten of 100 parties, batch 64, ten
 local epochs, SGD 0.01 with momentum 0.9, control variates that begin as a random network's weights, corrections behind

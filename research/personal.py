@@ -1,4 +1,4 @@
-"""Personal models beside FedAvg and beside nobody: `python -m benchmarks.personal`.
+"""Personal models beside FedAvg and beside nobody: `python -m research.personal`.
 
 Fifty clients with labels dealt by Dirichlet(0.1), one in ten of them new: it never trains, and adapts to be judged.
 All are judged on test samples of their own classes. `alone` is every client by itself, for as many epochs as it trains
@@ -92,7 +92,7 @@ def report(rows: Mapping[str, list[dict[str, float]]], arms: Iterable[str], said
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.personal", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.personal", description=__doc__)
     parser.add_argument("--set", choices=list(SETS), default="digits", help="the data set")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/fedrisk.md from study folders: `python studies/fedrisk_page.py runs`.
+"""Fill docs/reproductions/fedrisk.md from study folders: `python -m research.fedrisk_page runs`.
 
 For a SET among mq, mslr and lgb the folder holds what these leave (see the page for the commands): `tune-SET` and
 `test-SET` (fedrisk-heldout), `table1-SET`, `factors-SET`. What is not there is left as it is on the page.
@@ -19,11 +19,11 @@ from mutirao.ranking.against import hold_against
 from mutirao.runs.reader import Record
 from mutirao.stats import holm, interval, paired
 from mutirao.studies.claims import Figure, judge, read_claims
-from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
 from mutirao.studies.queries import pair_queries, read_queries
 from mutirao.studies.reproducing import HOME
 from mutirao.studies.study import read_study
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/fedrisk.md", ROOT / "docs/images"

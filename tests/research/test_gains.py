@@ -1,16 +1,16 @@
 """What a policy gains over random selection: by hand-made curves, and against scipy."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from research.gains import Field, clock, compare_all, draw_gains, end_of, figures_of, shown_of, spent_to, swing_of
 from scipy.stats import ttest_rel
 
-from mutirao.drawing.gains import Field, draw_gains
 from mutirao.runs.reader import Record
 from mutirao.runs.tables import Table
-from mutirao.studies.gains import clock, compare_all, end_of, figures_of, shown_of, spent_to
 
 
 def run(folder: Path, accuracy: list[float], seconds: list[float] | None = None) -> Record:
@@ -38,6 +38,15 @@ def test_to_be_there_is_to_stay_there_for_five_rounds_on_average(tmp_path: Path)
     assert spent_to(swings, 0.9, 99) == 99
     timed = run(tmp_path / "b", [0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 0], [1.5] * 11)
     assert spent_to(timed, 0.7, 99) == 15
+
+
+def test_the_swing_of_a_curve_is_over_its_last_rounds_that_were_evaluated(tmp_path: Path) -> None:
+    fair = run(tmp_path / "fair", [0.2, 0.5, 0.4, 0.6])
+    dull = run(tmp_path / "dull", [0.5, 0.3, math.nan, 0.4])
+    assert swing_of(fair, "accuracy", 3) == pytest.approx((math.sqrt(0.02 / 3), 0.15))
+    assert swing_of(fair, "accuracy") == pytest.approx((np.std([0.2, 0.5, 0.4, 0.6]), 0.2))
+    assert swing_of(dull, "accuracy", 3) == pytest.approx((0.05, 0.1))  # rounds 2 to 4, of which one was not evaluated
+    assert math.isnan(swing_of(dull, "accuracy", 1).change)
 
 
 def cases(folder: Path) -> dict[str, dict[str, dict[int, Record]]]:

@@ -1,6 +1,6 @@
 """Runs where slow clients alone hold two classes, and the tables and the picture of docs/asynchronous.md.
 
-`python studies/asynchronous_page.py runs/asynchronous` expects the study's folders `tifl`, `fedcs` and `equal` there.
+`python -m research.asynchronous_page runs/asynchronous` expects the study's folders `tifl`, `fedcs` and `equal` there.
 """
 
 import sys
@@ -15,9 +15,9 @@ from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.recipes.task import find
 from mutirao.report import execute
 from mutirao.runs.reader import Record
-from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import best_so_far, cost_to, runs_of, values
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/asynchronous.md", ROOT / "docs/images/asynchronous.png"

@@ -1,4 +1,4 @@
-"""Fill docs/robust.md from the cells of the study: `python -m benchmarks.robust_page FOLDER`."""
+"""Fill docs/robust.md from the cells of the study: `python -m research.robust_page FOLDER`."""
 
 import sys
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.robust import ALONE, ATTACKS, DEFENCES, PARTITIONS, RECIPES, Cell, Outcome, load
-from benchmarks.tables import write_into
 from mutirao.drawing.looks import INK, blank, save
 from mutirao.stats import interval
+from research.pages import fill_page
+from research.robust import ALONE, ATTACKS, DEFENCES, PARTITIONS, RECIPES, Cell, Outcome, load
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGE = ROOT / "docs/robust.md", ROOT / "docs/images/robust-losses.png"
@@ -53,7 +53,7 @@ def mean(values: Iterable[float]) -> float:
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
 
 
 def detail(cells: Cells, recipe: str, partition: str) -> str:
@@ -141,9 +141,8 @@ def draw(cells: Cells, path: Path) -> None:
 def main() -> None:
     """Write the tables and the picture."""
     cells = load(Path(sys.argv[1]) / "cells.jsonl")
-    write_into(PAGE, "verdict", verdict(cells))
-    write_into(PAGE, "summary", summary(cells))
-    write_into(PAGE, "detail", "\n\n".join(detail(cells, r, p) for r, p in product(RECIPES, PARTITIONS)))
+    details = [detail(cells, recipe, partition) for recipe, partition in product(RECIPES, PARTITIONS)]
+    fill_page(PAGE, {"verdict": verdict(cells), "summary": summary(cells), "detail": "\n".join(details)})
     draw(cells, IMAGE)
 
 

@@ -1,6 +1,6 @@
 """Where SCAFFOLD comes to rest: by which weights c moves, and what becomes of replies that are lost.
 
-    python -m benchmarks.resting
+    python -m research.resting
 
 Least squares of 20 clients of unequal size, whose optimum is known: the distance to it after 600 rounds, the mean over
 five problems. A plain loop in NumPy, in which one thing is changed at a time: `share` moves c by |S| / N p_k, as some

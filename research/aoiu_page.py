@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/aoiu.md from the folder of the study: `python studies/aoiu_page.py runs/study-aoiu`.
+"""Fill docs/reproductions/aoiu.md from the folder of the study: `python -m research.aoiu_page runs/study-aoiu`.
 
 Runs of another size or on other data have tables of their own: `--into NAME` writes between the marks of that name, and
 `--target` says to which accuracies rounds are counted there.
@@ -15,9 +15,10 @@ from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval
 from mutirao.studies import participation
-from mutirao.studies.pages import fill_page
-from mutirao.studies.participation import count_rounds, dominance, mean_best, swing_of, values
+from mutirao.studies.participation import count_rounds, dominance, mean_best, values
 from mutirao.studies.policies import last_known, markdown
+from research.gains import swing_of
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/aoiu.md", ROOT / "docs/images"

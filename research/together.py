@@ -1,7 +1,7 @@
 """The five systems together: who is selected x how updates are joined x whose model it is, with effects and intervals.
 
-    python -m benchmarks.together --cifar10 DIR/cifar-10-batches-bin --mq2008 DIR/MQ2008 --out together.json
-    python -m benchmarks.together --hidden --cifar10 DIR/cifar-10-batches-bin --fashion DIR --out hidden.json
+    python -m research.together --cifar10 DIR/cifar-10-batches-bin --mq2008 DIR/MQ2008 --out together.json
+    python -m research.together --hidden --cifar10 DIR/cifar-10-batches-bin --fashion DIR --out hidden.json
 
 Every cell of {uniform, aoiu} x {fedavg, fedavgm, fedrisk, scaffold} x {one model, groups, personal} on digits, CIFAR-10
 (small network, few pictures) and MQ2008. On pictures each client is judged on its own test data; on MQ2008, where test
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.settled import settled_task
 from mutirao.config import resolve, setting
 from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Request, Site
@@ -38,6 +37,7 @@ from mutirao.recipes.personal import personal_of
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.descent import one_thread
 from mutirao.training.personal import together
+from research.settled import settled_task
 
 SELECT = ("uniform", "aoiu")
 AGGREGATE: dict[str, Any] = {"fedavg": "fedavg", "fedavgm": "fedavgm", "fedrisk": "fedrisk", "scaffold": "scaffold"}

@@ -1,9 +1,9 @@
 """Where age or entropy helps: policies against random selection in eleven regimes, as tables and one picture.
 
-    python studies/regimes.py runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
-    python studies/regimes.py runs/regimes --only rare --only sizes --read
+    python -m research.regimes runs/regimes --seeds 20           # makes what is not there yet, then tables and picture
+    python -m research.regimes runs/regimes --only rare --only sizes --read
 
-A regime is a study file and some settings more. What is compared, and how: `mutirao.studies.gains`.
+A regime is a study file and some settings more. What is compared, and how: `research.gains`.
 """
 
 import argparse
@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import parse_assignment
-from mutirao.drawing.gains import Field, draw_gains
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, interval
-from mutirao.studies.gains import BASELINE, Gains, compare_all, figures_of, shown_of
-from mutirao.studies.pages import fill_page
-from mutirao.studies.participation import dominance, swing_of
+from mutirao.studies.participation import dominance
 from mutirao.studies.policies import markdown
 from mutirao.studies.study import carry_out, read_study, results
+from research.gains import BASELINE, Field, Gains, compare_all, draw_gains, figures_of, shown_of, swing_of
+from research.pages import fill_page
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs/reproductions/selection-regimes.md"
-PICTURE = HERE.parent / "docs/images/selection-regimes.png"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/reproductions/selection-regimes.md"
+PICTURE = ROOT / "docs/images/selection-regimes.png"
 BASE, SLOW = "selection-regimes.toml", "selection-slow.toml"
 
 
@@ -75,7 +74,7 @@ Runs = dict[str, dict[int, Record]]  # by policy and seed
 def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str], read: bool = False) -> Runs:
     """Make the runs that are missing, unless it is only to `read`, and read all that are finished."""
     told = [parse_assignment(text) for text in (*regime.sets, *sets, f"seeds={seeds}")]
-    study = read_study(HERE / regime.file, told)
+    study = read_study(ROOT / "studies" / regime.file, told)
     for problem in () if read else carry_out(study, out, start="here"):
         print(f"not finished: {problem}")
     runs: Runs = {method: {} for method in study.methods}

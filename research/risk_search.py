@@ -1,7 +1,7 @@
 """Does weighing clients by risk help a federated ranker? Each idea beside its own control: the same without risk.
 
-    python -m benchmarks.risk_search --data ~/MQ2008                                   # on validation queries
-    python -m benchmarks.risk_search --data ~/MQ2008 --confirm --seeds 3 4 5 --ideas NAME   # on test queries, once
+    python -m research.risk_search --data ~/MQ2008                                   # on validation queries
+    python -m research.risk_search --data ~/MQ2008 --confirm --seeds 3 4 5 --ideas NAME   # on test queries, once
 
 Every idea is a way to weigh the clients of a round; weights sum to one, so that all make steps of one length, and all
 go through the same server momentum: v' = 0.9 v + sum_k w_k (x_k - x), x' = x + v'. Half of a fold's validation queries,
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.risk_ideas import IDEAS, Idea, Joiner
-from benchmarks.risk_scene import CUT, Floats, Queries, Scene
 from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
@@ -32,6 +30,8 @@ from mutirao.ranking.split import deal
 from mutirao.recipes.ranking import Config
 from mutirao.selection import Uniform
 from mutirao.stats import paired
+from research.risk_ideas import IDEAS, Idea, Joiner
+from research.risk_scene import CUT, Floats, Queries, Scene
 
 Found = dict[int, Floats]  # nDCG at 5 and at 10 of each query
 

@@ -1,4 +1,4 @@
-"""Laboratories that stain and scan otherwise, with models of their own: `python -m benchmarks.personal_stains FOLDER`.
+"""Laboratories that stain and scan otherwise, with models of their own: `python -m research.personal_stains FOLDER`.
 
 FOLDER holds cells by class, such as Herlev's. Some of its slides are dealt to four laboratories, whose pictures each
 get a look of their own (stain, colour balance, light curve, focus), and the cytology recipe trains the last block of
@@ -22,7 +22,6 @@ from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
 from torch import nn
 
-from benchmarks.personal import judge_with, report
 from mutirao.config import resolve
 from mutirao.core.evaluation import summarise
 from mutirao.core.fleet import Request, Site
@@ -36,6 +35,7 @@ from mutirao.recipes.cytology import Config, recipe
 from mutirao.recipes.personal import Roll
 from mutirao.recipes.task import Recipe, Task
 from mutirao.training.descent import one_thread
+from research.personal import judge_with, report
 
 # Each laboratory's stain (strength and shift of three dyes) and scanner (gain of each channel, light curve, blur).
 LOOKS: tuple[tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float, float], ...] = (
@@ -128,7 +128,7 @@ def one(arms: Mapping[str, Mapping[str, Any]], kind: Recipe, shared: Mapping[str
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.personal_stains", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.personal_stains", description=__doc__)
     parser.add_argument("folder", type=Path, help="cells by class, such as Herlev's")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -1,4 +1,4 @@
-"""Fill docs/reproductions/recsys.md from a folder of studies: `python studies/recsys_page.py runs`.
+"""Fill docs/reproductions/recsys.md from a folder of studies: `python -m research.recsys_page runs`.
 
 The studies are looked for by name: parts, paper, transfer, transfer-plain, users, shares, consent-1m and consent-100k,
 each as `mutirao study studies/recsys-NAME.toml --out runs/NAME` leaves it. What is not there is left as it is.
@@ -16,8 +16,8 @@ from mutirao.drawing.plots import draw_bands
 from mutirao.runs.schema import typed_row
 from mutirao.runs.tables import Table
 from mutirao.stats import interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs/reproductions/recsys.md", ROOT / "docs/images"

@@ -1,4 +1,4 @@
-"""References for implicit feedback that see everybody's items: `python -m benchmarks.pooled_ranking --data ~/ml-1m`.
+"""References for implicit feedback that see everybody's items: `python -m research.pooled_ranking --data ~/ml-1m`.
 
 Popularity, EASE (Steck, 2019: written out), and ALS and BPR of the library `implicit` (`pip install implicit`), judged
 as `mutirao run recsys --set split=leave_one_out` judges. Settings are chosen by nDCG@10 on the validation items, from

@@ -1,7 +1,7 @@
 """The recipe `tabular` against scikit-learn on pooled rows: the same training rows, the same test rows, five seeds.
 
-python -m benchmarks.tabular            # the table of docs/tabular.md, about three minutes on two cores
-python -m benchmarks.tabular --first 100 --seeds 20 --split iid    # seeds that no setting was chosen by
+python -m research.tabular            # the table of docs/tabular.md, about three minutes on two cores
+python -m research.tabular --first 100 --seeds 20 --split iid    # seeds that no setting was chosen by
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What stain normalisation and augmentation bring where laboratories differ: `python -m benchmarks.stains`.
+"""What stain normalisation and augmentation bring where laboratories differ: `python -m research.stains`.
 
 Laboratories A, B and C train a linear head together (FedAvg); judged are tiles of other slides of theirs, and tiles of
 laboratory D, which took no part and stains and scans in its own way. Five seeds, each with slides of its own; the
@@ -177,7 +177,7 @@ def picture(path: Path, seed: int = 0) -> None:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stains", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.stains", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--arms", default=",".join(ARMS), help="some of them, separated by commas")

@@ -1,4 +1,4 @@
-"""Attention against means and maxima where few tiles of a slide decide: `python -m benchmarks.bags`.
+"""Attention against means and maxima where few tiles of a slide decide: `python -m research.bags`.
 
 Three hospitals train a head on whole slides (FedAvg); judged are slides that nobody trained on, by AUC. Sets:
 
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.stains import draw_tiles, features
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
 from mutirao.fleets.local import LocalFleet
@@ -39,6 +38,7 @@ from mutirao.recipes.cytology import Config
 from mutirao.recipes.task import Task, federate
 from mutirao.stats import interval, paired
 from mutirao.training.samples import ClientData, Samples
+from research.stains import draw_tiles, features
 
 Features = npt.NDArray[np.float32]
 Bags = tuple[list[Features], list[int]]
@@ -152,7 +152,7 @@ def report(rows: dict[str, dict[str, list[float]]]) -> Iterator[str]:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m research.bags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sets", default="synthetic", help=f"some of {','.join(SETS)}")
     parser.add_argument("--herlev", type=Path, help="a folder of Herlev's classes")

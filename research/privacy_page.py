@@ -1,4 +1,4 @@
-"""Fill docs/privacy.md with what privacy costs: `python studies/privacy_page.py DIGITS MOVIES`.
+"""Fill docs/privacy.md with what privacy costs: `python -m research.privacy_page DIGITS MOVIES`.
 
 The two folders are as `mutirao study studies/privacy.toml` and `studies/privacy-recsys.toml` leave them. Methods are
 named by their epsilon; others have no noise.
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mutirao.drawing.looks import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
-from mutirao.studies.pages import fill_page
 from mutirao.studies.participation import runs_of
 from mutirao.studies.policies import markdown
+from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs/privacy.md", ROOT / "docs/images/privacy-cost.png"

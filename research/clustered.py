@@ -1,4 +1,4 @@
-"""Groups beside their rivals: `python -m benchmarks.clustered --out FOLDER --data digits,fashion,cifar --seeds 3`.
+"""Groups beside their rivals: `python -m research.clustered --out FOLDER --data digits,fashion,cifar --seeds 3`.
 
 Every cell (data, case, method, seed) is one federation in process and one line of `cells.jsonl`; cells that are there
 are not made again. All methods have the same clients, network, local epochs, rates and rounds, everybody takes part in
@@ -227,7 +227,7 @@ def entry(rows: list[Outcome]) -> str:
 
 def main() -> None:
     """Make the cells that are missing, one line each; or print what is there."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clustered", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.clustered", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder of cells.jsonl")
     for name, table in (("data", DATA), ("cases", CASES), ("methods", METHODS)):
         parser.add_argument(f"--{name}", default=",".join(table) if name != "methods" else ";".join(table))
