@@ -96,7 +96,6 @@ class Task:
     knows: Any = None  # what the recipe's own flow has to know besides
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
     facts: Mapping[str, Any] = field(default_factory=dict)  # what the run's record keeps of it, and must stay the same
-    dealt: bool | None = None  # whether the partition dealt the samples, or they came dealt; None: as settings say
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
     @property
