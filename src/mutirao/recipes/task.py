@@ -161,12 +161,8 @@ def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str,
         return {}
 
 
-def federate(
-    fleet: Fleet, config: Any, task: Task, run: Run, around: Callable[[Fleet], Fleet] = lambda fleet: fleet
-) -> Iterator[Round]:
+def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any.
-
-    `around` wraps the fleet that rounds ask.
 
     >>> import numpy as np
     >>> from mutirao import Common, LocalFleet, Reply, Run
@@ -198,7 +194,7 @@ def federate(
     filters = build_screen(config)
     every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
-    fleet = around(secure.at_server(fleet, task.provides))
+    fleet = secure.at_server(fleet, task.provides)
     fleet, select = stagger(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )
