@@ -15,14 +15,13 @@ from mutirao.partition import describe
 from mutirao.ranking import split
 from mutirao.ranking.generate import mslr_like
 from mutirao.ranking.split import (
-    by_label_skew,
     by_query,
     by_query_groups,
     deal,
     fold_rows,
 )
 
-SPLITS = ("by_query", "by_label_skew", "by_query_groups")
+SPLITS = ("by_query", "by_query_groups")
 
 
 def rng(seed=0):
@@ -71,13 +70,6 @@ def test_queries_stay_whole_and_are_dealt_evenly(data):
     assert describe(data.grades, parts).heterogeneity < 0.2
 
 
-def test_label_skew_is_the_plain_dirichlet_over_documents(data):
-    ours = by_label_skew(data.grades, data.queries, 20, rng(3), alpha=0.5)
-    theirs = partition.dirichlet(data.grades, 20, 0.5, rng(3))
-    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert not keeps_queries_whole(ours, data.queries)
-
-
 @pytest.mark.parametrize("similar", ["grades", "features"])
 def test_groups_of_queries_are_whole_and_skewed(data, similar):
     def skew(alpha):
@@ -121,7 +113,6 @@ def test_queries_may_be_scattered_and_have_any_ids():
             "needs the features of the documents",
         ),
         (lambda: by_query_groups([0, 1], [1, 2], None, 2, rng(), groups=1, similar="x"), "'x' is not one of grades"),
-        (lambda: by_label_skew([0, 1], [1, 2], 2, rng(), alpha=-1), "alpha: -1 is not a number above 0"),
         (lambda: fold_rows([1, 2, 3, 4, 5], 6), "fold: 6 is not between 1 and 5"),
         (lambda: fold_rows([1, 1, 1, 1, 1, 1], 1), "1 queries cannot be cut into five folds"),
     ],

@@ -27,7 +27,7 @@ def test_generated_documents_are_ranked_better_than_by_chance(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partition", ["dirichlet", "by_query", "by_label_skew", "by_query_groups", "iid"])
+@pytest.mark.parametrize("partition", ["dirichlet", "by_query", "by_query_groups", "iid"])
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_every_split_goes_with_every_loss(partition: str, loss: str) -> None:
     config = resolve(Config, SMALL | {"rounds": 2, "partition": partition, "loss": loss})

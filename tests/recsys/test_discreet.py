@@ -1,4 +1,4 @@
-"""Users who tell less: blocks, drawn rows, decoys, counts in a sum; and promises that would not hold."""
+"""Users who tell less: blocks, no items, counts in a sum; and promises that would not hold."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.core.rows import BLOCKS, OF, ROWS, spread
 from mutirao.errors import ConfigError, Refused
-from mutirao.fleets.drawn import DRAWN, DrawnFleet
 from mutirao.fleets.local import LocalFleet
 from mutirao.recipes.task import find
 from mutirao.recsys.aggregation import TOUCHES, ByItem
-from mutirao.recsys.discreet import DECOYS, FAKES, Discreet, blocks_of
+from mutirao.recsys.discreet import Discreet, blocks_of
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.recsys.ratings import Taste
 from mutirao.report import execute
@@ -45,10 +44,9 @@ def test_a_user_names_blocks_and_the_same_ones_in_every_round() -> None:
     assert len(named[0]) == sum(int((blocks == b).sum()) for b in set(blocks[[2, 9]]))
 
 
-@pytest.mark.parametrize("download", ["all", "drawn"])
-def test_who_names_no_rows_refuses_to(download: str) -> None:
+def test_who_names_no_rows_refuses_to() -> None:
     with pytest.raises(Refused, match="nobody says which items"):
-        Discreet(METHOD, download)(Request("rows", {}, TOLD), Site("a", TASTE))
+        Discreet(METHOD, "all")(Request("rows", {}, TOLD), Site("a", TASTE))
 
 
 def test_on_the_rows_of_its_blocks_a_user_does_what_it_does_on_the_whole() -> None:
@@ -64,59 +62,12 @@ def test_on_the_rows_of_its_blocks_a_user_does_what_it_does_on_the_whole() -> No
         user(Request("train", {ITEMS: MODEL[ITEMS][:9], ITEM_ROWS: rows[:9]}, TOLD), Site("a", TASTE))
 
 
-def test_of_drawn_rows_every_user_answers_for_all() -> None:
-    tastes = {"a": TASTE, "few": Taste(np.array([0, 1], np.int32), np.array([1, 5], np.float32))}
-    fleet = DrawnFleet(LocalFleet(Discreet(METHOD, "drawn", touch=0.1), tastes), (ITEMS, TOUCHES), 0.5)
-    sent = {**MODEL, TOUCHES: np.zeros(60, np.float32)}
-    answers = fleet.ask(dict.fromkeys(tastes, Request("train", sent, TOLD)))
-    one, other = (answers.replies[c].arrays for c in ("a", "few"))
-    rows = one[ITEM_ROWS]
-    assert len(rows) == 30
-    np.testing.assert_array_equal(rows, other[ITEM_ROWS])
-    assert one[ITEMS].shape == other[ITEMS].shape == (30, 6)
-    np.testing.assert_array_equal(other[ITEMS], MODEL[ITEMS][rows])  # it has no two ratings there
-    moved = (one[ITEMS] != MODEL[ITEMS][rows]).any(1)
-    assert moved.any()
-    np.testing.assert_allclose(one[TOUCHES], 0.1 * moved)
-    assert set(rows[moved]) <= set(TASTE.items.tolist())
-    again = fleet.ask(dict.fromkeys(tastes, Request("train", sent, {**TOLD, "round": 2})))
-    assert set(again.replies["a"].arrays[ITEM_ROWS]) != set(rows)
-
-
 @pytest.mark.parametrize("rows", [np.array([1, 1]), np.array([5, 60]), np.array([0.5, 1.0]), np.arange(5)])
 def test_absurd_rows_are_that_clients_failure_alone(rows: Any) -> None:
-    request = Request("train", {ITEMS: MODEL[ITEMS][:2]}, TOLD, {DRAWN: rows})
-    answer = Discreet(METHOD, "drawn").many({"a": request}, {"a": Site("a", TASTE)})["a"]
+    request = Request("train", {ITEMS: MODEL[ITEMS][:2], ITEM_ROWS: rows}, TOLD)
+    answer = Discreet(METHOD, "blocks").many({"a": request}, {"a": Site("a", TASTE)})["a"]
     assert isinstance(answer, Failure)
-    assert "rows that cannot be" in answer.reason
-
-
-def test_decoys_are_drawn_once_in_secret_and_rebuild_no_vector() -> None:
-    user, site = Discreet(METHOD, "all", decoys=1.0), Site("a", TASTE)
-    first = user(Request("train", MODEL, TOLD), site)
-    kept = site.state[DECOYS].copy()
-    assert len(kept) == 15
-    assert not set(kept) & set(TASTE.items.tolist())
-    assert set(site.state[FAKES]) <= set(TASTE.values)
-    second = user(Request("train", MODEL, {**TOLD, "round": 2}), site)
-    np.testing.assert_array_equal(site.state[DECOYS], kept)
-    both = {*TASTE.items.tolist(), *kept.tolist()}
-    sent = [set(reply.arrays[ITEM_ROWS].tolist()) for reply in (first, second)]
-    assert all(rows <= both and len(rows) == 15 for rows in sent)
-    assert all(rows & set(kept) and rows - set(kept) for rows in sent)
-    other = Site("a", TASTE)
-    user(Request("train", MODEL, TOLD), other)
-    assert set(other.state[DECOYS]) != set(kept), "nothing of the seed is in it"
-    # A real item of the query moves along (1, v), with v solved from the real items of the support alone.
-    work = METHOD.local(user.among_decoys(TASTE, site.state), "a", 0, 1)
-    real = np.isin(work.rows, TASTE.items)
-    assert work.support is not None
-    known = work.support & real
-    x, y = MODEL[ITEMS][work.rows[known]].astype(np.float64), work.y[known] - 3.0
-    features, target = np.column_stack([np.ones(len(x)), x[:, 1:]]), y - x[:, 0]
-    v = np.linalg.solve(features.T @ features + np.diag([0.1, *[10.0] * 5]), features.T @ target)
-    moves = first.arrays[ITEMS] - MODEL[ITEMS][first.arrays[ITEM_ROWS]]
-    np.testing.assert_allclose(moves[:, 1:] / moves[:, :1], np.repeat(v[None, 1:], 15, 0), rtol=2e-3, atol=1e-4)
+    assert "not sent the rows it asked for" in answer.reason
 
 
 def test_the_mean_by_item_is_the_same_when_only_sums_are_seen() -> None:
@@ -177,9 +128,6 @@ def test_a_secure_sum_over_whole_tables_or_blocks_gives_the_plain_model() -> Non
     blocks, _ = made_with(secure="secagg+", download="blocks")
     assert np.abs(plain - masked).max() < 1e-5
     np.testing.assert_array_equal(masked, blocks)
-    drawn, rows = made_with(secure="secagg+", download="drawn", drawn=0.25)
-    assert np.isfinite(drawn).all()
-    assert rows[0]["bytes_up"] < 6 * 400 * 7 * 8 / 2  # masked numbers of a quarter of the rows
 
 
 def test_users_add_their_share_of_the_noise_before_it_is_masked() -> None:
@@ -195,9 +143,7 @@ def test_users_add_their_share_of_the_noise_before_it_is_masked() -> None:
         made_with(secure="secagg+", download="all", **{"secure.noise": 1.0})
 
 
-@pytest.mark.parametrize(
-    "settings", [{"download": "all"}, {"download": "all", "decoys": 1.0}, {"privacy": "central"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"download": "all"}, {"privacy": "central"}], ids=str)
 def test_a_recorded_run_ends_and_its_items_can_be_served(settings: dict[str, Any], tmp_path: Path) -> None:
     small = {"rounds": 2, "per_round": 6, "dimension": 6, "evaluate_every": 2}
     summary = execute("recsys", resolve(RECIPE.config, small, list(settings.items())), tmp_path / "run", pictures=False)
@@ -212,14 +158,7 @@ def test_a_recorded_run_ends_and_its_items_can_be_served(settings: dict[str, Any
         ({"privacy": "local"}, "download=touched tells which items a user rated, which privacy=local"),
         ({"download": "blocks"}, "the rows it sends back would tell them again"),
         ({"download": "blocks", "privacy": "central"}, "the rows it sends back would tell them again"),
-        ({"download": "drawn", "privacy": "local"}, "the rows it sends back would tell them again"),
-        ({"download": "drawn", "secure": "secagg+", "privacy": "central"}, "is on all rows, drawn or not"),
-        ({"decoys": 1.0}, "with download=touched a user names its items"),
-        ({"decoys": 1.0, "download": "all", "loss": "bpr"}, "loss=bpr knows no ratings"),
-        ({"decoys": 1.0, "download": "all", "secure": "secagg+"}, "cost accuracy for nothing"),
-        ({"decoys": 1.0, "download": "all", "privacy": "local"}, "cost accuracy for nothing"),
         ({"block": 1}, "block: 1 is too small"),
-        ({"drawn": 1.5}, "drawn: 1.5 is too large"),
     ],
 )
 def test_a_promise_that_another_setting_breaks_is_refused(settings: dict[str, Any], says: str) -> None:
@@ -230,12 +169,11 @@ def test_a_promise_that_another_setting_breaks_is_refused(settings: dict[str, An
 
 
 def test_what_is_asked_of_users_is_what_a_policy_lists() -> None:
-    for settings, requests, comes, extras in (
-        ({}, True, (), (ITEMS,)),
-        ({"download": "all"}, False, (), ()),
-        ({"download": "blocks", "secure": "secagg+"}, True, (), (BLOCKS,)),
-        ({"download": "drawn", "secure": "secagg+"}, False, (DRAWN,), ()),
+    for settings, requests, extras in (
+        ({}, True, (ITEMS,)),
+        ({"download": "all"}, False, ()),
+        ({"download": "blocks", "secure": "secagg+"}, True, (BLOCKS,)),
     ):
         config = resolve(RECIPE.config, {}, list(settings.items()))
         found = RECIPE.exchange(config, RECIPE.prepare(config))
-        assert ("rows" in found.requests, found.comes, found.extras) == (requests, comes, extras)
+        assert ("rows" in found.requests, found.comes, found.extras) == (requests, (), extras)

@@ -20,10 +20,9 @@ def test_a_notebook_shows_a_run_with_its_curve() -> None:
     assert "<polyline" not in show(Run({}))._repr_html_()
 
 
-def test_the_run_of_a_folder_is_headed_by_what_was_run(tmp_path: Path) -> None:
+def test_the_run_of_a_folder_is_shown_as_it_ended(tmp_path: Path) -> None:
     execute("quickstart", {"rounds": 2, "epochs": 1}, tmp_path / "run")
     page = show(tmp_path / "run")._repr_html_()
-    assert "<p>FedAvg on digits, dealt to 50 clients by Dirichlet labels (alpha 0.3), 10 a round for 2 rounds;" in page
     assert "round 2" in page
 
 

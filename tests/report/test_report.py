@@ -345,8 +345,6 @@ def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monke
     assert "&lt;b&gt;bold" in page
     assert "<b>bold" not in page
     assert "aggregate.momentum = 0.5" in page
-    assert "<p class=lead>plain (the baseline) and &lt;b&gt;bold on " in page
-    assert "6 runs in all" in page
     assert ">rounds to 0.5</th>" in page
     assert "until accuracy is at least 0.5" in page
     assert 'href="cells/plain/seed0/"' in page

@@ -179,9 +179,8 @@ def run(
     from mutirao.cli.terminal import conclude  # after all that a typing error may end
     from mutirao.report import execute
     from mutirao.runs.progress import Progress, json_line
-    from mutirao.runs.sentence import describe_settings
 
-    with Progress(config.rounds, as_json, progress, describe_settings(name, config)) as watch:
+    with Progress(config.rounds, as_json, progress) as watch:
         if fleet == "flower":
             from mutirao.deploy.flower import simulate
 

@@ -29,7 +29,6 @@ from mutirao.report.state import last_lines, state_in
 from mutirao.report.words import sentences
 from mutirao.runs.notes import Changed, read_notes, write_notes
 from mutirao.runs.reader import Record, clean, json_of, text_of
-from mutirao.runs.sentence import describe_run
 from mutirao.runs.trails import table_in
 
 HERE = Path(__file__).parent / "assets"
@@ -117,7 +116,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
 
     def words_of(item: Item) -> list[str]:
         record = record_of(item)
-        told = (describe_run(record), notice_of(record.config), *sentences(record, state_in(record)))
+        told = (notice_of(record.config), *sentences(record, state_in(record)))
         return [said for said in told if said]
 
     def charts_of(item: Item) -> str:

@@ -24,7 +24,6 @@ from mutirao.runs.models import embeddings_of_run
 from mutirao.runs.participation import Participation, participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
-from mutirao.runs.sentence import describe_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,7 +205,7 @@ class Result:
         head = f"<tr><th>metric</th><th>final</th><th>best (round {self.best_round})</th></tr>"
         curves = "".join(box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST])
         boxes = f"<div style='display:flex;flex-wrap:wrap;gap:1em'>{curves}</div>"
-        about = f"<b>{escape(str(self.folder))}</b><p>{escape(describe_run(self.record))}</p>"
+        about = f"<b>{escape(str(self.folder))}</b>"
         return f"<div>{about}<table>{head}{rows}</table>{boxes}</div>"
 
 

@@ -17,7 +17,6 @@ from mutirao.report import execute
 from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
 from mutirao.runs.progress import Progress, in_notebook
 from mutirao.runs.reader import Record
-from mutirao.runs.sentence import describe_settings
 from mutirao.runs.trust import check_trust, distrust, is_own_run
 from mutirao.schedules import same_past
 
@@ -92,7 +91,7 @@ def run(
     config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
     folder = Path(out) if out is not None else default_out(name, resume)
     check_folder(folder, name, config, resume)
-    with Progress(config.rounds, mode=how_shown(progress), about=describe_settings(name, config)) as watch:
+    with Progress(config.rounds, mode=how_shown(progress)) as watch:
         summary = execute(entry.recipe, config, folder, resume=resume, watch=watch)
     handed = entry.handed
     return Result(folder, handed.model.make if handed else lambda: module_of(recipe, config), summary)

@@ -7,7 +7,6 @@ Every round takes one step of time; if nobody is there, the server waits, step b
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
-from mutirao.fleets.traces import behaviours, is_there
 from mutirao.randomness import rng
 
 log = logging.getLogger("mutirao")
@@ -106,37 +104,7 @@ class Schedule:
         return np.array([c not in times or any(a <= time <= b for a, b in times[c]) for c in names], np.bool_)
 
 
-@dataclass(frozen=True)
-class FedScaleTrace:
-    """As phones came and went, from FedScale's `client_behave_trace` or a file of that format; a step takes `seconds`.
-
-    A device is there from each `active` until the `inactive` beside it, and all begins again after `finish_time`. A
-    client whose name is in the file is that device, others are one by lot.
-
-    A phone that is there in the first of every two ten minutes, in steps of five minutes:
-
-    >>> import json
-    >>> phone = {"duration": 100, "active": [0], "inactive": [599], "finish_time": 1200, "model": "x"}
-    >>> _ = Path("trace.json").write_text(json.dumps({"ana": phone}))
-    >>> [bool(FedScaleTrace("trace.json")(["ana"], time, None, seed=0)[0]) for time in (1, 2, 3, 4)]
-    [True, True, False, False]
-    """
-
-    file: str
-    seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if not (self.seconds > 0 and math.isfinite(self.seconds)):
-            raise ValueError(f"seconds is {self.seconds!r}, but must be above 0")
-
-    def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
-        found = behaviours(self.file)
-        lot = rng(seed, 0, "available").choice(list(found), len(names)).tolist()
-        whose = [c if c in found else other for c, other in zip(names, lot, strict=True)]
-        return np.array([is_there(found[c], (time - 1) * self.seconds) for c in whose], np.bool_)
-
-
-NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedule, "fedscale": FedScaleTrace}
+NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedule}
 
 
 def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:

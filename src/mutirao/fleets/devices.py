@@ -17,12 +17,9 @@ import numpy.typing as npt
 from mutirao.core.fleet import ClientId
 from mutirao.core.text import read_table
 from mutirao.errors import ConfigError
-from mutirao.fleets.traces import capacities
 
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes
-KBIT = 1024 / 8  # bytes, as FedScale counts
-TRAINING = 3  # times the work of a forward pass
 
 
 @dataclass(frozen=True)
@@ -169,31 +166,7 @@ class DeviceTable:
         return Devices(speed, down * MBIT, up * MBIT, watts, radio, dropout)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedScaleDevices(Simulated):
-    """Phones as they were measured, from FedScale's `client_device_capacity` or a file of that format.
-
-    Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022: a
-    training pass takes three times the `computation` of a sample (milliseconds), and models go up and down at
-    `communication` kbit/s (of 1024 bits). A client whose name is in the file is that device, others are one by lot.
-
-    >>> import json
-    >>> from pathlib import Path
-    >>> _ = Path("devices.json").write_text(json.dumps({"ana": {"computation": 10.0, "communication": 4096.0}}))
-    >>> FedScaleDevices(file="devices.json")(["ana"], np.random.default_rng(0)).speed.round(1)  # samples a second
-    array([33.3])
-    """
-
-    file: str
-
-    def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
-        known, values = capacities(self.file)
-        milliseconds, kbits = values[rows_by_name(names, known, rng)].T
-        link, rest = kbits * KBIT, (self.watts, self.radio_watts, self.dropout)
-        return Devices(1000 / (TRAINING * milliseconds), link, link, *(np.full(len(names), x) for x in rest))
-
-
-NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable, "fedscale": FedScaleDevices}
+NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": DeviceTable}
 
 
 def rows_by_name(

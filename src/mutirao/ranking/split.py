@@ -30,27 +30,6 @@ def by_query(labels: npt.ArrayLike, queries: npt.ArrayLike, clients: int, rng: n
     return _rows(owner[query], clients)
 
 
-def by_label_skew(
-    labels: npt.ArrayLike,
-    queries: npt.ArrayLike,
-    clients: int,
-    rng: np.random.Generator,
-    alpha: float = 0.5,
-    min_size: int = 1,
-) -> list[Indices]:
-    """Split the documents of each grade by a Dirichlet distribution, as `partition.dirichlet`; queries are torn apart.
-
-    This is the setting of the FedRisk paper; no real site would have single documents of a query.
-
-    >>> grades, queries = np.repeat([0, 1], 50), np.repeat(np.arange(10), 10)
-    >>> parts = by_label_skew(grades, queries, 4, np.random.default_rng(0), alpha=0.5)
-    >>> [np.bincount(grades[rows], minlength=2).tolist() for rows in parts]  # documents by grade
-    [[0, 14], [20, 18], [28, 4], [2, 14]]
-    """
-    y, _, _ = _columns("by_label_skew", labels, queries, 1)
-    return partition.dirichlet(y, clients, alpha, rng, min_size)
-
-
 def by_query_groups(
     labels: npt.ArrayLike,
     queries: npt.ArrayLike,
@@ -102,7 +81,6 @@ def by_query_groups(
 NAMES: dict[str, Callable[..., list[Indices]]] = {
     **partition.NAMES,
     "by_query": by_query,
-    "by_label_skew": by_label_skew,
     "by_query_groups": by_query_groups,
 }
 

@@ -137,7 +137,6 @@ def task(config: Config) -> Task:
         directions=directions_of("accuracy"),
         classes=classes,
         noise=noise,
-        dealt=True,
         basis=lambda: {"data": data.digest},
         opinions=lambda run, samples: member.opinions(run, samples)[0],
         knows=knows,

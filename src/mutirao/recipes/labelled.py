@@ -68,7 +68,6 @@ class Dealt:
             evaluate=lambda arrays: trainer.evaluate(arrays, self.test),
             metrics=("accuracy", "loss"),
             basis=lambda: {"data": data.digest},
-            dealt=True,
             exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
             classes=len(data.names),
             noise=self.noise,

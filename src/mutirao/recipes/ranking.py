@@ -150,7 +150,6 @@ def task(config: Config) -> Task:
             },
         ),
         classes=source.highest + 1 if source.highest else None,
-        dealt=source.dealt is not None,
     )
 
 

@@ -83,8 +83,6 @@ class Config(Common):
         "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=promises.DOWNLOADS
     )
     block: int = setting(20, "download=blocks: items of a block, of which a user names whole ones", low=2)
-    drawn: float = setting(0.5, "download=drawn: share of all rows that is drawn for a round", low=1e-9, high=1)
-    decoys: float = setting(0.0, "items never rated that a user works on for each one rated", low=0, high=100)
 
 
 def load(config: Config) -> Ratings:
@@ -144,17 +142,16 @@ def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> Group
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all the same."""
-    inside, around = promises.slice_inside(fleet, config), partial(promises.slice_around, config=config)
-    rounds = federate(inside, config, task, run, around)
+    """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all of them."""
+    rounds = federate(promises.slice_rows(fleet, config), config, task, run)
     yield from rounds if config.method.name == "fedrecon" else judged_rounds(rounds, fleet, run, config, task.metrics)
 
 
 def asks(config: Config, task: Task) -> Exchange:
     """Some users judge themselves; and what `promises` says of rows."""
     judged = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
-    requests, comes, extras = promises.rows_asked(config)
-    return judged | Exchange(requests, comes, extras)
+    requests, extras = promises.rows_asked(config)
+    return judged | Exchange(requests, extras=extras)
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster", "secure"}), asks=asks)

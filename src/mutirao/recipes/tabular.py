@@ -102,7 +102,6 @@ def task(config: Config) -> Task:
         judge=FIGURES[source.task][0],
         metrics=FIGURES[source.task],
         knows=Known(client, population if source.everything else None),
-        dealt=source.dealt is not None,
         exhibits=Exhibits(pictures if source.dealt and not config.centralised else {}, {"schema.json": write}),
     )
 

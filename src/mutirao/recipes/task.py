@@ -96,7 +96,6 @@ class Task:
     knows: Any = None  # what the recipe's own flow has to know besides
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
     facts: Mapping[str, Any] = field(default_factory=dict)  # what the run's record keeps of it, and must stay the same
-    dealt: bool | None = None  # whether the partition dealt the samples, or they came dealt; None: as settings say
     exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
 
     @property
@@ -162,12 +161,8 @@ def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str,
         return {}
 
 
-def federate(
-    fleet: Fleet, config: Any, task: Task, run: Run, around: Callable[[Fleet], Fleet] = lambda fleet: fleet
-) -> Iterator[Round]:
+def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any.
-
-    `around` wraps the fleet that rounds ask.
 
     >>> import numpy as np
     >>> from mutirao import Common, LocalFleet, Reply, Run
@@ -199,7 +194,7 @@ def federate(
     filters = build_screen(config)
     every = own_judgements(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
-    fleet = around(secure.at_server(fleet, task.provides))
+    fleet = secure.at_server(fleet, task.provides)
     fleet, select = stagger(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )

@@ -20,7 +20,7 @@ from mutirao.core.told import read_told
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import number, rng
 from mutirao.recsys.bpr import rank_and_train
-from mutirao.recsys.local import Batch, Local, Rules, batch_of, draw_support, rebuild_and_train
+from mutirao.recsys.local import Batch, Local, Rules, batch_of, rebuild_and_train
 from mutirao.recsys.others import draw_others
 from mutirao.recsys.ratings import Taste
 from mutirao.schedules import Constant, Schedule, factor_of
@@ -145,17 +145,12 @@ class FedRecon:
         if 0 < self.samples < count:
             count = max(2, self.samples)
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), count, replace=False))
-            taste = Taste(taste.items[keep], taste.values[keep], None if taste.real is None else taste.real[keep])
+            taste = Taste(taste.items[keep], taste.values[keep])
         if self.implicit:
             return self.taken(taste, number(seed, round, "others", client), self.share_of(count))
         if do == "rows":
             return Local(taste.items, taste.values)  # no need to draw a support yet
-        drawn = number(seed, round, "support", client), self.share_of(count)
-        if taste.real is None:
-            return Local(taste.items, taste.values, *drawn)
-        support = draw_support([drawn[0]], [drawn[1]], np.array([0, count]), self.compiled)
-        weights = (taste.real | ~support).astype(np.float32)  # decoys move as ratings do, but rebuild no vector
-        return Local(taste.items, taste.values, support=support, weights=weights)
+        return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(count))
 
     def share_of(self, ratings: int) -> int:
         """How many of so many ratings are support: the share, but at least one, and one is left for the query."""

@@ -10,13 +10,12 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.parts import AnyHandler
 from mutirao.core.rows import BLOCKS
 from mutirao.errors import ConfigError
-from mutirao.fleets.drawn import DRAWN, DrawnFleet
 from mutirao.fleets.sliced import SlicedFleet
 from mutirao.recsys.aggregation import TOUCHES, ByItem
 from mutirao.recsys.discreet import Discreet
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
 
-DOWNLOADS = ("touched", "blocks", "drawn", "all")
+DOWNLOADS = ("touched", "blocks", "all")
 
 
 def touch_of(config: Any, sums: str) -> float:
@@ -31,19 +30,17 @@ def discreet(config: Any, method: Any, sums: str) -> tuple[AnyHandler, Arrays]:
     That are counts of those who touched each item, if there are any.
     """
     touch = touch_of(config, sums)
-    if (config.download == "touched" and not config.decoys and not touch) or not isinstance(method, FedRecon):
+    if (config.download == "touched" and not touch) or not isinstance(method, FedRecon):
         return method, {}
     touches = {TOUCHES: np.zeros(method.items, np.float32)} if touch else {}
-    return Discreet(method, config.download, config.block, config.decoys, touch), touches
+    return Discreet(method, config.download, config.block, touch), touches
 
 
-def rows_asked(config: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """For rows, users are asked `rows`, get extras, and answer with extras: items they rated, or their blocks."""
+def rows_asked(config: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What users are asked to know which rows they need, and the extra they answer with: their items, or blocks."""
     if config.centralised or config.download == "all":
-        return (), (), ()
-    if config.download == "drawn":
-        return (), (DRAWN,), ()
-    return ("rows",), (), (ITEMS if config.download == "touched" else BLOCKS,)
+        return (), ()
+    return ("rows",), (ITEMS if config.download == "touched" else BLOCKS,)
 
 
 def check(config: Any, groups: bool) -> None:
@@ -51,43 +48,23 @@ def check(config: Any, groups: bool) -> None:
     secure, local, how = config.secure.name != "none", config.privacy.name == "local", config.download
     if groups or config.method.name != "fedrecon":
         who = "cluster: in groups" if groups else f"method={config.method.name}: there"
-        if secure or config.decoys or how not in ("touched", "all"):
-            raise ConfigError(
-                f"{who} users answer as FedRecon's of one model do not; use secure=none, decoys=0, touched"
-            )
+        if secure or how not in ("touched", "all"):
+            raise ConfigError(f"{who} users answer as FedRecon's of one model do not; use secure=none, touched")
         if config.privacy.name != "none" and config.aggregate.name == "by_item":
             raise ConfigError(f"{who} nobody counts who touched an item, by which by_item divides; use fedavg")
     if how == "touched" and (secure or local):
-        keeps = "secure=secagg+ keeps from the server; use all, blocks or drawn"
+        keeps = "secure=secagg+ keeps from the server; use all or blocks"
         keeps = keeps if secure else "privacy=local keeps at home; use all"
         raise ConfigError(f"download=touched tells which items a user rated, which {keeps}")
-    if how in ("blocks", "drawn") and not secure:
+    if how == "blocks" and not secure:
         raise ConfigError(
-            f"download={how} hides which items a user rated, and the rows it sends back would tell them again; "
+            "download=blocks hides which items a user rated, and the rows it sends back would tell them again; "
             "set secure=secagg+, where rows are masked, or use all"
         )
-    if how == "drawn" and config.privacy.name != "none":
-        raise ConfigError(
-            "download=drawn: the noise of privacy=central is on all rows, drawn or not; use all or blocks"
-        )
-    if not config.decoys:
-        return
-    if config.loss != "squared":
-        raise ConfigError(f"decoys are items with a rating, and loss={config.loss} knows no ratings; use 0")
-    if how != "all":
-        raise ConfigError(f"decoys: with download={how} a user names its items before it sends any rows; use all")
-    if secure or local:
-        which = "secure=secagg+" if secure else "privacy=local"
-        raise ConfigError(f"decoys: with {which} no rows of a user are seen; they would cost accuracy for nothing")
 
 
-def slice_inside(fleet: Fleet, config: Any) -> Fleet:
-    """The fleet that asks users for rows, if they name any; a secure sum is made around it."""
+def slice_rows(fleet: Fleet, config: Any) -> Fleet:
+    """The fleet that asks users for the rows they need, if they name any; a secure sum is made around it."""
     if config.centralised or config.download not in ("touched", "blocks"):
         return fleet
     return SlicedFleet(fleet, ITEMS, summed=config.secure.name != "none")
-
-
-def slice_around(fleet: Fleet, config: Any) -> Fleet:
-    """The fleet that sends all users of a round the same rows; it is around a secure sum."""
-    return DrawnFleet(fleet, (ITEMS, TOUCHES), config.drawn) if config.download == "drawn" else fleet

@@ -162,7 +162,6 @@ class Taste:
 
     items: Rows
     values: Floats
-    real: npt.NDArray[np.bool_] | None = None  # which are no decoys; None: none are
 
     def __len__(self) -> int:
         return len(self.items)

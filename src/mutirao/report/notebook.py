@@ -12,7 +12,6 @@ from mutirao.metrics import Direction, direction_of
 from mutirao.runs.folder import load_run
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
-from mutirao.runs.sentence import describe_run
 
 WIDE, TALL = 220, 70
 MOST = 6
@@ -24,20 +23,18 @@ class View:
 
     run: Run = field(repr=False)
     directions: Mapping[str, Direction] = field(default_factory=dict)
-    about: str = ""  # what was run
 
     def _repr_html_(self) -> str:
         """A self-contained piece of HTML; it takes the notebook's own colours."""
         run = self.run
         names = list(dict.fromkeys(k for row in run.history for k in metrics_of(row)))[:MOST]
         head = f"<b>Run</b>: round {run.round}, seed {run.seed}, {len(run.roster)} clients, {len(run.arrays)} arrays"
-        head = f"<p>{escape(self.about)}</p>{head}" if self.about else head
         boxes = "".join(box(n, points_of(run.history, n), direction_of(n, self.directions)) for n in names)
         return f"<div>{head}<div style='display:flex;flex-wrap:wrap;gap:1em'>{boxes}</div></div>"
 
 
 def show(run: Run | Path | str, directions: Mapping[str, Direction] | None = None) -> View:
-    """A run, or the one in a folder, with its curves and what was run, for a notebook.
+    """A run, or the one in a folder, with its curves, for a notebook.
 
     `directions` says which way metrics of your own are better; a folder says it itself.
 
@@ -49,7 +46,7 @@ def show(run: Run | Path | str, directions: Mapping[str, Direction] | None = Non
         return View(run, directions or {})
     record = Record.of(Path(run))
     known = {name: way for name in record.metrics if (way := record.direction(name))}
-    return View(load_run(run), known | dict(directions or {}), describe_run(record))
+    return View(load_run(run), known | dict(directions or {}))
 
 
 def points_of(history: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:

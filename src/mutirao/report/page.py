@@ -76,10 +76,6 @@ class Page:
         if text:
             self.parts.append(f"<p class=notice>{escape(text)}</p>")
 
-    def lead(self, text: str) -> None:
-        """The sentence that says what the page is about."""
-        self.parts.append(f"<p class=lead>{escape(text)}</p>")
-
     def section(self, text: str) -> None:
         """A heading."""
         self.parts.append(f"<h2>{escape(text)}</h2>")

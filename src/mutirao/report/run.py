@@ -13,7 +13,6 @@ from mutirao.report.state import RunState, state_in
 from mutirao.report.words import duration, figure, label_of, sentences, tell_privacy
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
-from mutirao.runs.sentence import describe_run
 
 OWN = {"curves.png", "weights.png", "participation.png"}  # drawn again on the page, where one can zoom
 MOST_REASONS = 200
@@ -26,7 +25,6 @@ def run_page(record: Record) -> Page:
     page = Page(f"{record.recipe}: a Mutirão run")
     when = str(record.events[0].get("time", ""))[:16].replace("T", " ") if record.events else ""
     page.heading(record.recipe, state.name, f"{record.path.name}{f', begun {when} UTC' if when else ''}")
-    page.lead(describe_run(record))
     page.warn(notice_of(record.config))
     page.words(sentences(record, state))
     headline = run_headline(record)

@@ -9,7 +9,7 @@ from mutirao.drawing.plots import average
 from mutirao.images.notice import notice_of
 from mutirao.metrics import direction_of
 from mutirao.report.charts import ROUND, Spec, spec
-from mutirao.report.common import address_of, common_of, describe_study, lines_of, records_of
+from mutirao.report.common import address_of, common_of, lines_of, records_of
 from mutirao.report.page import Page
 from mutirao.report.state import state_in
 from mutirao.report.words import count, figure
@@ -32,9 +32,6 @@ def study_page(folder: Path) -> Page:
     page.heading(folder.name, "finished" if done == len(cells) else "stopped", f"a study of {recipe}" if recipe else "")
     records = records_of(folder, cells)
     common, _ = common_of(record.config for record in records.values())
-    methods = list(dict.fromkeys(name.rpartition("/")[0] for name in cells))
-    if said := describe_study(records, methods, str(table.get("baseline") or plan.get("baseline") or "")):
-        page.lead(said)
     page.warn(notice_of({"recipe": recipe, **common}))
     add_reproduction(page, json_of(folder / "reproduction.json"))
     page.words(tell_study(table, lines, cells))

@@ -11,7 +11,11 @@ from mutirao.metrics import gini
 from mutirao.report.state import RunState
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
-from mutirao.runs.wording import count as count
+
+
+def count(many: int, thing: str) -> str:
+    """`1 client`, `2 clients`, `1,000 clients`."""
+    return f"{many:,} {thing}{'' if many == 1 else 's'}"
 
 
 def figure(value: float) -> str:

@@ -86,7 +86,7 @@ def execute(
             task.check(run.arrays, task.population)
         fleet.lodge(folder.sites.states)
         if fresh:
-            folder.begin(run, text, task.facts, trace_of(name, config, task))
+            folder.begin(run, text, task.facts, trace_of(name, config))
         elif run.sites:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
@@ -126,10 +126,9 @@ def execute(
         return full
 
 
-def trace_of(name: str, config: Any, task: Task) -> dict[str, Any]:
-    """What a configuration does not tell of its run: the defaults of a user's recipe, and who dealt the samples."""
-    own = {} if name in NAMES else {"defaults": own_defaults(type(config))}
-    return own if task.dealt is None else {**own, "dealt": task.dealt}
+def trace_of(name: str, config: Any) -> dict[str, Any]:
+    """What a configuration does not tell of its run: the defaults of a user's recipe."""
+    return {} if name in NAMES else {"defaults": own_defaults(type(config))}
 
 
 def check_facts(folder: Folder, task: Task) -> None:

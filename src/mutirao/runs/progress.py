@@ -18,15 +18,12 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run; call it after each round.
 
-    With the first round it says what the run is `about`: what cannot be right ends in an error line alone.
-
     `auto` is one line that moves on a terminal or in a notebook, and `lines` elsewhere: plain lines, a second apart;
     `jsonl` prints every round as JSON on standard output; `quiet` nothing.
     """
 
-    def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto", about: str = "") -> None:
+    def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:
         self.rounds = rounds
-        self.about = about
         self.mode = "quiet" if quiet else mode
         self.live: Any = None
         self.values: list[float] = []
@@ -60,7 +57,6 @@ class Progress:
             return
         if not self._first:  # the time before the first round says nothing about the next
             self._first, self._began = run.round, time.monotonic()
-            self.introduce()
         self._bytes += int(row["bytes_down"]) + int(row["bytes_up"])
         if task.judge in row:
             self.values.append(float(row[task.judge]))
@@ -72,15 +68,6 @@ class Progress:
         elif time.monotonic() - self._said > 1 or last:
             self._said = time.monotonic()
             print(self.line(run.round, row, task.judge, 120), file=sys.stderr, flush=True)
-
-    def introduce(self) -> None:
-        """Say what the run is about, above its rounds; a notebook's result says it by itself."""
-        if not self.about or isinstance(self.live, NotebookLine):
-            return
-        if self.live is not None:
-            self.live.console.print(self.about, markup=False)
-        else:
-            print(self.about, file=sys.stderr, flush=True)
 
     def line(self, round: int, row: Mapping[str, Any], judge: str, width: int) -> str:
         """What fits: the round first, then the metric, who was lost, a curve, the time left, clients and bytes."""

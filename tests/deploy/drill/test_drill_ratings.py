@@ -57,8 +57,6 @@ def test_of_real_ratings_no_more_is_read_than_by_each_users_mean(real_data: Path
 
 def test_half_measures_are_shown_as_what_they_are(drilled: tuple[Path, Trial]) -> None:
     found = told(drilled[0])
-    assert found["decoys=1"]["read"] > 0.9  # the ratings are there, among others that were never given
-    assert 0.4 < found["decoys=1"]["precision"] < 0.9
     assert found["clipped to 1, hardly any noise"]["recall"] > 0.9
     assert found["privacy=local, noise 0.03"]["gain"] > 0.1
     summed = found["secagg+, sum of 8"]
@@ -68,5 +66,5 @@ def test_half_measures_are_shown_as_what_they_are(drilled: tuple[Path, Trial]) -
 def test_there_is_a_picture_and_a_table(drilled: tuple[Path, Trial]) -> None:
     folder, trial = drilled
     assert (folder / "ratings.png").read_bytes().startswith(b"\x89PNG")
-    assert len(trial.facts["table"]) == 18
+    assert len(trial.facts["table"]) == 17
     assert "of" in trial.happened

@@ -128,14 +128,13 @@ class Target:
             method, clip=rule.clip, noise=rule.noise, usual=self.usual.shares, popularity=self.usual.popularity
         )
 
-    def query(self, user: ClientId, rows: Sequence[int] | None = None) -> dict[int, float]:
-        """What the user's update is about: items and ratings, or whether they were taken; of these rows, if given."""
+    def query(self, user: ClientId) -> dict[int, float]:
+        """What the user's update is about: items and ratings, or whether they were taken."""
         data, number = self.task({}).population[user], HONEST_ROUNDS + 1
         work = self.method.drawn([self.method.local(data, user, self.about.seed, number)])[0]
         truth = dict(zip(work.rows.tolist(), work.y.tolist(), strict=True))
-        if rows is None:
-            plain = Request("train", {ITEMS: self.items}, {"seed": self.about.seed, "round": number})
-            rows = self.method(plain, Site(user, data)).arrays[ITEM_ROWS].tolist()
+        plain = Request("train", {ITEMS: self.items}, {"seed": self.about.seed, "round": number})
+        rows = self.method(plain, Site(user, data)).arrays[ITEM_ROWS].tolist()
         return {i: truth[i] for i in rows if i in truth}
 
     def judge(self, query: Mapping[int, float], said: Mapping[int, float], named: Sequence[int]) -> Exposure:
@@ -155,11 +154,10 @@ def read_single(target: Target, rule: Rule) -> list[Exposure]:
         asked = task.handler(target.request(task, "rows"), site).extras[ITEMS] if "download" not in rule.sets else None
         reply = task.handler(target.request(task), site).arrays
         reading = attacker({ITEMS: target.items}, reply, asked)
-        decoys = "decoys" in rule.sets
-        query = target.query(user, reply[ITEM_ROWS].tolist() if decoys else None)
+        query = target.query(user)
         said = reading.ratings() if reading.is_sure or rule.noise else {}
         named = [i for i, v in said.items() if v > 0 and i in reading.rows]
-        if rule.noise or decoys:
+        if rule.noise:
             named = name_items(target, reading, len(target.wanted(query)))
         found.append(target.judge(query, said, named))
     return found
@@ -167,13 +165,10 @@ def read_single(target: Target, rule: Rule) -> list[Exposure]:
 
 def name_items(target: Target, reading: Reading, count: int) -> list[int]:
     """The likeliest items of a user that rated so many of them, where not all rows are."""
-    popular = np.log(target.usual.popularity[reading.rows])
-    if reading.strength is not None:  # under noise: rows that moved far
+    score = np.log(target.usual.popularity[reading.rows])
+    if reading.strength is not None:  # rows that moved far, in deviations of the noise
         along = reading.strength if target.method.implicit else np.abs(reading.strength)
-        score = popular + np.sign(along) * along**2 / 2
-    else:  # among decoys: items many people rate, with a rating that they usually get
-        at = np.abs(reading.values[:, None] - target.levels).argmin(1)
-        score = popular + np.log(target.usual.shares[reading.rows, at]) - np.log(np.bincount(at)[at])
+        score += np.sign(along) * along**2 / 2
     return [int(reading.rows[i]) for i in most_likely(score, count)]
 
 
@@ -243,7 +238,6 @@ def rules_of(about: Rated) -> list[Rule]:
         Rule("privacy=central, at the server", {"download": "all", "privacy": "central"}, read_single),
         Rule("epochs=5", {"download": "all", "epochs": 5}, read_single),
         Rule("clipped to 1, hardly any noise", {**local, "privacy.noise": 1e-9}, read_single, clip=1.0),
-        Rule("decoys=1", {"download": "all", "decoys": 1.0}, read_single),
         *(
             Rule(f"privacy=local, noise {z:g}", {**local, "privacy.noise": z}, read_single, z >= 1, z, 1.0)
             for z in (0.03, 0.1, 0.3, 1.0)

@@ -20,7 +20,7 @@ TRIALS = {
     "impostor": "a site answers, fetches and orders in the name of others",
     "forwarder": "a stranger comes through a TCP forwarder on the server's machine",
     "leak": "a server reads samples out of an update: plain, under a policy, with noise",
-    "ratings": "a server reads a recommender's users: plain, noised, masked, among decoys",
+    "ratings": "a server reads a recommender's users: plain, noised, masked",
 }
 
 

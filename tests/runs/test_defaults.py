@@ -1,0 +1,26 @@
+"""What of a configuration is not the default: nothing of a recipe as it is, and a user's own defaults are kept."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conftest import IrisConfig, iris_task
+from mutirao.config import dump, resolve
+from mutirao.recipes.task import NAMES, Recipe, find
+from mutirao.runs.defaults import differences, own_defaults
+from mutirao.runs.execute import execute
+from mutirao.runs.reader import Record
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_recipe_as_it_is_differs_in_nothing(recipe: str) -> None:
+    assert differences(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, ())))) == {}
+
+
+def test_the_defaults_of_ones_own_recipe_are_kept_and_told_without_loading_it(tmp_path: Path) -> None:
+    execute(Recipe(IrisConfig, iris_task), {"rounds": 2, "lr": 0.03}, tmp_path / "run")
+    record = Record.of(tmp_path / "run")
+    assert record.events[0]["defaults"] == own_defaults(IrisConfig) != {}
+    record.config["recipe"] = "gone:recipe"  # as on a machine without it
+    assert differences(record.config, record.events[0]["defaults"])["lr"] == 0.03
