@@ -32,7 +32,7 @@ WORKS = [
     ["look", "runs"],
     ["site", "policy", "--recipe", "quickstart", "--out", "policy.toml"],
 ]
-REFUSED = [["site", "up", "here"], ["site", "rehearse", "there"], ["drill", "kills"]]
+REFUSED = [["site", "up", "here"], ["site", "rehearse", "there"]]
 
 
 def play(system: str, folder: Path, *commands: list[str]) -> tuple[list[tuple[int, str]], str]:

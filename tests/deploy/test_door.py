@@ -26,11 +26,11 @@ from flwr.superlink.config_loader import get_federation_manager, get_objectstore
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from starlette.middleware import Middleware
 
+from impostor import Impostor, Letter, forwarder, letters_in, message_of, register, server_node
 from mutirao.deploy import processes
 from mutirao.deploy.admission import admit, node_of
 from mutirao.deploy.calls import about
 from mutirao.deploy.door import SECRET_HEADER
-from mutirao.deploy.drill.impostor import Impostor, Letter, forwarder, letters_in, message_of, register, server_node
 from mutirao.deploy.founding import found_server, found_site, take_key
 from mutirao.deploy.keys import key_fingerprint, public_key_pem, secret_in
 from mutirao.deploy.layout import Server, free_port

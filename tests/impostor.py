@@ -1,4 +1,4 @@
-"""An admitted site that speaks for another, and a stranger behind a TCP forwarder: what each of them gets."""
+"""Flower's protocol in the hands of an admitted site that speaks for another, or of a stranger behind a forwarder."""
 
 import base64
 import contextlib
@@ -8,18 +8,11 @@ import sqlite3
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from mutirao.deploy.admission import admit, node_of
-from mutirao.deploy.drill.federation import NAMES, Federation, expected_digest
-from mutirao.deploy.drill.trials import Trial
-from mutirao.deploy.founding import found_site, take_key
-from mutirao.deploy.keys import public_key_pem
-from mutirao.deploy.layout import Node, Server, save_place
+from mutirao.deploy.layout import Node, Server
 
-ROUNDS = 3
 FORMAT = "application/protobuf"
 
 
@@ -209,54 +202,3 @@ def pass_on(source: socket.socket, sink: socket.socket) -> None:
             sink.sendall(block)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
-
-
-# ---- trials
-
-
-def speak_for_others(folder: Path, trial: Trial) -> None:
-    """A site that was admitted meddles with all that the server sends to others, and with what they answer."""
-    with Federation(folder) as federation:
-        federation.start()
-        site = found_site(folder / "impostor", "impostor", federation.server.here, federation.server.ca)
-        kept = take_key(federation.server.folder, site.public_key)
-        admit(federation.server.folder, kept)
-        liar = Impostor(federation.server, site, node_of(federation.server, kept) or 0)
-        tried: dict[Letter, list[int]] = {}
-
-        def meddle(out: Path) -> None:
-            federation.mend()
-            for letter in set(letters_in(federation.server)) - tried.keys():
-                with contextlib.suppress(OSError):  # the SuperLink has other things to do
-                    tried[letter] = [
-                        *(liar.reply(letter), liar.reply(letter, source=liar.node)),
-                        *(liar.order(letter.node, letter.run), liar.fetch(letter.run, letter.message)[0]),
-                        liar.confirm(letter),
-                    ]
-
-        summary = federation.run(folder / "run", ROUNDS, meddle)
-        every = [status for statuses in tried.values() for status in statuses]
-        trial.happened = f"{every.count(403)} of {len(every)} attempts on {len(tried)} messages refused"
-        federation.judge(trial, summary, expected_digest(ROUNDS), folder / "run")
-        trial.good = trial.good and set(every) == {403}
-
-
-def come_through_forwarder(folder: Path, trial: Trial) -> None:
-    """A stranger and a site come through a TCP forwarder on the server's machine: only the site gets in."""
-    with Federation(folder) as federation, forwarder(federation.server.port) as port:
-        server, node = federation.server, federation.nodes[NAMES[-1]]
-        save_place(replace(node, superlink=f"127.0.0.1:{port}"))
-        federation.start()
-        stranger = found_site(folder / "stranger", "stranger", server.here, server.ca)
-        key = public_key_pem(stranger.public_key)
-        got = {
-            "register": register(server, key, port),
-            "register, direct": register(server, key),
-            "submit": post(server, "/v1/control/start-run", b"", {}, port)[0],
-            "take a task": post(server, "/v1/runtime/acquire-task", b"", {}, port)[0],
-        }
-        known = node_of(server, stranger.public_key) is not None
-        trial.happened = ", ".join(f"{what}: {status}" for what, status in got.items())
-        summary = federation.run(folder / "run", ROUNDS, lambda out: federation.mend())
-        federation.judge(trial, summary, expected_digest(ROUNDS), folder / "run")
-        trial.good = trial.good and set(got.values()) == {403} and not known

@@ -1,4 +1,8 @@
-"""A small federation to break: a server and three sites on this machine, with processes, keys and policies."""
+"""A small federation to break: a server and three sites on this machine, with processes, keys and policies.
+
+It is killed, cut off and lied to while it trains. A run must end with the digest it should have, that of a run nobody
+disturbed, and leave no process and no port behind.
+"""
 
 import ctypes
 import os
@@ -9,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.admission import admit
-from mutirao.deploy.drill.trials import Impossible, Trial
 from mutirao.deploy.founding import found_server, take_key
 from mutirao.deploy.keeping import command_of, keep_going, process_holding
 from mutirao.deploy.layout import Node, Server, free_port
@@ -122,19 +127,12 @@ class Federation:
         """Of all parties."""
         return [*(node.folder for node in self.nodes.values()), self.server.folder]
 
-    def judge(self, trial: Trial, summary: dict[str, Any], digest: str, out: Path, liar: str = "") -> None:
-        """Whether a run ended as it should; ends all processes. Of a liar's trail nothing is expected."""
-        trial.good = summary["digest"] == digest
-        said = f"{summary['rounds']} rounds in {summary['flower_runs']} Flower runs"
-        said += f", digest {'equal' if trial.good else 'DIFFERS'}"
+    def judge(self, summary: dict[str, Any], digest: str, out: Path, liar: str = "") -> None:
+        """The run ended as it should; ends all processes. Of a liar's trail nothing is expected."""
+        assert summary["digest"] == digest
         trails = [load_policy(node.policy_file).audit for node in self.nodes.values() if node.name != liar]
-        problems = verify_all(out, [trail for trail in trails if trail.exists()])[1]
-        said += f", TRAILS: {problems[0]}" if problems else ", trails agree"
-        over = self.left_over()
-        said += f", LEFT OVER: {'; '.join(over)}" if over else ", nothing left over"
-        trial.good = trial.good and not problems and not over
-        trial.happened = f"{trial.happened}; {said}" if trial.happened else said
-        trial.facts["flower_runs"] = summary["flower_runs"]
+        assert verify_all(out, [trail for trail in trails if trail.exists()])[1] == []
+        assert self.left_over() == []
 
     def left_over(self) -> list[str]:
         """End everything; the processes and ports that are still there afterwards."""
@@ -175,7 +173,7 @@ def start_inside(space: str, action: Callable[[], Process]) -> Process:
     def work() -> Process:
         with Path(f"/run/netns/{space}").open("rb") as place:
             if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
-                raise Impossible(f"setns: {os.strerror(ctypes.get_errno())}")
+                pytest.skip(f"setns: {os.strerror(ctypes.get_errno())}")
         return action()
 
     with ThreadPoolExecutor(1) as thread:

@@ -1,4 +1,4 @@
-"""A site's client process that does not do as it should; `mutirao drill` puts it in the place of the right one."""
+"""A site's client process that does not do as it should; a test puts it in the place of the right one."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ from mutirao.randomness import rng
 
 
 def note(text: str) -> None:
-    """Write down a lie, so that the drill knows it was told."""
+    """Write down a lie, so that the test knows it was told."""
     with Path(sys.argv[2]).open("a", encoding="utf-8") as file:
         file.write(text + "\n")
 

@@ -1,4 +1,7 @@
-"""SIGKILL at random moments, of every kind of process: the digest is the same, and nothing is left over."""
+"""SIGKILL at random moments, of every kind of process: the digest is the same, and nothing is left over.
+
+The variables `KILLS` and `SEED` make them more, and others.
+"""
 
 import contextlib
 import logging
@@ -6,20 +9,23 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mutirao.deploy.drill.federation import Federation, expected_digest, rounds_made, run_locally, trivial_config
-from mutirao.deploy.drill.trials import TRIALS, Impossible, Trial
+import pytest
+from breakable import TRIVIAL, Federation, expected_digest, rounds_made, run_locally, trivial_config
+
 from mutirao.errors import MutiraoError
 from mutirao.recipes.task import find
 
 log = logging.getLogger("mutirao")
 
 PROCESSES = ("server", "superlink", "supernode", "worker")
+KILLS = int(os.environ.get("KILLS", "4"))  # of deployed processes; in process there are five times as many
+SEED = int(os.environ.get("SEED", "0"))
 
 
 @dataclass
@@ -63,58 +69,45 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def deployed_kills(
-    folder: Path, count: int, seed: int, each: int = 4, kinds: Sequence[str] = PROCESSES
-) -> Iterator[Trial]:
-    """Deployed runs in which processes of all kinds are killed, `each` a run, until `count` were."""
-    draw, left, number = random.Random(seed), count, 0
-    while left > 0:
-        number += 1
-        order = [kinds[i % len(kinds)] for i in range(min(each, left))]
-        draw.shuffle(order)
-        rounds, place = len(order) + 3, folder / f"kills-{number}"
-        trial = Trial(f"kills {number}", f"SIGKILL: {', '.join(order)}")
-        with Federation(place) as federation:
-            killer = Killer(federation, list(order), draw)
-            try:
-                federation.start()
-                out = place / "run"
-                summary = federation.run(out, rounds, killer)
-                while killer.kinds:  # it was too quick for us: the same run, longer
-                    rounds += len(killer.kinds) + 2
-                    more = federation.run(out, rounds, killer)
-                    summary = more | {"flower_runs": summary["flower_runs"] + more["flower_runs"]}
-                trial.facts = {"kills": killer.killed}
-                federation.judge(trial, summary, expected_digest(rounds), out)
-            except MutiraoError as error:
-                trial.good, trial.happened = False, f"FAILED: {error}"
-        trial.kills = len(killer.killed)
-        left -= max(trial.kills, 1)
-        yield trial
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(-(-KILLS // len(PROCESSES))))
+def test_deployed_processes_are_killed(number: int, tmp_path: Path) -> None:
+    """One process of each kind a run, in any order."""
+    draw = random.Random(SEED + number)
+    order = list(PROCESSES[: KILLS - number * len(PROCESSES)])
+    draw.shuffle(order)
+    rounds, out = len(order) + 3, tmp_path / "run"
+    with Federation(tmp_path) as federation:
+        killer = Killer(federation, order, draw)
+        federation.start()
+        summary = federation.run(out, rounds, killer)
+        while killer.kinds:  # it was too quick for us: the same run, longer
+            rounds += len(killer.kinds) + 2
+            summary = federation.run(out, rounds, killer)
+        federation.judge(summary, expected_digest(rounds), out)
 
 
-def local_kills(folder: Path, count: int, seed: int, rounds: int = 60) -> Iterator[Trial]:
-    """Runs on the local fleet, in a process that is killed again and again and goes on with --resume."""
-    if not hasattr(os, "fork"):
-        raise Impossible("this system cannot fork")
-    trial = Trial("in-process", TRIALS["in-process"])
-    draw, runs, same = random.Random(seed), 0, True
+@pytest.mark.slow
+def test_killed_runs_on_the_local_fleet_end_with_the_digest_of_one_that_was_not(tmp_path: Path) -> None:
+    """In a process that is killed again and again and goes on with --resume."""
+    rounds, kills, runs, draw = 60, 0, 0, random.Random(SEED)
     find("quickstart").prepare(trivial_config(rounds))  # imports everything once: children share it
-    digest = run_forked(partial(run_locally, folder / "undisturbed", rounds), None)
-    while trial.kills < count and same:
+    digest = run_forked(partial(run_locally, tmp_path / "undisturbed", rounds), None)
+    assert rounds_made(tmp_path / "undisturbed") == rounds
+    while kills < 5 * KILLS:
         runs += 1
-        out = folder / f"in-process-{runs}"
+        out = tmp_path / f"in-process-{runs}"
         while True:
             goal = rounds_made(out) + draw.randrange(8)  # some kills fall before the first round that would be made
-            fate = partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if trial.kills < count else None
+            fate = partial(late_enough, out, goal, draw.uniform(0.0, 0.05)) if kills < 5 * KILLS else None
             if told := run_forked(partial(run_locally, out, rounds), fate):
                 break
-            trial.kills += 1
-        same = told == digest
-    trial.good = same and trial.kills >= count
-    digests = "equal each time" if same else "DIFFERS"
-    trial.happened = f"{trial.kills} kills in {runs} runs of {rounds} rounds, digest {digests}"
-    yield trial
+            kills += 1
+        assert told == digest
+
+
+def test_a_round_with_a_client_missing_is_repeated_so_that_digests_can_be_compared() -> None:
+    assert TRIVIAL["min_replies"] == TRIVIAL["clients"]
 
 
 def late_enough(out: Path, goal: int, more: float) -> bool:
