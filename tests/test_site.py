@@ -44,7 +44,7 @@ WORDS = {
     "multiple-instance learning": ["whole-slides", "glossary"],
     "transfer learning": ["bodies", "glossary"],
     "learning to rank": ["ranking", "online-ranking", "glossary"],
-    "fault injection": ["survival", "glossary"],
+    "fault injection": ["survival"],
     "concept drift": ["partitions", "glossary"],
 }
 # One page of each layout: start, tables of commands, a guide with code, wide tables of results, the API, a notebook.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import IrisConfig, iris_task
+from iris import IrisConfig, iris_task
 from mutirao.config import dump, resolve
 from mutirao.recipes.task import NAMES, Recipe, find
 from mutirao.runs.defaults import differences, own_defaults
