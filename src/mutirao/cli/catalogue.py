@@ -1,4 +1,4 @@
-"""`mutirao catalogue`: match catalogues, train item vectors and carry them over, grow a synthetic set of ratings."""
+"""`mutirao catalogue`: match catalogues, train item vectors, carry them over and recommend by them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,49 +148,6 @@ def keep(made: Any, out: Path, as_json: bool) -> None:
     save_embeddings(made, out)
     said = f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}"
     tell(made.card | {"file": str(out)}, as_json, said)
-
-
-@catalogue.command("expand")
-@click.argument("data", type=FILE)
-@click.option("--columns", default="", help=COLUMNS)
-@click.option("--users", default=4, show_default=True, help="How many times as many users.")
-@click.option("--items", default=4, show_default=True, help="How many times as many items.")
-@click.option(
-    "--shuffle",
-    type=click.Choice(["users", "both", "none"]),
-    default="users",
-    show_default=True,
-    help="What is shuffled in each block; with both, items lose their titles.",
-)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=FILE, default=Path("expanded"), show_default=True, help="The folder to write.")
-@JSON
-def expand_command(data: Path, columns: str, out: Path, as_json: bool, **growth: Any) -> None:
-    """Grow a small set of ratings into a large implicit one by fractal expansion, and compare the power laws.
-
-    Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
-    """
-    from mutirao.drawing.laws import draw_laws
-    from mutirao.recsys.expansion import Laws, expand, write_ratings
-    from mutirao.recsys.reading import read_ratings
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already and not empty; right would be a new folder")
-    small = read_ratings(data.expanduser(), columns)
-    large = expand(small, **growth)
-    laws = {"before": Laws.of(small), "after": Laws.of(large)}
-    sizes = {
-        name: {"users": len(r.users), "items": len(r.catalogue), "ratings": len(r)}
-        for name, r in zip(laws, (small, large), strict=True)
-    }
-    write_ratings(large, out)
-    draw_laws(laws, out / "laws.png")
-    figures = {name: sizes[name] | laws[name].figures() for name in laws}
-    lines = []
-    for key, value in figures["before"].items():
-        form = ",.0f" if key in sizes["before"] else ".3f"
-        lines.append(f"{key:<18} {value:>12{form}} {figures['after'][key]:>12{form}}")
-    tell(figures | {"folder": str(out)}, as_json, *lines, f"written: {out}/ratings.csv, movies.csv and laws.png")
 
 
 @catalogue.command("export")
