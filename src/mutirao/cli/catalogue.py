@@ -215,17 +215,17 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Draws of users and items.")
 @JSON
 def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
-    """Hide all ratings of some items, predict their vectors, and judge those at users that nobody has seen.
+    """Hide all ratings of some items, predict their vectors, and evaluate them on users that nobody has seen.
 
     Example: mutirao catalogue judge-cold ml-1m --hide 0.1 --seeds 5
     """
     from statistics import mean
 
-    from mutirao.recsys.cold import judge_cold
+    from mutirao.recsys.cold import evaluate_cold
     from mutirao.recsys.pretrain import Factorisation
     from mutirao.recsys.reading import read_ratings
 
     ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
-    found = [judge_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
+    found = [evaluate_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
     lines = (f"{name:<26} {mean(f[name] for f in found):.4f}" for name in found[0])
     tell(found, as_json, "vectors of hidden items from  RMSE", *lines)
