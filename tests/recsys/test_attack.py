@@ -11,8 +11,7 @@ from mutirao.clipping import clip_update
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rows import whole
 from mutirao.randomness import rng
-from mutirao.recsys.attack import Attacker, Reading
-from mutirao.recsys.attack_sums import read_sum
+from mutirao.recsys.attack import Attacker, Reading, read_sum
 from mutirao.recsys.evaluation import evaluate_reading, join_exposures, usual_ratings
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.recsys.generate import plant

@@ -25,8 +25,7 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.randomness import rng
 from mutirao.recipes.task import Task, find
 from mutirao.recsys.aggregation import TOUCHES
-from mutirao.recsys.attack import Attacker, Reading
-from mutirao.recsys.attack_sums import read_sum
+from mutirao.recsys.attack import Attacker, Reading, read_sum
 from mutirao.recsys.evaluation import (
     Exposure,
     evaluate_reading,
