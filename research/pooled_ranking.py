@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from mutirao.recsys.held_out import hold_out
+from mutirao.recsys.evaluation import hold_out
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.reading import read_ratings
 from mutirao.recsys.split import leave_one_out

@@ -22,8 +22,7 @@ from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.fleets.local import LocalFleet
 from mutirao.privacy import build_privacy
 from mutirao.recipes.task import find
-from mutirao.recsys.attack import Attacker
-from mutirao.recsys.attack_sums import read_sum
+from mutirao.recsys.attack import Attacker, read_sum
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
 from mutirao.studies.policies import markdown
 from research.pages import fill_page

@@ -75,8 +75,8 @@ def test_each_choice_learns(sets: tuple[str, ...]) -> None:
     assert rows[-1]["rmse"] < task.evaluate(task.initial())["rmse"] + 1e-3
 
 
-def test_users_are_not_judged_on_what_they_were_trained_on() -> None:
-    with pytest.raises(ConfigError, match="clients_every: a user of recsys trains on all its ratings"):
+def test_users_are_not_evaluated_on_what_they_were_trained_on() -> None:
+    with pytest.raises(ConfigError, match="clients_every: users of recsys train on all their ratings"):
         trained("rounds=1", "clients_every=1")
 
 
@@ -199,7 +199,7 @@ def test_a_device_that_nobody_would_use_is_refused(sets: dict[str, str]) -> None
 def test_leave_one_out_judges_every_user_by_its_own_latest_item(loss: str) -> None:
     rows, _, task = trained(f"loss={loss}", "split=leave_one_out", "rounds=10", "evaluate_every=10", "ridge=1")
     assert task.judge == "ndcg@10"
-    assert len(task.population) == len(task.evaluate.held.users)
+    assert len(task.population) == len(task.evaluate.held_out.users)
     assert (
         {"hr@5", "ndcg@20", "mrr@10", "recall@10", "coverage@10", "sampled_hr@10"} <= set(task.metrics) <= set(rows[-1])
     )

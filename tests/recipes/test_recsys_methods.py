@@ -124,10 +124,10 @@ def test_over_flower_all_is_as_in_process_and_nothing_of_the_user_crosses_the_wi
         assert do in allowed.requests
 
 
-def test_users_rank_as_a_judge_with_all_their_parts_would() -> None:
+def test_users_rank_as_an_evaluator_with_all_their_parts_would() -> None:
     config = config_of("fmf", "rounds=2", "per_round=600", "evaluate_every=2", "candidates=20")
     rows, run, task, fleet = trained(config)
-    held, items = task.population.held, run.arrays["items"].astype(np.float64)
+    held, items = task.population.held_out, run.arrays["items"].astype(np.float64)
     vectors = np.stack([fleet.states[name]["user.vector"] for name in held.users]).astype(np.float64)
 
     def score(part: slice) -> Any:
@@ -151,14 +151,14 @@ def test_to_spare_what_is_taken_later_raises_the_figure_without_any_learning_of_
 @pytest.mark.parametrize(
     ("method", "sets", "says"),
     [
-        ("pfedrec", ("split=users",), "method=pfedrec is judged by users who trained; set split=leave_one_out"),
+        ("pfedrec", ("split=users",), "method=pfedrec is evaluated by users who trained; set split=leave_one_out"),
         ("fmf", ("method.loss=squared",), "set split=time"),
         ("pfedrec", ("lr=0.3",), "lr: it is FedRecon's; method=pfedrec has method.lr"),
         ("fedrap", ("ridge=1.0",), "ridge: it is FedRecon's; method=fedrap has no such thing"),
         ("fcf", ("ridge=1.0",), "method=fcf has method.ridge"),
         ("fmf", ("loss=bpr",), "loss: it is FedRecon's; method=fmf has method.loss"),
         ("fmf", ("centralised=true",), "has a part of each user's own"),
-        ("fmf", ("privacy=local", "download=all", "aggregate=fedavg"), "with privacy=local they tell nothing"),
+        ("fmf", ("privacy=local", "download=all", "aggregate=fedavg"), "report nothing with privacy=local"),
         ("pfedrec", ("aggregate=fedprox",), "needs 'config:mu'"),
         ("pfedrec", ("select=aoiu",), "needs 'metrics:entropy'"),
         ("pfedrec", ("method.eta=0.0",), "eta is 0.0"),

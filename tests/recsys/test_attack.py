@@ -11,9 +11,8 @@ from mutirao.clipping import clip_update
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rows import whole
 from mutirao.randomness import rng
-from mutirao.recsys.attack import Attacker, Reading
-from mutirao.recsys.attack_sums import read_sum
-from mutirao.recsys.exposure import join_exposures, judge_reading, usual_ratings
+from mutirao.recsys.attack import Attacker, Reading, read_sum
+from mutirao.recsys.evaluation import evaluate_reading, join_exposures, usual_ratings
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.recsys.generate import plant
 from mutirao.recsys.ratings import Users
@@ -53,7 +52,7 @@ def test_todays_way_gives_all_ratings_and_all_items() -> None:
         reading = attacker(model_of(method), ask(method, user).arrays, asked)
         truth = truth_of(method, user)
         query = {i: truth[i] for i in reading.rows.tolist()}
-        found.append(judge_reading(query, list(query), reading.ratings(), reading.rows.tolist(), USUAL, LEVELS))
+        found.append(evaluate_reading(query, list(query), reading.ratings(), reading.rows.tolist(), USUAL, LEVELS))
         assert set(asked.tolist()) == set(USERS[user].items.tolist())
         if reading.known is not None:
             supports += 1
@@ -132,7 +131,7 @@ def test_noise_hides_by_its_size(noise: float) -> None:
         reading: Reading = attacker(sent, {ITEMS: full})
         truth = truth_of(method, user)
         query = {i: truth[i] for i in plain[ITEM_ROWS].tolist()}
-        found.append(judge_reading(query, list(query), reading.ratings(), list(query), USUAL, LEVELS))
+        found.append(evaluate_reading(query, list(query), reading.ratings(), list(query), USUAL, LEVELS))
     together = join_exposures(found)
     if noise == 0.02:
         assert together.read > together.usual + 0.15

@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue, read_titles
-from mutirao.recsys.cold import COMMON, RIDGES, Describer, add_cold, describe, flags_of, judge_cold
+from mutirao.recsys.cold import COMMON, RIDGES, Describer, add_cold, describe, evaluate_cold, flags_of
 from mutirao.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.recsys.generate import plant
 from mutirao.recsys.pretrain import Factorisation
@@ -98,12 +98,12 @@ def test_nothing_to_learn_from_and_nothing_to_predict_are_refused(catalogue: Cat
 def test_hidden_items_are_judged_and_their_ratings_do_not_leak() -> None:
     ratings = plant(80, 50, np.random.default_rng(1))
     how = Factorisation(5, epochs=4)
-    found = judge_cold(ratings, how, 0.2, seed=0)
+    found = evaluate_cold(ratings, how, 0.2, seed=0)
     assert list(found) == ["nothing", "mean", "genres", "genres, decades, titles", "ratings"]
     assert found["genres"] == found["mean"], "planted items have no genres"
     assert found["ratings"] < found["mean"] < found["nothing"]
     with pytest.raises(ConfigError, match="hide is 1"):
-        judge_cold(ratings, how, 1.0, seed=0)
+        evaluate_cold(ratings, how, 1.0, seed=0)
 
 
 def test_genres_are_read_as_publishers_ship_them(tmp_path: Path) -> None:

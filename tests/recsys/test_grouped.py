@@ -1,4 +1,4 @@
-"""Users in groups are judged by their own group's items: with one matrix for all that is the ordinary judgement."""
+"""Users in groups are evaluated by their own group's items: with one matrix for all that is the ordinary evaluation."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def halves(task: Any) -> Groups:
 @pytest.mark.parametrize(
     "settings", [{"split": "time"}, {"split": "users"}, {"split": "users", "loss": "weighted"}], ids=str
 )
-def test_one_matrix_for_all_groups_is_judged_as_ever(settings: dict[str, Any]) -> None:
+def test_one_matrix_for_all_groups_is_evaluated_as_ever(settings: dict[str, Any]) -> None:
     task = task_of(**settings)
     groups, items = halves(task), task.initial()
     assert groups.count == 2
@@ -38,7 +38,7 @@ def test_one_matrix_for_all_groups_is_judged_as_ever(settings: dict[str, Any]) -
     assert set(each) <= set(groups.names)
 
 
-def test_each_user_is_judged_by_the_items_of_its_group() -> None:
+def test_each_user_is_evaluated_by_the_items_of_its_group() -> None:
     task = task_of(split="time")
     groups, items = halves(task), task.initial()
     bad = {ITEMS: items[ITEMS] + np.float32(3)}

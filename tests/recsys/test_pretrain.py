@@ -10,12 +10,11 @@ from sklearn.decomposition import TruncatedSVD
 
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
-from mutirao.recsys import pretrain as module
+from mutirao.recsys import kernel
 from mutirao.recsys.generate import plant
 from mutirao.recsys.pretrain import (
     Factorisation,
     Pooled,
-    factorise_plainly,
     fold_errors,
     one_epoch,
     pretrain,
@@ -68,20 +67,14 @@ def test_it_predicts_held_out_ratings_better_than_means(biases: bool) -> None:
     assert min(errors) < 0.95 * RATINGS.values.std()
 
 
-def test_without_numba_it_learns_about_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = fold_errors(RATINGS, SMALL, 0, 0, 5)
-    monkeypatch.setattr(module, "compiled", lambda function: None)
-    plain = fold_errors(RATINGS, SMALL, 0, 0, 5)
-    assert min(plain) == pytest.approx(min(fast), rel=0.05)
-
-
-def test_plain_steps_add_up_where_a_batch_meets_a_user_twice() -> None:
-    p, q = np.zeros((1, 2), np.float32), np.ones((2, 2), np.float32)
-    y = np.array([1, 1], np.float32)
-    both = np.zeros(2, np.intp), np.array([0, 1], np.int32), y, np.arange(2)
-    total = factorise_plainly(p, q, both[0], both[1], both[2], both[3], False, 0.1, 0.0)
-    assert total == 2.0
-    np.testing.assert_allclose(p, [[0.2, 0.2]])
+def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "compiled", lambda function: None)
+    with pytest.raises(ConfigError, match=r"needs numba: pip install 'mutirao\[recsys\]'"):
+        pretrain(RATINGS, SMALL)
+    with pytest.raises(ConfigError, match="needs numba"):
+        Pooled(SMALL)
+    vectors = pretrain(RATINGS, dataclasses.replace(SMALL, begin="pca", epochs=0)).vectors
+    assert np.isfinite(vectors).all(), "principal components need no kernel"
 
 
 def test_pca_spans_what_scikit_learn_finds() -> None:

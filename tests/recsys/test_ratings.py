@@ -12,7 +12,7 @@ from mutirao.errors import ConfigError
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.generate import plant
 from mutirao.recsys.ratings import Ratings, Users, gather, join
-from mutirao.recsys.split import all_but_last, by_time, by_users, deal, supports
+from mutirao.recsys.split import all_but_last, by_time, by_users, split_ratings, supports
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.integers(0, 9)), min_size=1)
 
@@ -107,7 +107,7 @@ def test_users_are_split_eighty_ten_ten_and_nobody_twice() -> None:
 
 def test_users_by_time_judges_those_who_came_last() -> None:
     ratings = plant(50, 30, np.random.default_rng(0))
-    train, vali, test = deal(ratings, "users_by_time", 0, seed=0)
+    train, vali, test = split_ratings(ratings, "users_by_time", 0, seed=0)
     assert [len(part.users) for part in (train, vali, test)] == [40, 5, 5]
     firsts = [np.minimum.reduceat(part.times, part.offsets[:-1]) for part in (train, vali, test)]
     assert firsts[0].max() <= firsts[1].min()
@@ -115,21 +115,21 @@ def test_users_by_time_judges_those_who_came_last() -> None:
     assert len({*train.users, *vali.users, *test.users}) == 50
     timeless = replace(ratings, times=np.zeros_like(ratings.times))
     with pytest.raises(ConfigError, match="have no times"):
-        deal(timeless, "users_by_time", 0, seed=0)
+        split_ratings(timeless, "users_by_time", 0, seed=0)
 
 
 def test_over_five_folds_every_user_is_judged_once() -> None:
     ratings = plant(43, 30, np.random.default_rng(0))
-    folds = [deal(ratings, "users", fold, seed=7) for fold in range(1, 6)]
+    folds = [split_ratings(ratings, "users", fold, seed=7) for fold in range(1, 6)]
     assert sorted(name for _, _, test in folds for name in test.users) == sorted(ratings.users)
     for train, vali, test in folds:
         assert not {*train.users} & {*test.users}
         assert (len(train.users) + len(test.users), len(vali.users)) == (43, 0)
         assert len(test.users) in (8, 9)
     with pytest.raises(ConfigError, match="4 users cannot make 5 folds"):
-        deal(ratings.of_users(np.arange(4)), "users", 1, seed=0)
+        split_ratings(ratings.of_users(np.arange(4)), "users", 1, seed=0)
     with pytest.raises(ConfigError, match="use split=users"):
-        deal(ratings, "time", 1, seed=0)
+        split_ratings(ratings, "time", 1, seed=0)
 
 
 def test_time_splits_every_user_early_ratings_first() -> None:

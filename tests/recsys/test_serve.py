@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 from mutirao.recipes.task import find
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.embeddings import Embeddings, save_embeddings
-from mutirao.recsys.judging import Judge
+from mutirao.recsys.evaluation import Evaluator
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.serve import Recommender
 from mutirao.report import execute
@@ -104,18 +104,18 @@ def test_the_scale_is_that_of_the_ratings_trained_on() -> None:
 
 
 @pytest.mark.parametrize("biases", [True, False])
-def test_what_is_predicted_is_what_the_judge_judges(biases: bool) -> None:
+def test_what_is_predicted_is_what_is_evaluated(biases: bool) -> None:
     recommender = made(biases=biases, ridge=0.01, ridge_bias=0.01)
     rows = np.arange(0, 40, dtype=np.int32)
     values = np.random.default_rng(2).integers(1, 6, 40).astype(np.float32)
     user = Ratings(("u",), recommender.embeddings.catalogue, np.array([0, 40]), rows, values, rows.astype(np.int64))
     known = np.arange(40) < 25
-    judged = Judge(recommender.method, user, known, 0)({"items": recommender.embeddings.vectors})
+    found = Evaluator(recommender.method, user, known, 0)({"items": recommender.embeddings.vectors})
     ids = [f"i{k}" for k in rows]
     given = dict(zip(ids[:25], values[:25].tolist(), strict=True))
     guesses = np.array(list(recommender.predict(given, ids[25:]).values()))
     assert {1.0, 5.0} & set(guesses.tolist()), "some lie beyond the scale"
-    assert judged["rmse"] == pytest.approx(np.sqrt(np.mean((guesses - values[25:]) ** 2)), rel=1e-5)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((guesses - values[25:]) ** 2)), rel=1e-5)
 
 
 def test_a_run_is_exported_and_served(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.recsys import skipgram as module
+from mutirao.recsys import kernel
 from mutirao.recsys.generate import plant
 from mutirao.recsys.kernel import compiled
 from mutirao.recsys.ratings import Ratings, gather
@@ -72,7 +72,7 @@ def test_slots_hold_items_by_popularity_to_the_power_of_three_quarters() -> None
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What each epoch is given, instead of the training itself."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(module, "compiled", lambda function: lambda *given: calls.append(given))
+    monkeypatch.setattr(kernel, "compiled", lambda function: lambda *given: calls.append(given))
     return calls
 
 
@@ -107,6 +107,6 @@ def test_the_bytes_are_the_same_each_time_and_follow_the_seed() -> None:
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "compiled", lambda function: None)
+    monkeypatch.setattr(kernel, "compiled", lambda function: None)
     with pytest.raises(ConfigError, match="needs numba"):
         word2vec(RATINGS, 6, 3, 0)

@@ -18,7 +18,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.fleets.local import LocalFleet
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.recsys.methods.client import PREFIX, Examinee, KeptUsers, judge_users, ranked
+from mutirao.recsys.methods.client import PREFIX, EvaluatedTaste, KeptUsers, evaluate_users, ranked
 from mutirao.recsys.methods.fcf import FCF
 from mutirao.recsys.methods.fedrap import FedRAP
 from mutirao.recsys.methods.fmf import FMF
@@ -189,9 +189,9 @@ def users(method: Method) -> KeptUsers:
     return KeptUsers(method, M, D, negatives=2)
 
 
-def examinee() -> Examinee:
-    held = {"held": np.array([7]), "ratings": np.ones(1, np.float32), "hidden": TAKEN, "drawn": np.array([0, 2, 3])}
-    return Examinee(TAKEN, np.ones(4, np.float32), **held)
+def evaluated() -> EvaluatedTaste:
+    one = np.ones(1, np.float32)
+    return EvaluatedTaste(TAKEN, np.ones(4, np.float32), np.array([7]), one, TAKEN, np.array([0, 2, 3]))
 
 
 def asked(handler: KeptUsers, do: str = "train", round: int = 1, **told: Any) -> Request:
@@ -200,7 +200,7 @@ def asked(handler: KeptUsers, do: str = "train", round: int = 1, **told: Any) ->
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_reply_holds_rows_and_a_loss_and_the_rest_stays(method: Method) -> None:
-    handler, site = users(method), Site("ana", examinee())
+    handler, site = users(method), Site("ana", evaluated())
     reply = handler(asked(handler), site)
     assert set(reply.arrays) == {ITEMS, ITEM_ROWS}
     assert reply.arrays[ITEMS].shape == (len(reply.arrays[ITEM_ROWS]), D)
@@ -213,7 +213,7 @@ def test_a_reply_holds_rows_and_a_loss_and_the_rest_stays(method: Method) -> Non
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_slice_trains_as_the_whole_matrix_does_and_the_state_goes_on(method: Method) -> None:
-    handler, sites = users(method), (Site("ana", examinee()), Site("ana", examinee()))
+    handler, sites = users(method), (Site("ana", evaluated()), Site("ana", evaluated()))
     for round in (1, 2):
         request = asked(handler, round=round)
         rows = handler(asked(handler, "rows", round), sites[0]).extras[ITEMS]
@@ -221,13 +221,13 @@ def test_a_slice_trains_as_the_whole_matrix_does_and_the_state_goes_on(method: M
         one, two = handler(request, sites[0]), handler(cut, sites[1])
         assert np.array_equal(one.arrays[ITEMS], two.arrays[ITEMS])
     if method.keeps:
-        fresh = handler(asked(handler, round=2), Site("ana", examinee()))
+        fresh = handler(asked(handler, round=2), Site("ana", evaluated()))
         assert not np.array_equal(one.arrays[ITEMS], fresh.arrays[ITEMS])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_to_be_judged_leaves_no_trace_and_tells_how_high_its_item_came(method: Method) -> None:
-    handler, site = users(method), Site("ana", examinee())
+def test_evaluation_leaves_no_trace_and_tells_how_high_its_item_came(method: Method) -> None:
+    handler, site = users(method), Site("ana", evaluated())
     for trains in (False, True):
         if trains:
             handler(asked(handler), site)
@@ -239,19 +239,19 @@ def test_to_be_judged_leaves_no_trace_and_tells_how_high_its_item_came(method: M
         assert {"hr@10", "sampled_ndcg@5", "mrr@20"} <= reply.metrics.keys()
 
 
-def test_an_item_ranks_among_what_is_not_hidden_and_among_those_drawn() -> None:
+def test_an_item_ranks_among_what_is_not_hidden_and_among_candidates() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    rest = {"held": np.array([3]), "hidden": np.array([0, 1]), "drawn": np.array([4, 5])}
-    taste = Examinee(np.array([0, 1], np.int32), np.ones(2, np.float32), **rest)
+    rest = {"targets": np.array([3]), "hidden": np.array([0, 1]), "candidates": np.array([4, 5])}
+    taste = EvaluatedTaste(np.array([0, 1], np.int32), np.ones(2, np.float32), **rest)
     found = ranked(scores, taste)
     assert found["mrr@5"] == pytest.approx(1 / 2)  # item 2 alone is above it
     assert found["sampled_mrr@5"] == 1
 
 
-def test_explicit_ratings_are_judged_on_their_scale() -> None:
+def test_explicit_ratings_are_evaluated_on_their_scale() -> None:
     handler = KeptUsers(FMF(loss="squared", lr=0.5, item_lr=0.1), M, D, levels=(1.0, 5.0))
     values = np.array([5, 5, 1, 1], np.float32)
-    site = Site("ana", Examinee(TAKEN, values, held=np.array([4, 9]), ratings=np.array([5, 1], np.float32)))
+    site = Site("ana", EvaluatedTaste(TAKEN, values, targets=np.array([4, 9]), ratings=np.array([5, 1], np.float32)))
     reply = handler(asked(handler, "evaluate"), site)
     assert set(reply.metrics) == {"rmse", "mae"}
     assert reply.n == 2
@@ -265,20 +265,20 @@ def test_explicit_ratings_are_judged_on_their_scale() -> None:
         ({"mu": 0.1}, None, "nothing here is set by that"),
         ({}, Taste(TAKEN[:0], np.zeros(0, np.float32)), "has no ratings to train on"),
         ({}, {"ratings": 3}, "holds dict, not ratings"),
-        ({"do": "evaluate"}, Taste(TAKEN, np.ones(4, np.float32)), "has nothing to be judged by"),
+        ({"do": "evaluate"}, Taste(TAKEN, np.ones(4, np.float32)), "has nothing to evaluate on"),
     ],
 )
 def test_what_cannot_be_answered_is_said(request_: dict[str, Any], data: Any, words: str) -> None:
     handler = users(FMF())
     with pytest.raises(Exception, match=words):
-        handler(asked(handler, **request_), Site("ana", examinee() if data is None else data))
+        handler(asked(handler, **request_), Site("ana", evaluated() if data is None else data))
 
 
 def test_a_user_who_took_everything_is_its_own_failure_alone() -> None:
     handler = users(FMF())
     every = Taste(np.arange(M, dtype=np.int32), np.ones(M, np.float32))
     requests = dict.fromkeys(("ana", "bia"), asked(handler))
-    out = handler.many(requests, {"ana": Site("ana", examinee()), "bia": Site("bia", every)})
+    out = handler.many(requests, {"ana": Site("ana", evaluated()), "bia": Site("bia", every)})
     assert set(out["ana"].arrays) == {ITEMS, ITEM_ROWS}
     assert "has taken all 12 items" in out["bia"].reason
 
@@ -301,7 +301,7 @@ def test_settings_out_of_range_are_refused(made: Any) -> None:
 def test_no_item_taken_is_drawn_as_one_that_was_not_even_if_a_round_leaves_it_out() -> None:
     handler = KeptUsers(FMF(spare=True), M, D, negatives=30, samples=2)
     request = asked(handler)
-    work = handler.work(examinee(), request, "ana")
+    work = handler.work(evaluated(), request, "ana")
     others = set(work.rows[work.at[work.y == 0]].tolist())
     assert (work.y > 0).sum() == 2
     assert not others & {*TAKEN.tolist(), 7}
@@ -310,13 +310,13 @@ def test_no_item_taken_is_drawn_as_one_that_was_not_even_if_a_round_leaves_it_ou
 
 def test_a_user_that_boasts_is_not_counted() -> None:
     handler = users(FMF())
-    honest = Site("ana", examinee())
+    honest = Site("ana", evaluated())
 
     def boast(request: Request, site: Site) -> Reply:
         reply = handler(request, site)
         return replace(reply, metrics=dict.fromkeys(reply.metrics, 1e9), n=10**6) if site.id == "bia" else reply
 
-    fleet = LocalFleet(boast, {"ana": examinee(), "bia": examinee()})
+    fleet = LocalFleet(boast, {"ana": evaluated(), "bia": evaluated()})
     run = Run(handler.initial(0))
     alone = handler(Request("evaluate", run.arrays, {"seed": 0, "round": 0}), honest).metrics
-    assert judge_users(fleet, run, ("hr@10", "mrr@20")) == {k: alone[k] for k in ("hr@10", "mrr@20")}
+    assert evaluate_users(fleet, run, ("hr@10", "mrr@20")) == {k: alone[k] for k in ("hr@10", "mrr@20")}

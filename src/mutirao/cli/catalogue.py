@@ -1,4 +1,4 @@
-"""`mutirao catalogue`: match catalogues, train item vectors and carry them over, grow a synthetic set of ratings."""
+"""`mutirao catalogue`: match catalogues, train item vectors, carry them over and recommend by them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,49 +150,6 @@ def keep(made: Any, out: Path, as_json: bool) -> None:
     tell(made.card | {"file": str(out)}, as_json, said)
 
 
-@catalogue.command("expand")
-@click.argument("data", type=FILE)
-@click.option("--columns", default="", help=COLUMNS)
-@click.option("--users", default=4, show_default=True, help="How many times as many users.")
-@click.option("--items", default=4, show_default=True, help="How many times as many items.")
-@click.option(
-    "--shuffle",
-    type=click.Choice(["users", "both", "none"]),
-    default="users",
-    show_default=True,
-    help="What is shuffled in each block; with both, items lose their titles.",
-)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=FILE, default=Path("expanded"), show_default=True, help="The folder to write.")
-@JSON
-def expand_command(data: Path, columns: str, out: Path, as_json: bool, **growth: Any) -> None:
-    """Grow a small set of ratings into a large implicit one by fractal expansion, and compare the power laws.
-
-    Example: mutirao catalogue expand ml-100k --users 8 --items 4 --out ml-100k-expanded
-    """
-    from mutirao.drawing.laws import draw_laws
-    from mutirao.recsys.expansion import Laws, expand, write_ratings
-    from mutirao.recsys.reading import read_ratings
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already and not empty; right would be a new folder")
-    small = read_ratings(data.expanduser(), columns)
-    large = expand(small, **growth)
-    laws = {"before": Laws.of(small), "after": Laws.of(large)}
-    sizes = {
-        name: {"users": len(r.users), "items": len(r.catalogue), "ratings": len(r)}
-        for name, r in zip(laws, (small, large), strict=True)
-    }
-    write_ratings(large, out)
-    draw_laws(laws, out / "laws.png")
-    figures = {name: sizes[name] | laws[name].figures() for name in laws}
-    lines = []
-    for key, value in figures["before"].items():
-        form = ",.0f" if key in sizes["before"] else ".3f"
-        lines.append(f"{key:<18} {value:>12{form}} {figures['after'][key]:>12{form}}")
-    tell(figures | {"folder": str(out)}, as_json, *lines, f"written: {out}/ratings.csv, movies.csv and laws.png")
-
-
 @catalogue.command("export")
 @click.argument("run", type=FILE)
 @click.option("--model", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Of which round.")
@@ -258,17 +215,17 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Draws of users and items.")
 @JSON
 def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
-    """Hide all ratings of some items, predict their vectors, and judge those at users that nobody has seen.
+    """Hide all ratings of some items, predict their vectors, and evaluate them on users that nobody has seen.
 
     Example: mutirao catalogue judge-cold ml-1m --hide 0.1 --seeds 5
     """
     from statistics import mean
 
-    from mutirao.recsys.cold import judge_cold
+    from mutirao.recsys.cold import evaluate_cold
     from mutirao.recsys.pretrain import Factorisation
     from mutirao.recsys.reading import read_ratings
 
     ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
-    found = [judge_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
+    found = [evaluate_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
     lines = (f"{name:<26} {mean(f[name] for f in found):.4f}" for name in found[0])
     tell(found, as_json, "vectors of hidden items from  RMSE", *lines)

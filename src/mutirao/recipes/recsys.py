@@ -1,12 +1,13 @@
 """Federated recommendation: a client is a user; item vectors are shared, a user's vector is rebuilt and forgotten."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
@@ -23,17 +24,16 @@ from mutirao.recipes.grouping import has_groups, signature_of
 from mutirao.recipes.task import Recipe, Task, federate
 from mutirao.recsys import promises
 from mutirao.recsys.consent import facts_of, parts_of, without
-from mutirao.recsys.fedrecon import ITEMS
+from mutirao.recsys.evaluation import Evaluator, HeldOutEvaluator, UserEvaluation, hold_out
+from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.generate import plant
-from mutirao.recsys.grouped import GroupJudge, sign_all
-from mutirao.recsys.judges import judged
-from mutirao.recsys.judging import Judge
-from mutirao.recsys.methods.client import Examination, judged_rounds, population_of
+from mutirao.recsys.grouped import GroupEvaluator, sign_all
+from mutirao.recsys.methods.client import KeptUsers, evaluated_rounds, metrics_of, population_of
 from mutirao.recsys.methods.kinds import is_implicit, method_of
 from mutirao.recsys.pretrain import Factorisation, Pooled
-from mutirao.recsys.ratings import Ratings
+from mutirao.recsys.ratings import Ratings, join
 from mutirao.recsys.reading import read_ratings
-from mutirao.recsys.split import FOLDS, SPLITS
+from mutirao.recsys.split import FOLDS, PARTS, SPLITS, all_but_last, split_ratings, supports
 
 GENERATED = (600, 400)  # users and items
 
@@ -72,13 +72,13 @@ class Config(Common):
     ridge_bias: float = setting(0.1, "weight of the user's bias^2", low=0)
     passes: int = setting(10, "rebuild=sgd: passes over the support", low=1)
     rebuild_lr: float = setting(0.1, "rebuild=sgd: learning rate of the vector", low=1e-12)
-    split: str = setting("users", "judged are unseen users, or the latest ratings of all", choices=tuple(SPLITS))
+    split: str = setting("users", "evaluated on: unseen users, or the latest ratings of all", choices=tuple(SPLITS))
     fold: int = setting(
         0, "split=users: which of five parts of the users is the test set (0: a tenth of the users)", low=0, high=FOLDS
     )
     candidates: int = setting(99, "leave_one_out: random items among which the held-out one is ranked as well", low=0)
-    support_by: str = setting("random", "what judged users are rebuilt from", choices=("random", "time"))
-    judge_by: str = setting("test", "which part judges the model", choices=("test", "vali"))
+    support_by: str = setting("random", "what users are rebuilt from in evaluation", choices=("random", "time"))
+    judge_by: str = setting("test", "which part the model is evaluated on", choices=("test", "vali"))
     download: str = setting(
         "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=promises.DOWNLOADS
     )
@@ -86,7 +86,7 @@ class Config(Common):
 
 
 def load(config: Config) -> Ratings:
-    """The ratings, of users with enough of them to train and to be judged."""
+    """The ratings, of users with enough of them to train and to evaluate on."""
     if config.data == "generated":
         ratings = plant(*GENERATED, rng(config.seed, 0, "generated"))
     else:
@@ -97,14 +97,14 @@ def load(config: Config) -> Ratings:
 
 
 def task(config: Config) -> Task:
-    """Users as clients, unseen users or later ratings as judges."""
+    """Users as clients, evaluation on unseen users or on later ratings."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
     promises.check(config, has_groups(config))
     ratings = load(config)
     method = method_of(config, ratings)
     gone = names_in(config.exclude)
-    train, judge, judges = judged(config, method, ratings, gone)
+    train, evaluator, evaluated = evaluation_of(config, method, ratings, gone)
     if config.clients:
         if config.clients > len(train.users):
             raise ConfigError(f"clients is {config.clients}, but only {len(train.users)} users are there to train on")
@@ -117,41 +117,80 @@ def task(config: Config) -> Task:
     users, touches = promises.discreet(config, method, sums_of(config))
     return Task(
         handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else users,
-        population={"pooled": clients} if config.centralised else population_of(clients, judge),
+        population={"pooled": clients} if config.centralised else population_of(clients, evaluator),
         initial=lambda: {ITEMS: first[ITEMS].copy(), **touches},
-        evaluate=None if isinstance(judge, Examination) else judge,
-        evaluate_groups=group_judge(config, method, judge, first),
-        left_out=parts_of(gone, pooled, judges),
+        evaluate=None if isinstance(evaluator, UserEvaluation) else evaluator,
+        evaluate_groups=group_evaluator(config, method, evaluator, first),
+        left_out=parts_of(gone, pooled, evaluated),
         facts=facts,
         basis=cache(lambda: {"items": fingerprint([list(ratings.catalogue.ids), list(method.levels)])}),
         judge="ndcg@10" if method.implicit else "rmse",
-        metrics=judge.metrics,
+        metrics=evaluator.metrics,
         classes=2 if method.implicit else len(method.levels),
     )
 
 
-def group_judge(config: Config, method: Any, judge: Any, first: Arrays) -> GroupJudge | None:
-    """How groups of users are judged, if there are to be any: each user by the model of its group."""
+def evaluation_of(
+    config: Config, method: FedRecon | KeptUsers, ratings: Ratings, withdrawn: Collection[str]
+) -> tuple[Ratings, Evaluator | HeldOutEvaluator | UserEvaluation, tuple[str, ...]]:
+    """The ratings to train on, what evaluates the model, and the names of the users it is evaluated on.
+
+    Nothing is evaluated on users who withdrew, but they are among the names.
+    """
+    if config.fold and config.judge_by == "vali":
+        raise ConfigError("judge_by=vali: of folds nobody is kept to validate; use judge_by=test, or fold=0")
+    if config.split == "leave_one_out" and not method.implicit:
+        raise ConfigError("split=leave_one_out ranks items for implicit feedback; set loss=weighted or loss=bpr")
+    parts = split_ratings(ratings, config.split, config.fold, config.seed)
+    part: Literal["vali", "test"] = "vali" if config.judge_by == "vali" else "test"
+    at = PARTS.index(part)
+    train, names = parts[0], parts[at].users
+    if gone := {*names}.intersection(withdrawn):
+        parts = without(parts[0], gone), without(parts[1], gone), without(parts[2], gone)
+    if isinstance(method, KeptUsers):
+        held_out = hold_out(parts, part, config.candidates, config.seed) if method.implicit else None
+        return train, UserEvaluation(parts[at], held_out, metrics_of(method.method, config.candidates)), names
+    if config.split == "leave_one_out":
+        held_out = hold_out(parts, part, config.candidates, config.seed)
+        return train, HeldOutEvaluator(method, parts[0], held_out, config.seed), names
+    test = parts[at]
+    if config.split == "time":
+        test, known = join(parts[0], test)
+    elif method.implicit:
+        known = all_but_last(test)
+    else:
+        known = supports(test, config.support, config.support_by, config.seed)
+    return train, Evaluator(method, test, known, config.seed), names
+
+
+def group_evaluator(config: Config, method: Any, evaluator: Any, first: Arrays) -> GroupEvaluator | None:
+    """What evaluates groups of users, if there are to be any: each user by the model of its group."""
     if not has_groups(config):
         return None
-    if not isinstance(judge, Judge):
-        raise ConfigError(f"cluster: with split={config.split} users are judged by one model; use users or time")
-    signing = Signing(method, method, signature_of(config))
-    sign = partial(sign_all, signing, first, config.seed)
-    return GroupJudge(lambda test, known: Judge(method, test, known, config.seed), judge.ratings, judge.known, sign)
+    if not isinstance(evaluator, Evaluator):
+        raise ConfigError(f"cluster: split={config.split} evaluates one model on all users; use split=users or time")
+    sign = partial(sign_all, Signing(method, method, signature_of(config)), first, config.seed)
+
+    def make(test: Ratings, known: npt.NDArray[np.bool_]) -> Evaluator:
+        return Evaluator(method, test, known, config.seed)
+
+    return GroupEvaluator(make, evaluator.ratings, evaluator.known, sign)
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all of them."""
     rounds = federate(promises.slice_rows(fleet, config), config, task, run)
-    yield from rounds if config.method.name == "fedrecon" else judged_rounds(rounds, fleet, run, config, task.metrics)
+    if config.method.name == "fedrecon":
+        yield from rounds
+    else:
+        yield from evaluated_rounds(rounds, fleet, run, config, task.metrics)
 
 
 def asks(config: Config, task: Task) -> Exchange:
-    """Some users judge themselves; and what `promises` says of rows."""
-    judged = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
+    """Some users evaluate by themselves; and what `promises` says of rows."""
+    evaluation = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
     requests, extras = promises.rows_asked(config)
-    return judged | Exchange(requests, extras=extras)
+    return evaluation | Exchange(requests, extras=extras)
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster", "secure"}), asks=asks)

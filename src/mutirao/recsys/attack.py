@@ -6,6 +6,9 @@ singular vector gives s, up to its length, which the bias 1 fixes; the length of
 rating. The user's bias in p_i, the length of v without biases, and by how much an update was clipped are one number
 each: those fit by which all ratings fall on the scale. Several epochs, weight decay and a proximal pull are linear
 maps that the settings tell, and are undone first.
+
+In the sum of many users' updates a rare item is touched by a single user of the round: its row is lr e_i s of that
+user. Rows in one direction belong together, and are read as the update of one user. Whose it is, the sum does not say.
 """
 
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ EXACT = 0.05  # so near to the scale, root mean square, are readings that are ri
 FAINT = 1e-6  # rows that moved by less, as a share of the one that moved most, did not move
 TURNS = 10  # of expectation and maximisation
 ANCHORS = 4  # ratings from which biases are tried
+ALIKE = 3e-3  # sine of the angle between two rows of a sum below which they are of one user
+FEWEST = 3  # rows of a user in a sum: two fall on the scale by chance
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,6 @@ class Attacker:
 
     method: FedRecon
     mu: float = 0.0
-    rate: float = 1.0  # factor of the schedule
     clip: float = 0.0
     noise: float = 0.0
     usual: Floats | None = None
@@ -114,7 +118,7 @@ class Attacker:
         """By what a number not along s is multiplied in all epochs, by decay and the proximal pull."""
         z = 1.0
         for _ in range(self.method.epochs):
-            z -= self.rate * self.method.lr * (self.method.weight_decay * z + self.mu * (z - 1.0))
+            z -= self.method.lr * (self.method.weight_decay * z + self.mu * (z - 1.0))
         return z
 
     def response(self, square: Floats) -> tuple[Floats, Floats]:
@@ -123,7 +127,7 @@ class Attacker:
         A row for each |s|^2, a column for each hypothesis.
         """
         pull = square[:, None] * self.hypotheses[0][None]
-        p, q, lr = np.ones_like(pull), np.zeros_like(pull), self.rate * self.method.lr
+        p, q, lr = np.ones_like(pull), np.zeros_like(pull), self.method.lr
         decay, mu = self.method.weight_decay, self.mu
         for _ in range(self.method.epochs):
             p, q = p - lr * (pull * p + decay * p + mu * (p - 1.0)), q + lr * (pull * (1.0 - q) - (decay + mu) * q)
@@ -262,3 +266,31 @@ def first_direction(shift: Floats) -> Floats:
     """The unit vector of which the rows are multiples, as nearly as can be."""
     _, vectors = np.linalg.eigh(shift.T @ shift)
     return np.asarray(vectors[:, -1])
+
+
+def read_sum(attacker: Attacker, sent: Arrays, change: Floats) -> list[Reading]:
+    """Groups of rows that one user alone touched, with their ratings; `change` is the sum of all updates."""
+    lengths = np.linalg.norm(change, axis=1)
+    rows = np.flatnonzero(lengths > 1e-5)
+    units = change[rows] / lengths[rows, None]
+    found = []
+    for group in alike(units):
+        mine = rows[group].astype(np.int32)
+        reply: Arrays = {ITEMS: (sent[ITEMS][mine] + change[mine]).astype(np.float64), ITEM_ROWS: mine}
+        reading = attacker(sent, reply)
+        if reading.is_sure:
+            found.append(reading)
+    return found
+
+
+def alike(units: Floats) -> list[npt.NDArray[np.intp]]:
+    """Places of rows in one direction, or in the opposite one: the largest groups first, each row in one."""
+    together = 1 - (units @ units.T) ** 2 < ALIKE**2
+    count, groups = together.sum(1), []
+    while len(count) and count.max() >= FEWEST:
+        members = np.flatnonzero(together[count.argmax()])
+        groups.append(members)
+        count -= together[:, members].sum(1)
+        together[:, members] = False
+        count[members] = 0
+    return groups

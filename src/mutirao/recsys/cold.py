@@ -15,8 +15,8 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.embeddings import Embeddings
+from mutirao.recsys.evaluation import Evaluator
 from mutirao.recsys.fedrecon import ITEMS, FedRecon
-from mutirao.recsys.judging import Judge
 from mutirao.recsys.pretrain import Factorisation, pretrain
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.split import by_users
@@ -123,7 +123,7 @@ def add_cold(embeddings: Embeddings, catalogue: Catalogue) -> Embeddings:
     return Embeddings(joined, vectors, embeddings.card | {"cold": told})
 
 
-def judge_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) -> dict[str, float]:
+def evaluate_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) -> dict[str, float]:
     """RMSE at unseen users on items whose every rating was hidden from training, by what their vectors are made of.
 
     `nothing`: zero, so that the user's own mean is all; `mean`: the mean of the other items' vectors; `genres`, and
@@ -142,9 +142,10 @@ def judge_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) -> 
     known = ~hidden[test.items]
     owners, users = test.owners(), len(test.users)
     both = (np.bincount(owners[known], minlength=users) > 0) & (np.bincount(owners[~known], minlength=users) > 0)
-    judges = test.of_users(np.flatnonzero(both))
+    unseen = test.of_users(np.flatnonzero(both))
     levels = tuple(float(v) for v in np.unique(ratings.values))
-    judge = Judge(FedRecon(len(catalogue), how.dimension, levels, how.biases), judges, ~hidden[judges.items], seed)
+    method = FedRecon(len(catalogue), how.dimension, levels, how.biases)
+    evaluate = Evaluator(method, unseen, ~hidden[unseen.items], seed)
     found: dict[str, Any] = {"nothing": np.zeros(how.dimension), "ratings": full.vectors[hidden]}
     some = catalogue.take(fitted), catalogue.take(np.flatnonzero(hidden))
     for name, kinds in (("mean", ()), ("genres", ("genre",)), ("genres, decades, titles", KINDS)):
@@ -154,5 +155,5 @@ def judge_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) -> 
     for name in ("nothing", "mean", "genres", "genres, decades, titles", "ratings"):
         items = warm.vectors.copy()
         items[hidden] = found[name]
-        errors[name] = judge({ITEMS: items})["rmse"]
+        errors[name] = evaluate({ITEMS: items})["rmse"]
     return errors

@@ -75,5 +75,5 @@ def without(ratings: Ratings, withdrawn: Collection[str]) -> Ratings:
     """The ratings of all who did not withdraw."""
     stays = [row for row, name in enumerate(ratings.users) if name not in withdrawn]
     if ratings.users and not stays:
-        raise ConfigError("exclude: nobody is left of those who judge, or who are pooled")
+        raise ConfigError("exclude: nobody is left to evaluate on, or to pool")
     return ratings.of_users(np.array(stays, np.intp))

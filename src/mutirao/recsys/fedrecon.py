@@ -205,12 +205,12 @@ class FedRecon:
     def _replies(self, batch: Batch, do: str, asked: frozenset[str]) -> list[Reply]:
         """What leaves the clients: the rows of the query, trained, and figures of how well it had been predicted."""
         rows, losses, begins = batch.rows[batch.query], self.losses(batch), batch.begins.tolist()
-        trains, judges, trained = do == "train", do == "evaluate" and self.loss != "bpr", batch.trained
+        trains, evaluates, trained = do == "train", do == "evaluate" and self.loss != "bpr", batch.trained
         replies = []
         for user, (loss, (begin, end)) in enumerate(zip(losses, pairwise(begins), strict=True)):
             metrics: dict[str, float] = {"loss": loss}
             extras: Arrays = {}
-            if judges:
+            if evaluates:
                 metrics["rmse"] = loss**0.5
             if asked:
                 metrics |= self._figures(batch, user, asked)
@@ -238,7 +238,7 @@ class FedRecon:
 
     def _figures(self, batch: Batch, user: int, asked: frozenset[str]) -> dict[str, float]:
         """Figures that selectors ask for: of the errors, of their gradient, and of how undecided predictions are."""
-        guesses, truth = self._judged(batch, user)
+        guesses, truth = self._predicted(batch, user)
         errors, figures = truth - guesses, {}
         if "rms_loss" in asked:
             figures["rms_loss"] = float(np.sqrt(np.mean(errors**4)))
@@ -255,11 +255,11 @@ class FedRecon:
     def _errors(self, batch: Batch, user: int) -> Arrays:
         """Squared errors in levels, (nearest level - level)^2, a byte a rating."""
         scale = self._scale()
-        found, true = (np.abs(scale[None] - v[:, None]).argmin(1) for v in self._judged(batch, user))
+        found, true = (np.abs(scale[None] - v[:, None]).argmin(1) for v in self._predicted(batch, user))
         squares = np.minimum((found - true) ** 2, 255).astype(np.uint8)
         return {"squared_errors": squares, "batch_sizes": np.array([len(squares)], np.int32)}
 
-    def _judged(self, batch: Batch, user: int) -> tuple[Floats, Floats]:
+    def _predicted(self, batch: Batch, user: int) -> tuple[Floats, Floats]:
         """Predictions and ratings of a user's query, on the scale of the ratings."""
         mine = slice(batch.begins[user], batch.begins[user + 1])
         guesses, truth = batch.predictions[mine], batch.y[batch.query[mine]]

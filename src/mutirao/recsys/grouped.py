@@ -1,7 +1,7 @@
-"""Groups of users, judged: every user by the item matrix of its own group.
+"""Evaluation of groups: every user by the item matrix of its own group.
 
-Users that nobody trained with (`split=users`) sign as newcomers do, with the ratings that are known of them, and are
-judged by the group that lies nearest.
+Users that nobody trained with (`split=users`) sign as late joiners do, with the ratings that are known of them, and are
+evaluated by the model of the nearest group.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,24 +19,24 @@ from mutirao.recsys.ratings import Ratings, Taste
 
 Mask = npt.NDArray[np.bool_]
 Figures = dict[str, float]
-Judge = Callable[[Arrays], Mapping[str, float]]
+Evaluate = Callable[[Arrays], Mapping[str, float]]
 BY_RATINGS = ("rmse", "mae")  # metrics of which every rating counts the same; of others every user does
 
 
 @dataclass(frozen=True)
 class Part:
-    """The judge of a group's users, and how many ratings and users it judges by."""
+    """The evaluation on a group's users, and how many ratings and users it counts."""
 
-    judge: Judge
+    evaluate: Evaluate
     ratings: int
     users: int
 
 
 @dataclass
-class GroupJudge:
-    """Judges the models of groups, `make(ratings, known)` being the judge of these users alone."""
+class GroupEvaluator:
+    """Evaluates the models of groups; `make(ratings, known)` is the evaluation on these users alone."""
 
-    make: Callable[[Ratings, Mask], Judge]
+    make: Callable[[Ratings, Mask], Evaluate]
     test: Ratings
     known: Mask
     sign: Callable[[dict[ClientId, Taste]], Mapping[ClientId, npt.NDArray[np.float64]]]
@@ -44,18 +44,18 @@ class GroupJudge:
 
     def __call__(self, models: Mapping[str, Arrays], groups: Groups) -> tuple[Figures, dict[str, Figures]]:
         """The figures of all users together, and of each group's."""
-        judges = self.judges(groups)
-        found = {g: dict(judges[g].judge(arrays)) for g, arrays in models.items() if g in judges}
+        parts = self.parts(groups)
+        found = {g: dict(parts[g].evaluate(arrays)) for g, arrays in models.items() if g in parts}
         together: Figures = {}
         for name in dict.fromkeys(name for figures in found.values() for name in figures):
             power = 2 if name == "rmse" else 1
-            sizes = {g: judges[g].ratings if name in BY_RATINGS else judges[g].users for g in found if name in found[g]}
+            sizes = {g: parts[g].ratings if name in BY_RATINGS else parts[g].users for g in found if name in found[g]}
             total = sum(n * found[g][name] ** power for g, n in sizes.items())
             together[name] = (total / sum(sizes.values())) ** (1 / power)
         return together, found
 
-    def judges(self, groups: Groups) -> dict[str, Part]:
-        """The judge of each group's users, made once."""
+    def parts(self, groups: Groups) -> dict[str, Part]:
+        """The evaluation on each group's users, made once."""
         key = groups.labels.tobytes() + repr(sorted(groups.later.items())).encode()
         if key not in self._found:
             owners, home = self.test.owners(), self.homes(groups)
@@ -63,15 +63,15 @@ class GroupJudge:
             for name in groups.names:
                 rows = np.flatnonzero([home[user] == name for user in self.test.users])
                 mine = np.isin(owners, rows)
-                judged = mine & ~self.known
-                if judged.any():
-                    judge = self.make(self.test.of_users(rows), self.known[mine])
-                    table[name] = Part(judge, int(judged.sum()), len(np.unique(owners[judged])))
+                unknown = mine & ~self.known
+                if unknown.any():
+                    evaluate = self.make(self.test.of_users(rows), self.known[mine])
+                    table[name] = Part(evaluate, int(unknown.sum()), len(np.unique(owners[unknown])))
             self._found = {key: table}
         return self._found[key]
 
     def homes(self, groups: Groups) -> dict[ClientId, str]:
-        """The group of each judged user: its own, or the one its signature is nearest to, or else the largest."""
+        """The group of each user: its own, or the one its signature is nearest to, or else the largest."""
         members = groups.members()
         largest = max(members, key=lambda g: (len(members[g]), g))
         home = {user: groups.group_of(user) or largest for user in self.test.users}

@@ -2,6 +2,7 @@
 
 `work` (squared errors) and `rank` (BPR) are written in plain loops and compiled where numba is installed. Without it,
 `mutirao.recsys.local` and `bpr` do the same with NumPy, a user at a time; they agree to the accuracy of float32.
+`Recommender` always uses the NumPy functions: one user is not worth compiling for.
 """
 
 import functools
@@ -11,6 +12,8 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+
+from mutirao.errors import ConfigError
 
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64's numbers
 PAD = 32  # ratings are taken in steps of so many: no sum has a slow end
@@ -378,6 +381,14 @@ def compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder to keep it in
         return numba.njit(**options)(function)
+
+
+def require(function: Callable[..., Any]) -> Any:
+    """A function compiled, where NumPy has no other form of it."""
+    kernel = compiled(function)
+    if kernel is None:
+        raise ConfigError("training item vectors on pooled ratings needs numba: pip install 'mutirao[recsys]'")
+    return kernel
 
 
 def find_kernel(name: str) -> Any:

@@ -118,13 +118,18 @@ def draw_support(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fas
         mark_support(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
         return support
     for state, count, begin, end in zip(seeds, counts, offsets.tolist(), offsets[1:].tolist(), strict=False):
-        order = list(range(end - begin))
-        for k in range(count):  # see `mark_support` in the kernel, of which this is the plain form
-            state, z = mix_bits(state)
-            other = k + z % (len(order) - k)
-            support[begin + order[other]] = True
-            order[other] = order[k]
+        chosen, _ = shuffle(list(range(end - begin)), count, state)
+        support[begin:end][chosen] = True
     return support
+
+
+def shuffle(values: list[int], count: int, state: int) -> tuple[list[int], int]:
+    """The first `count` of a shuffle (Fisher and Yates), and the state after it."""
+    for k in range(count):
+        state, z = mix_bits(state)
+        at = k + z % (len(values) - k)
+        values[k], values[at] = values[at], values[k]
+    return values[:count], state
 
 
 def mix_bits(state: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.recsys.kernel import MIX, compiled
-from mutirao.recsys.local import Local, mix_bits
+from mutirao.recsys.local import Local, shuffle
 
 Ints = npt.NDArray[np.int64]
 
@@ -136,12 +136,3 @@ def fill_plainly(
         owner[here] = np.concatenate([np.arange(n), np.arange(wanted) % n])[order]
         y[here] = order < n
         support[here] = np.isin(owner[here], first)
-
-
-def shuffle(values: list[int], count: int, state: int) -> tuple[list[int], int]:
-    """The first `count` of a shuffle, and the state after it."""
-    for k in range(count):
-        state, z = mix_bits(state)
-        at = k + z % (len(values) - k)
-        values[k], values[at] = values[at], values[k]
-    return values[:count], state

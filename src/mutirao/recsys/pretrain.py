@@ -1,7 +1,6 @@
 """Item vectors from pooled ratings: matrix factorisation by SGD, begun at random, by PCA or by Word2Vec."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -12,14 +11,13 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.embeddings import SPREAD, Embeddings
-from mutirao.recsys.kernel import compiled
+from mutirao.recsys.kernel import require
 from mutirao.recsys.ratings import Ratings
 from mutirao.recsys.skipgram import word2vec
 
 log = logging.getLogger("mutirao")
 
 ITEMS = "items"
-BATCH = 512  # ratings a step without numba: they move together, each as far as it would alone
 
 Floats = npt.NDArray[np.float32]
 Begin = Literal["random", "pca", "word2vec"]
@@ -127,8 +125,7 @@ def one_epoch(ratings: Ratings, how: Factorisation, draw: np.random.Generator, u
     """Train `users` and `items` in place by every rating once, in an order drawn; the RMSE as met on the way."""
     owners, order = ratings.owners(), draw.permutation(len(ratings))
     y = ratings.values - np.float32(centre(ratings, how.biases))
-    train: Callable[..., float] = compiled(factorise) or factorise_plainly
-    total = train(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
+    total = require(factorise)(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
     if not np.isfinite(total):
         raise ConfigError(f"the factorisation diverged; lr={how.lr} is too large for these ratings")
     return float(np.sqrt(total / len(ratings)))
@@ -167,35 +164,6 @@ def factorise(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases
     return total
 
 
-def factorise_plainly(
-    p: Floats,
-    q: Floats,
-    users: npt.NDArray[np.intp],
-    items: npt.NDArray[np.int32],
-    y: Floats,
-    order: npt.NDArray[np.intp],
-    biases: bool,
-    lr: float,
-    decay: float,
-) -> float:
-    """An epoch with NumPy, some hundred ratings at a time; close to the compiled loop, not the same numbers."""
-    first, total = int(biases), 0.0
-    for start in range(0, len(order), BATCH):
-        k = order[start : start + BATCH]
-        u, i = users[k], items[k]
-        mine, theirs = p[u], q[i]
-        guess = (mine[:, first:] * theirs[:, first:]).sum(1) + (mine[:, 0] + theirs[:, 0] if biases else 0)
-        error = y[k] - guess
-        total += float((error.astype(np.float64) ** 2).sum())
-        pull = (lr * error)[:, None]
-        up, across = pull * theirs - lr * decay * mine, pull * mine - lr * decay * theirs
-        if biases:
-            up[:, :1] = across[:, :1] = pull
-        np.add.at(p, u, up)
-        np.add.at(q, i, across)
-    return total
-
-
 def fold_errors(ratings: Ratings, how: Factorisation, seed: int, fold: int, folds: int) -> list[float]:
     """The RMSE on one of `folds` parts of the ratings after each epoch on the others."""
     if folds < 2 or len(ratings) < folds:
@@ -223,6 +191,9 @@ class Pooled:
     how: Factorisation
 
     provides = frozenset({"metrics:loss"})
+
+    def __post_init__(self) -> None:
+        require(factorise)  # fails before the first round, not in it
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One epoch; the users' vectors stay in the site's state."""

@@ -107,7 +107,7 @@ class Recommender:
         return [Recommendation(catalogue.ids[i], catalogue.titles[i], self._cut(scores[i])) for i in ranked]
 
     def predict(self, ratings: Mapping[str, float], items: Iterable[str]) -> dict[str, float]:
-        """What somebody with these ratings would rate each of `items`, cut to the scale as the judge does."""
+        """What somebody with these ratings would rate each of `items`, cut to the scale as in evaluation."""
         scores, wanted = self.scores(self.vector(ratings)), list(items)
         self._check_known(wanted)
         return {name: self._cut(scores[self._rows[name]]) for name in wanted}

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.errors import ConfigError
 from mutirao.randomness import number, rng
-from mutirao.recsys.kernel import MIX, compiled
+from mutirao.recsys.kernel import MIX, require
 from mutirao.recsys.ratings import Ratings
 
 WORDS = 1_000_000  # items read in all: smaller sets are read more often
@@ -27,9 +26,7 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> Floats
     by popularity^0.75. An item of the share f of all ratings is kept with probability sqrt(t / f) + t / f, t = 0.001.
     One thread, one pair after the other: the same bytes each time.
     """
-    train = compiled(follow)
-    if train is None:
-        raise ConfigError("word2vec needs numba: pip install 'mutirao[recsys]'")
+    train = require(follow)
     counts = np.bincount(ratings.items, minlength=len(ratings.catalogue))
     epochs = min(max(5, WORDS // len(ratings)), 50)
     share = np.maximum(counts / (SAMPLE * len(ratings)), 1e-12)

@@ -1,4 +1,4 @@
-"""Who is trained on and who judges: whole users, drawn or by when they came, or every user's latest ratings, or two."""
+"""Training, validation and test: whole users, drawn or by when they came, or every user's latest ratings, or two."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,16 +12,17 @@ from mutirao.recsys.ratings import Ratings
 
 SHARES = (0.8, 0.1, 0.1)  # training, validation, test
 FOLDS = 5
+PARTS = ("train", "vali", "test")
 SPLITS = {"users": 2, "users_by_time": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
 
 Mask = npt.NDArray[np.bool_]
 Parts = tuple[Ratings, Ratings, Ratings]
 
 
-def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
+def split_ratings(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
     """The parts for training, validation and test, as the settings `split` and `fold` say."""
     if fold and split != "users":
-        raise ConfigError(f"fold={fold}: folds are dealt of users drawn at random; use split=users, or fold=0")
+        raise ConfigError(f"fold={fold}: folds are parts of the users drawn at random; use split=users, or fold=0")
     if split == "leave_one_out":
         return leave_one_out(ratings, seed)
     if split != "users":
@@ -31,14 +32,14 @@ def deal(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
 
 
 def by_users(ratings: Ratings, draw: np.random.Generator) -> Parts:
-    """80% of the users for training, 10% for validation, 10% for test; judged users are unseen, as in FedRecon."""
+    """80% of the users for training, 10% for validation, 10% for test; these users are unseen, as in FedRecon."""
     return in_order(ratings, draw.permutation(len(ratings.users)))
 
 
 def by_arrival(ratings: Ratings) -> Parts:
     """The 80% of the users whose first rating is earliest train, the next 10% validate, the latest 10% test.
 
-    Users of one second stand in the order of the ratings; judged users are unseen, and came later than all others.
+    Users of one second stand in the order of the ratings; validation and test users came later than all others.
     """
     if ratings.times.min() == ratings.times.max():
         raise ConfigError("split=users_by_time: the ratings have no times by which users could be ordered; use users")
@@ -56,7 +57,7 @@ def in_order(ratings: Ratings, order: npt.NDArray[np.intp]) -> Parts:
 
 
 def by_folds(ratings: Ratings, draw: np.random.Generator, fold: int) -> Parts:
-    """Users dealt into five parts, the one of `fold` (1 to 5) for test, the others for training; nobody validates."""
+    """Users in five parts, the one of `fold` (1 to 5) for test, the others for training; nobody validates."""
     count = len(ratings.users)
     if count < FOLDS:
         raise ConfigError(f"{count} users cannot make {FOLDS} folds; right would be {FOLDS} or more")
@@ -100,7 +101,7 @@ def position(ratings: Ratings) -> npt.NDArray[np.int64]:
 
 
 def supports(ratings: Ratings, share: float, order: str, seed: int) -> Mask:
-    """Which ratings of each user rebuild its vector: a share drawn at random, or the earliest; the rest is judged."""
+    """Which ratings of each user rebuild its vector: a random share, or the earliest; the rest is predicted."""
     counts = ratings.counts()
     chosen = np.minimum(np.maximum(1, np.round(share * counts)), counts - 1).astype(np.int64)
     place = position(ratings)

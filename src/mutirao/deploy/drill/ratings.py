@@ -25,9 +25,15 @@ from mutirao.fleets.local import LocalFleet
 from mutirao.randomness import rng
 from mutirao.recipes.task import Task, find
 from mutirao.recsys.aggregation import TOUCHES
-from mutirao.recsys.attack import Attacker, Reading
-from mutirao.recsys.attack_sums import read_sum
-from mutirao.recsys.exposure import Exposure, join_exposures, judge_reading, most_likely, usual_ratings, usual_takings
+from mutirao.recsys.attack import Attacker, Reading, read_sum
+from mutirao.recsys.evaluation import (
+    Exposure,
+    evaluate_reading,
+    join_exposures,
+    most_likely,
+    usual_ratings,
+    usual_takings,
+)
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.recsys.ratings import Ratings
 from mutirao.secure.settings import MASKED
@@ -95,10 +101,10 @@ class Target:
         self.users = [names[i] for i in order[: max(about.users, about.summed)]]
         method: Any = task.handler
         self.method: FedRecon = method
-        judges: Ratings = vars(task.evaluate)["ratings"]
+        known: Ratings = vars(task.evaluate)["ratings"]
         self.levels = np.array((0.0, 1.0) if self.method.implicit else self.method.levels)
         implicit = self.method.implicit
-        self.usual = usual_takings(judges, self.method.negatives) if implicit else usual_ratings(judges, self.levels)
+        self.usual = usual_takings(known, self.method.negatives) if implicit else usual_ratings(known, self.levels)
         config = resolve(find("recsys").config, {}, list(self.base.items()))
         run = Run(task.initial(), seed=config.seed)
         for _ in find("recsys").flow(LocalFleet(task.handler, task.population), config, task, run):
@@ -139,7 +145,7 @@ class Target:
 
     def judge(self, query: Mapping[int, float], said: Mapping[int, float], named: Sequence[int]) -> Exposure:
         """How much of a user's query was read."""
-        return judge_reading(query, self.wanted(query), said, named, self.usual, self.levels)
+        return evaluate_reading(query, self.wanted(query), said, named, self.usual, self.levels)
 
     def wanted(self, query: Mapping[int, float]) -> list[int]:
         """The items that tell of the user: all of its query, or those it has taken."""

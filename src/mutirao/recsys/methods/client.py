@@ -1,12 +1,12 @@
 """A user that keeps a part of the model: it trains item rows and its own part, and ranks what it has not taken yet.
 
-Its own part lies in the site's state under `user.`; item rows, a count of 1 and a loss leave it. To be judged it gets
-all items, ranks those it has not taken, and tells how high the one came that it took next: HR, nDCG and MRR.
+Its own part lies in the site's state under `user.`; item rows, a count of 1 and a loss leave it. To evaluate
+it gets all items, ranks those it has not taken, and reports how high the one came that it took next: HR, nDCG and MRR.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,60 +19,53 @@ from mutirao.core.rounds import Round, Run
 from mutirao.core.told import read_told
 from mutirao.errors import Refused
 from mutirao.randomness import rng
+from mutirao.recsys.evaluation import SAMPLED, UserEvaluation, rank_among, summarise_ranks
 from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS, pick
-from mutirao.recsys.held_out import SAMPLED, HeldOut
 from mutirao.recsys.methods.work import Method, Steps, Trained, Work, with_others
-from mutirao.recsys.ranks import rank_among, summarise_ranks
 from mutirao.recsys.ratings import Ratings, Taste, Users
 from mutirao.schedules import Constant, Schedule, factor_of
 
 PREFIX = "user."
-AT_ONCE = 200  # users judged at a time: so many states are in memory
+AT_ONCE = 200  # users that evaluate at a time: so many states are in memory
 
 Rows = npt.NDArray[np.integer[Any]]
 NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
-class Examinee(Taste):
-    """What a user took, and what it is judged by: items it took later, `held` from training.
+class EvaluatedTaste(Taste):
+    """What a user took, and the `targets` it evaluates on: items it took later.
 
-    They rank among all items that are not `hidden`, and among those `drawn`.
+    They rank among all items that are not `hidden`, and among `candidates` that were drawn.
     """
 
-    held: Rows = field(default_factory=lambda: NOTHING)
-    ratings: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of what is held
+    targets: Rows = field(default_factory=lambda: NOTHING)
+    ratings: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of the targets
     hidden: Rows = field(default_factory=lambda: NOTHING)
-    drawn: Rows = field(default_factory=lambda: NOTHING)
+    candidates: Rows = field(default_factory=lambda: NOTHING)
 
 
-class Examination(NamedTuple):
-    """What users are judged by, and the metrics: no judge but each user itself."""
+class EvaluatedUsers(Users):
+    """A population of users with what each evaluates on."""
 
-    sought: Ratings
-    held: HeldOut | None
-    metrics: tuple[str, ...]
-
-
-class Examinees(Users):
-    """A population of users with what each is judged by."""
-
-    def __init__(self, ratings: Ratings, by: Examination) -> None:
+    def __init__(self, ratings: Ratings, evaluation: UserEvaluation) -> None:
         super().__init__(ratings)
-        self.sought, self.held, _ = by
+        self.sought = evaluation.sought
+        self.held_out = evaluation.held_out
         self._at = {name: user for user, name in enumerate(self.sought.users)}
 
-    def __getitem__(self, name: str) -> Examinee:
-        taste, user = super().__getitem__(name), self._at.get(name)
-        if user is None:  # it withdrew from judging
-            return Examinee(taste.items, taste.values)
+    def __getitem__(self, name: str) -> EvaluatedTaste:
+        taste = super().__getitem__(name)
+        user = self._at.get(name)
+        if user is None:  # it withdrew from evaluation
+            return EvaluatedTaste(taste.items, taste.values)
         begin, end = self.sought.offsets[user : user + 2]
-        later = self.sought.items[begin:end], self.sought.values[begin:end]
-        if self.held is None:
-            return Examinee(taste.items, taste.values, held=later[0], ratings=later[1])
-        first, last = np.searchsorted(self.held.owners, [user, user + 1])
-        hidden, drawn = self.held.hidden[first:last], self.held.drawn[user]
-        return Examinee(taste.items, taste.values, held=later[0], ratings=later[1], hidden=hidden, drawn=drawn)
+        targets, ratings = self.sought.items[begin:end], self.sought.values[begin:end]
+        if self.held_out is None:
+            return EvaluatedTaste(taste.items, taste.values, targets, ratings)
+        first, last = np.searchsorted(self.held_out.owners, [user, user + 1])
+        hidden = self.held_out.hidden[first:last]
+        return EvaluatedTaste(taste.items, taste.values, targets, ratings, hidden, self.held_out.candidates[user])
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class KeptUsers:
         if request.do == "train":
             return self.train(request, site, taste)
         if request.do == "evaluate":
-            return self.judge(request, site, taste)
+            return self.evaluate(request, site, taste)
         raise ValueError(f"users who keep a part of the model can train and evaluate, not {request.do!r}")
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
@@ -144,8 +137,8 @@ class KeptUsers:
         """What a user works on in a round: its items and others drawn for them, its ratings, or all items."""
         seed, round = int(request.config["seed"]), int(request.config["round"])
         avoid: list[Rows] = [taste.items]  # also of what is left out of a round
-        if self.method.spare and isinstance(taste, Examinee):
-            avoid += [taste.held, taste.hidden]
+        if self.method.spare and isinstance(taste, EvaluatedTaste):
+            avoid += [taste.targets, taste.hidden]
         if 0 < self.samples < len(taste):
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), self.samples, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
@@ -190,10 +183,10 @@ class KeptUsers:
         site.state.update({PREFIX + name: array for name, array in done.own.items()})
         return Reply({ITEMS: done.x.astype(np.float32), ITEM_ROWS: work.rows}, {}, {"loss": done.loss}, n=1)
 
-    def judge(self, request: Request, site: Site, taste: Taste) -> Reply:
-        """How high the items come that were held from training; who has no part yet, or tunes, fits a copy first."""
-        if not isinstance(taste, Examinee) or not len(taste.held):
-            raise ValueError("has nothing to be judged by")
+    def evaluate(self, request: Request, site: Site, taste: Taste) -> Reply:
+        """How high the targets come, which were not trained on; who has no part yet, or tunes, fits a copy first."""
+        if not isinstance(taste, EvaluatedTaste) or not len(taste.targets):
+            raise ValueError("has nothing to evaluate on")
         if ITEM_ROWS in request.arrays or len(request.arrays[ITEMS]) != self.items:
             raise ValueError(f"needs all {self.items} items to rank them")
         x, seed = request.arrays[ITEMS], int(request.config["seed"])
@@ -208,32 +201,32 @@ class KeptUsers:
         scores = self.method.score(x.astype(np.float64), own, taste)
         if self.implicit:
             return Reply({}, {}, ranked(scores, taste), n=1)
-        wrong = np.clip(scores[taste.held] + self.centre, self.levels[0], self.levels[-1]) - taste.ratings
+        wrong = np.clip(scores[taste.targets] + self.centre, self.levels[0], self.levels[-1]) - taste.ratings
         figures = {"rmse": float(np.sqrt(np.mean(wrong**2))), "mae": float(np.abs(wrong).mean())}
         return Reply({}, {}, figures, n=len(wrong))
 
 
-def ranked(scores: npt.NDArray[np.float64], taste: Examinee) -> dict[str, float]:
-    """HR, nDCG, MRR and recall of one user by the item held, among all that are not hidden, and among those drawn."""
-    target = scores[taste.held[0]]
+def ranked(scores: npt.NDArray[np.float64], taste: EvaluatedTaste) -> dict[str, float]:
+    """HR, nDCG, MRR and recall of one user by its target, among all that are not hidden, and among the candidates."""
+    target = scores[taste.targets[0]]
     found = {}
-    if len(taste.drawn):
-        among = summarise_ranks([rank_among(target, scores[taste.drawn])])
+    if len(taste.candidates):
+        among = summarise_ranks([rank_among(target, scores[taste.candidates])])
         found = {SAMPLED + name: value for name, value in among.items()}
     scores[taste.hidden] = -np.inf
     return summarise_ranks([rank_among(target, scores) - 1]) | found  # it ties with itself
 
 
 def metrics_of(method: Method, candidates: int) -> tuple[str, ...]:
-    """The names of what users tell when they are judged."""
+    """The names of the metrics that users report."""
     if not method.implicit:
         return ("rmse", "mae")
     names = tuple(summarise_ranks([1]))
     return (*names, *(SAMPLED + name for name in names if candidates))
 
 
-def judge_users(fleet: Fleet, run: Run, metrics: tuple[str, ...], size_cap: float = SIZE_CAP) -> dict[str, float]:
-    """What all users say of themselves, each asked to judge itself.
+def evaluate_users(fleet: Fleet, run: Run, metrics: tuple[str, ...], size_cap: float = SIZE_CAP) -> dict[str, float]:
+    """The metrics that all users report, each evaluating on its own data.
 
     Ranks: a mean over users; what is no share is left out. Errors: over all ratings, of squares for `rmse`, nobody
     counting for more than `size_cap` allows.
@@ -257,16 +250,18 @@ def judge_users(fleet: Fleet, run: Run, metrics: tuple[str, ...], size_cap: floa
     return found
 
 
-def judged_rounds(
+def evaluated_rounds(
     rounds: Iterable[Round], fleet: Fleet, run: Run, config: Any, metrics: tuple[str, ...]
 ) -> Iterator[Round]:
-    """The rounds, with what users say of themselves every so many, and after the last."""
+    """The rounds, with the metrics that users report every so many, and after the last."""
     for done in rounds:
         if run.round % config.evaluate_every == 0 or run.round == config.rounds:
-            done.row.update(judge_users(fleet, run, metrics, config.size_cap))
+            done.row.update(evaluate_users(fleet, run, metrics, config.size_cap))
         yield done
 
 
-def population_of(clients: Ratings, judge: object) -> Users:
-    """The users as clients, with what they are judged by if they judge themselves."""
-    return Examinees(clients, judge) if isinstance(judge, Examination) else Users(clients)
+def population_of(clients: Ratings, evaluator: object) -> Users:
+    """The users as clients, with what they evaluate on if they do it by themselves."""
+    if isinstance(evaluator, UserEvaluation):
+        return EvaluatedUsers(clients, evaluator)
+    return Users(clients)

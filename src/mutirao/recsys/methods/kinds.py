@@ -63,10 +63,10 @@ def kept_method(config: Any) -> Method | None:
     if config.centralised:
         raise ConfigError(f"centralised: {called} has a part of each user's own; the pooled reference is fedrecon's")
     if config.privacy.name not in ("none", "central"):
-        raise ConfigError(f"{called}: users judge themselves, and with privacy={config.privacy.name} they tell nothing")
+        raise ConfigError(f"{called}: users evaluate themselves, and report nothing with privacy={config.privacy.name}")
     wanted = "leave_one_out" if method.implicit else "time"
     if config.split != wanted:
-        raise ConfigError(f"{called} is judged by users who trained; set split={wanted}")
+        raise ConfigError(f"{called} is evaluated by users who trained; set split={wanted}")
     return method  # type: ignore[no-any-return]
 
 
@@ -82,7 +82,9 @@ def method_of(config: Any, ratings: Ratings) -> FedRecon | KeptUsers:
         if getattr(config, name) != plain:
             raise ConfigError(f"{name}: users of recsys train by plain SGD, a rating a step; leave it at {plain!r}")
     if config.clients_every > 0:
-        raise ConfigError("clients_every: a user of recsys trains on all its ratings; other users judge; leave it at 0")
+        raise ConfigError(
+            "clients_every: users of recsys train on all their ratings, others are evaluated on; leave it at 0"
+        )
     if config.partition.name != "dirichlet":
         raise ConfigError("partition: every client of recsys is a user with its own ratings; there is nothing to deal")
     if config.others == "all" and config.download != "all":

@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 class Method:
     """What all methods have in common. A user's `own` part is a dict of arrays; x are rows of the item matrix.
 
-    With `spare` no item is drawn as a negative that the user takes later and is judged by. Nobody who does not know the
+    With `spare` no item is drawn as a negative that is a target of the user's evaluation. Nobody who does not know the
     future can do so; but the authors' own code of PFedRec and of FedRAP does, and figures with it are not comparable.
     """
 

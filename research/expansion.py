@@ -1,10 +1,12 @@
-"""A large set of implicit ratings grown from a small one, so that nobody's private ratings are needed for training.
+"""A large set of implicit ratings grown from a small one: `python -m research.expansion ml-100k --users 8 --items 4`.
 
 Randomised Kronecker (fractal) expansion: a small matrix with the large one's leading singular values says how many
 ratings each of its blocks keeps; every block is the small set itself, shuffled and thinned out. Belletti, Lakshmanan,
 Krichene, Chen and Anderson, "Scalable Realistic Recommendation Datasets through Fractal Expansions", 2019.
 """
 
+import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +17,14 @@ import numpy.typing as npt
 
 from mutirao.core.files import write_whole
 from mutirao.core.text import write_rows
+from mutirao.drawing.looks import BRIGHT, add_legend, blank, save, tidy
+from mutirao.drawing.plots import STYLES
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.ratings import Ratings
+from mutirao.recsys.reading import read_ratings
 
 Floats = npt.NDArray[np.float64]
 Shuffle = Literal["users", "both", "none"]
@@ -180,3 +185,51 @@ def write_ratings(ratings: Ratings, folder: Path) -> None:
             own = (column[begin:end].tolist() for column in (ratings.items, ratings.values, ratings.times))
             file.writelines(f"{user},{c.ids[i]},{v:g},{t}\n" for i, v, t in zip(*own, strict=True))
     part.replace(folder / "ratings.csv")
+
+
+def draw_laws(sets: Mapping[str, Laws], path: Path) -> None:
+    """Draw the laws of several sets over each other, ranks as shares and values in means: sizes do not matter."""
+    figure, (users, items, spectrum) = blank(3.9 * 3, 3.5, 1, 3)
+    users.set(title="activity of users", xlabel="rank of the user, as a share", ylabel="ratings / mean")
+    items.set(title="popularity of items", xlabel="rank of the item, as a share", ylabel="ratings / mean")
+    spectrum.set(title="singular values", xlabel="number", ylabel="value / largest")
+    for i, (name, laws) in enumerate(sets.items()):
+        for axes, y in ((users, laws.activity), (items, laws.popularity), (spectrum, laws.spectrum)):
+            some = np.unique(np.geomspace(1, len(y), 300).round().astype(np.intp))  # evenly spaced on the axis
+            x, unit = (some, y[0]) if axes is spectrum else (some / len(y), y.mean())
+            look = {"color": BRIGHT[i % len(BRIGHT)], "linestyle": STYLES[i % 3], "linewidth": 1.8}
+            axes.plot(x, y[some - 1] / unit, label=name, **look)
+    for axes in (users, items, spectrum):
+        axes.set(xscale="log", yscale="log")
+        tidy(axes, grid="both")
+        add_legend(axes, loc="lower left")
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m research.expansion", description=__doc__)
+    parser.add_argument("data", type=Path, help="a folder of MovieLens or Netflix, or a file of ratings")
+    parser.add_argument("--columns", default="", help="columns of your own file, as in `mutirao catalogue pretrain`")
+    parser.add_argument("--users", type=int, default=4, help="how many times as many users (default: 4)")
+    parser.add_argument("--items", type=int, default=4, help="how many times as many items (default: 4)")
+    parser.add_argument("--shuffle", choices=("users", "both", "none"), default="users")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("expanded"), help="the folder to write (default: expanded)")
+    args = parser.parse_args()
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        parser.error(f"{args.out} exists and is not empty; name a new folder")
+    small = read_ratings(args.data.expanduser(), args.columns)
+    large = expand(small, args.users, args.items, args.shuffle, args.seed)
+    write_ratings(large, args.out)
+    laws = {"before": Laws.of(small), "after": Laws.of(large)}
+    draw_laws(laws, args.out / "laws.png")
+    for name, ratings in (("before", small), ("after", large)):
+        print(f"{name}: {len(ratings.users):,} users, {len(ratings.catalogue):,} items, {len(ratings):,} ratings")
+    after = laws["after"].figures()
+    for key, value in laws["before"].figures().items():
+        print(f"{key:<18} {value:>9.3f} {after[key]:>9.3f}")
+    print(f"written: {args.out}/ratings.csv, movies.csv and laws.png")
+
+
+if __name__ == "__main__":
+    main()

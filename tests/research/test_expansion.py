@@ -1,16 +1,22 @@
-import json
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from matplotlib.image import imread
+from research.expansion import (
+    LEAST,
+    MOST,
+    Laws,
+    draw_laws,
+    expand,
+    find_rates,
+    leading,
+    main,
+    reduce_matrix,
+    write_ratings,
+)
 
-from mutirao.cli import main
-from mutirao.drawing.laws import draw_laws
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
-from mutirao.recsys.expansion import LEAST, MOST, Laws, expand, find_rates, leading, reduce_matrix, write_ratings
 from mutirao.recsys.matching import match
 from mutirao.recsys.ratings import Ratings, gather
 from mutirao.recsys.reading import read_ratings
@@ -150,25 +156,25 @@ def test_laws_are_sorted_and_drawn(tmp_path):
         assert f"<!-- {word} -->" in text
 
 
-def test_the_command_writes_a_folder_that_reads_back_and_says_how_the_laws_changed(tmp_path):
+def test_the_script_writes_a_folder_that_reads_back_and_says_how_the_laws_changed(tmp_path, monkeypatch, capsys):
     write_ratings(small(), tmp_path / "small")
-    command = ["catalogue", "expand", str(tmp_path / "small"), "--users", "3", "--items", "2"]
     out = tmp_path / "large"
-    done = CliRunner().invoke(main, [*command, "--out", str(out), "--json"])
-    assert done.exit_code == 0, done.output
-    figures = json.loads(done.stdout)
+    command = ["expansion", str(tmp_path / "small"), "--users", "3", "--items", "2", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", command)
+    main()
+    printed = capsys.readouterr().out
     back, made = read_ratings(out), expand(read_ratings(tmp_path / "small"), 3, 2)
-    assert figures["after"]["ratings"] == len(back) == len(made)
+    assert f"{len(made):,} ratings" in printed
+    assert "popularity_gini" in printed
+    assert len(back) == len(made)
     assert np.array_equal(back.offsets, made.offsets)
     for column in ("ids", "titles"):
         mine, theirs = (np.array(getattr(r.catalogue, column), object)[r.items] for r in (back, made))
         assert np.array_equal(mine, theirs)
     assert imread(out / "laws.png").shape[1] > 1000
-    again = CliRunner().invoke(main, [*command, "--out", str(out)])
-    assert again.exit_code == 2
-    assert "not empty" in again.output
-    plain = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "other")])
-    assert "popularity_gini" in plain.output
+    with pytest.raises(SystemExit):
+        main()
+    assert "not empty" in capsys.readouterr().err
 
 
 def test_expanded_movielens_keeps_the_law_of_items_and_flattens_that_of_users(real_data):
