@@ -13,7 +13,7 @@ import mutirao
 HOME = Path(mutirao.__file__).parent
 # From the ground up; rooms on one line may use each other as long as there is no ring.
 FLOORS = [
-    "errors randomness metrics stats naming config schedules",
+    "errors randomness metrics stats naming config schedules templates",
     "core",
     "aggregation methods fedrisk risk selection scores partition partitioners filters attacks"
     " partitions privacy accounting clipping noising terms personal",

@@ -7,7 +7,6 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 
 from mutirao.dash.clients import Clients, clients_of, page_of
 from mutirao.dash.control import Control, Refused
-from mutirao.dash.guard import POLICY, Guard
+from mutirao.dash.guard import POLICY
+from mutirao.dash.pages import HERE, page_app
 from mutirao.dash.settings import read_settings, settings_of
 from mutirao.dash.shelf import Item, mark_of
 from mutirao.dash.verdicts import study_of
@@ -24,18 +24,18 @@ from mutirao.dash.watching import Watcher
 from mutirao.images.notice import notice_of
 from mutirao.metrics import direction_of
 from mutirao.report import charts, holders, render
-from mutirao.report.page import asset, is_steady
+from mutirao.report.page import ASSETS as REPORT
+from mutirao.report.page import is_steady
 from mutirao.report.state import last_lines, state_in
 from mutirao.report.words import sentences
 from mutirao.runs.notes import Changed, read_notes, write_notes
 from mutirao.runs.reader import Record, clean, json_of, text_of
 from mutirao.runs.trails import table_in
 
-HERE = Path(__file__).parent / "assets"
+ASSETS = (REPORT / "charts.js", *HERE.glob("*.css"), *HERE.glob("*.js"))
 DOWNLOADS = re.compile(
     r"(config\.toml|history\.(csv|json)|clients\.csv|summary\.json|audit\.jsonl|run\.log|notes\.md|table\.\w+)"
 )
-KINDS = {"css": "text/css", "js": "text/javascript"}
 LOG_LINES = 400
 MOST_COMPARED = 60
 FIRST_LOOK = 0.7  # seconds that the first list waits for a folder to be read
@@ -65,15 +65,6 @@ class Shared:
         return made
 
 
-@cache
-def read_asset(name: str) -> str:
-    """A file of the live page, or one it shares with reports."""
-    return (HERE / name).read_text(encoding="utf-8") if (HERE / name).is_file() else asset(name)
-
-
-ASSETS = frozenset({"charts.js", "style.css", *(f.name for f in HERE.iterdir() if f.suffix in (".js", ".css"))})
-
-
 def sections_of(record: Record) -> list[dict[str, Any]]:
     """The charts of a run beyond its curves, as its report has them."""
     parts = {
@@ -92,11 +83,10 @@ def sections_of(record: Record) -> list[dict[str, Any]]:
 
 def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bool = False) -> FastAPI:
     """The application over a folder; `hosts` are the addresses it answers to (None: any)."""
-    app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
+    app = page_app("dash/assets/dash.html", ASSETS, token, hosts)
     watcher, control, shared = Watcher(root), Control(), Shared()
     app.state.watcher = watcher
     app.state.closing = lambda: False
-    app.add_middleware(Guard, token=token, hosts=hosts)
 
     def item_of(id: str) -> Item:
         item = watcher.item(id)
@@ -121,17 +111,6 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
 
     def charts_of(item: Item) -> str:
         return json.dumps(sections_of(record_of(item)), separators=(",", ":"))
-
-    @app.get("/")
-    def page() -> HTMLResponse:
-        return HTMLResponse((HERE / "dash.html").read_text(encoding="utf-8"))
-
-    @app.get("/assets/{name}")
-    def assets(name: str) -> Response:
-        if name not in ASSETS:
-            raise HTTPException(404)
-        kind = KINDS[name.rpartition(".")[2]]
-        return Response(read_asset(name), media_type=kind, headers={"cache-control": "no-cache"})
 
     @app.get("/api/runs")
     def runs(if_none_match: str = Header(""), accept_encoding: str = Header("")) -> Response:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import Body, FastAPI, HTTPException, Query
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 
-from mutirao.dash.app import HERE, KINDS, read_asset
-from mutirao.dash.guard import Guard
+from mutirao.dash.pages import HERE, page_app
 from mutirao.datasets.folders import read_content
 from mutirao.datasets.pictures import UnreadableError, picture
 from mutirao.errors import ConfigError
@@ -18,7 +16,7 @@ from mutirao.images.notice import NOTICE
 from mutirao.slides.labels import Labels, Tiles, open_labels
 from mutirao.slides.reading import encode
 
-ASSETS = ("label.js", "label.css", "style.css")
+ASSETS = (HERE / "label.js", HERE / "label.css")
 SMALL, LARGE = 224, 1024  # pixels of a picture's longer side on the sheet, and looked at closely
 Changes = Annotated[list[tuple[str, str]], Body(embed=True, max_length=1000)]
 
@@ -32,18 +30,7 @@ def picture_for(path: Path, most: int) -> bytes:
 
 def make_page(tiles: Tiles, labels: Labels, reader: str, token: str, hosts: frozenset[str] | None) -> FastAPI:
     """The application of one reader; `hosts` are the addresses it answers to (None: any)."""
-    app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, token=token, hosts=hosts)
-
-    @app.get("/")
-    def page() -> HTMLResponse:
-        return HTMLResponse((HERE / "label.html").read_text(encoding="utf-8").replace("NOTICE", escape(NOTICE)))
-
-    @app.get("/assets/{name}")
-    def assets(name: str) -> Response:
-        if name not in ASSETS:
-            raise HTTPException(404)
-        return Response(read_asset(name), media_type=KINDS[name.rpartition(".")[2]])
+    app = page_app("dash/assets/label.html", ASSETS, token, hosts, notice=NOTICE)
 
     @app.get("/api/tiles")
     def state() -> dict[str, object]:

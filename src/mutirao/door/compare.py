@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +17,13 @@ from mutirao.drawing.study import draw_study
 from mutirao.errors import ConfigError
 from mutirao.partitioners import is_partitioner
 from mutirao.report import write_report
+from mutirao.report.notebook import PIECES
 from mutirao.runs.execute import default_out, differing
 from mutirao.studies.comparison import Line, header_of, row_of, write_tables
 from mutirao.studies.comparison import compare as compare_cells
 from mutirao.studies.sharing import ratio_of
 from mutirao.studies.study import Study, carry_out, lay_out
+from mutirao.templates import macros
 
 log = logging.getLogger("mutirao")
 
@@ -194,9 +195,8 @@ class Table:
         full = header_of(self.lines)
         texts = [row_of(line, full) for line in self.lines]
         shown = [i for i in range(len(full)) if any(row[i] for row in texts)]
-        head = "".join(f"<th>{escape(full[i])}</th>" for i in shown)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(row[i])}</td>' for i in shown)}</tr>" for row in texts)
-        return f"<div><b>{escape(str(self.folder))}</b><table><tr>{head}</tr>{rows}</table></div>"
+        head, *rows = [[line[i] for i in shown] for line in (full, *texts)]
+        return str(macros(PIECES).titled_table(str(self.folder), head, rows))
 
 
 def as_row(line: Line) -> dict[str, Any]:

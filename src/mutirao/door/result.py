@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +17,13 @@ from mutirao.errors import ConfigError
 from mutirao.personal import KEPT
 from mutirao.recsys.serve import Recommender
 from mutirao.report import write_report
-from mutirao.report.notebook import box, points_of
+from mutirao.report.notebook import PIECES, box, points_of
 from mutirao.runs.folder import Folder
 from mutirao.runs.models import embeddings_of_run
 from mutirao.runs.participation import Participation, participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
+from mutirao.templates import macros
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +49,7 @@ class Page:
 
     def _repr_html_(self) -> str:
         """A link, and the page in a frame: the notebook's own server must reach the folder for that."""
-        address = escape(os.path.relpath(self.path).replace(os.sep, "/"))
-        frame = f"<iframe src='{address}' width='100%' height='600' sandbox='allow-scripts'></iframe>"
-        return f"<a href='{address}' target='_blank'>{address}</a><br>{frame}"
+        return str(macros(PIECES).frame(os.path.relpath(self.path).replace(os.sep, "/")))
 
 
 def as_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -198,15 +196,10 @@ class Result:
     def _repr_html_(self) -> str:
         """The figures and small curves; self-contained, in the notebook's own colours."""
         names = self.record.metrics
-        rows = "".join(
-            f"<tr><td>{escape(n)}</td><td>{number(self.final.get(n))}</td><td>{number(self.best.get(n))}</td></tr>"
-            for n in names
-        )
-        head = f"<tr><th>metric</th><th>final</th><th>best (round {self.best_round})</th></tr>"
-        curves = "".join(box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST])
-        boxes = f"<div style='display:flex;flex-wrap:wrap;gap:1em'>{curves}</div>"
-        about = f"<b>{escape(str(self.folder))}</b>"
-        return f"<div>{about}<table>{head}{rows}</table>{boxes}</div>"
+        head = ("metric", "final", f"best (round {self.best_round})")
+        rows = [(name, number(self.final.get(name)), number(self.best.get(name))) for name in names]
+        curves = [box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST]]
+        return str(macros(PIECES).result(str(self.folder), head, rows, curves))
 
 
 def numbers_in(told: Any) -> dict[str, float]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,11 @@ from mutirao.metrics import Direction, direction_of
 from mutirao.runs.folder import load_run
 from mutirao.runs.reader import Record
 from mutirao.runs.schema import metrics_of
+from mutirao.templates import macros
 
 WIDE, TALL = 220, 70
 MOST = 6
+PIECES = "report/assets/notebook.html"
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class View:
         """A self-contained piece of HTML; it takes the notebook's own colours."""
         run = self.run
         names = list(dict.fromkeys(k for row in run.history for k in metrics_of(row)))[:MOST]
-        head = f"<b>Run</b>: round {run.round}, seed {run.seed}, {len(run.roster)} clients, {len(run.arrays)} arrays"
-        boxes = "".join(box(n, points_of(run.history, n), direction_of(n, self.directions)) for n in names)
-        return f"<div>{head}<div style='display:flex;flex-wrap:wrap;gap:1em'>{boxes}</div></div>"
+        about = f"round {run.round}, seed {run.seed}, {len(run.roster)} clients, {len(run.arrays)} arrays"
+        curves = [box(n, points_of(run.history, n), direction_of(n, self.directions)) for n in names]
+        return str(macros(PIECES).run(about, curves))
 
 
 def show(run: Run | Path | str, directions: Mapping[str, Direction] | None = None) -> View:
@@ -55,18 +56,14 @@ def points_of(history: Sequence[dict[str, Any]], name: str) -> list[tuple[float,
     return [(x, y) for x, y in found if math.isfinite(y)]
 
 
-def box(name: str, points: list[tuple[float, float]], way: Direction | None) -> str:
-    """One curve with its last value, and its best if it is known which way is better."""
+def box(name: str, points: list[tuple[float, float]], way: Direction | None) -> dict[str, Any]:
+    """One curve with its last value, and its best if it is known which way is better; empty without points."""
     if not points:
-        return ""
+        return {}
     xs, ys = zip(*points, strict=True)
     low, high, first, last = min(ys), max(ys), xs[0], xs[-1]
     across, up = (WIDE - 8) / ((last - first) or 1), (TALL - 8) / ((high - low) or 1)
     path = " ".join(f"{4 + (x - first) * across:.1f},{TALL - 4 - (y - low) * up:.1f}" for x, y in points)
     best = f", best {low if way == 'lower' else high:.4g}" if way else ""
     said = f"{name}: last {ys[-1]:.4g}{best}"
-    return (
-        f"<figure style='margin:.5em 0'><svg role='img' aria-label='{escape(said)}' width={WIDE} height={TALL}>"
-        f"<polyline points='{path}' fill='none' stroke='#4477AA' stroke-width='2'/></svg>"
-        f"<figcaption>{escape(said)}</figcaption></figure>"
-    )
+    return {"said": said, "points": path, "width": WIDE, "height": TALL}

@@ -2,19 +2,18 @@
 
 import base64
 import hashlib
-import html
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mutirao.runs.reader import clean
+from mutirao.templates import data_uri, macros, render
 
 ASSETS = Path(__file__).parent / "assets"
 Spec = dict[str, Any]
 MOST_FIGURES = 7  # in a row; more are dealt to rows that are equally full
-escape = html.escape
 
 
 @cache
@@ -63,127 +62,77 @@ class Page:
         self.title = title
         self.parts: list[str] = []
         self.specs: list[Spec] = []
+        self.blocks = macros("report/assets/blocks.html")
 
     def heading(self, text: str, badge: str = "", under: str = "") -> None:
         """The first line of the page."""
-        mark = f" <span class='badge {escape(badge)}'>{escape(badge)}</span>" if badge else ""
-        self.parts.append(f"<h1>{escape(text)}{mark}</h1>")
-        if under:
-            self.parts.append(f"<p class=soft>{escape(under)}</p>")
+        self.parts.append(self.blocks.heading(text, badge, under))
 
     def warn(self, text: str) -> None:
         """What must not be overlooked, if there is anything."""
         if text:
-            self.parts.append(f"<p class=notice>{escape(text)}</p>")
+            self.parts.append(self.blocks.note(text, "notice"))
 
     def section(self, text: str) -> None:
         """A heading."""
-        self.parts.append(f"<h2>{escape(text)}</h2>")
+        self.parts.append(self.blocks.section(text))
 
     def note(self, text: str) -> None:
         """A paragraph."""
-        self.parts.append(f"<p>{escape(text)}</p>")
+        self.parts.append(self.blocks.note(text))
 
     def words(self, sentences: Iterable[str]) -> None:
         """Plain sentences, one below the other."""
-        self.parts.append("<ul class=words>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>")
+        self.parts.append(self.blocks.words(sentences))
 
     def figures(self, figures: Mapping[str, tuple[str, str]]) -> None:
         """Headline figures: name -> (value, remark)."""
-        rows = -(-len(figures) // MOST_FIGURES) or 1
-        items = [
-            f"<li>{escape(k)}<b>{escape(v)}</b>{f'<small>{escape(r)}</small>' if r else ''}</li>"
-            for k, (v, r) in figures.items()
-        ]
-        self.parts.append(f"<ul class=figures style='--row: {-(-len(figures) // rows)}'>" + "".join(items) + "</ul>")
+        rows = math.ceil(len(figures) / MOST_FIGURES) or 1
+        self.parts.append(self.blocks.figures(figures, math.ceil(len(figures) / rows)))
 
     def charts(self, specs: Sequence[Spec]) -> None:
         """Charts side by side, each with its sentence in words; of one that shows a constant, the sentence alone."""
         drawn = [spec for spec in specs if not is_steady(spec)]
         if drawn:
-            self.parts.append("<div class=charts>")
-        for spec, wide in zip(drawn, fill_rows([bool(s.get("wide")) for s in drawn]), strict=True):
-            name = "'chart wide'" if wide else "chart"
-            self.parts.append(
-                f"<figure class={name} data-chart={len(self.specs)}><figcaption>{escape(spec['title'])}</figcaption>"
-                f"<p class=about>{escape(spec['about'])}</p></figure>"
-            )
-            self.specs.append(spec)
-        if drawn:
-            self.parts.append("</div>")
+            wide = fill_rows([bool(spec.get("wide")) for spec in drawn])
+            self.parts.append(self.blocks.charts(drawn, wide, len(self.specs)))
+            self.specs += drawn
         if len(drawn) < len(specs):
             self.words(in_words(spec) for spec in specs if is_steady(spec))
 
-    def picture(self, path: Path, about: str) -> None:
-        """A PNG file inside the page."""
-        content = base64.b64encode(path.read_bytes()).decode()
-        self.parts.append(
-            f"<figure><figcaption>{escape(about)}</figcaption>"
-            f"<img alt='{escape(about)}' src='data:image/png;base64,{content}'></figure>"
-        )
+    def pictures(self, paths: Iterable[Path]) -> None:
+        """PNG files side by side inside the page, named by what they show."""
+        images = {path.stem.replace("_", " ").capitalize(): data_uri(path.read_bytes(), "image/png") for path in paths}
+        self.parts.append(self.blocks.pictures(images))
 
     def hidden_table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table below a title that opens it."""
-        self.parts.append(f"<details><summary>{escape(title)}</summary>")
-        self.table(title, head, rows)
-        self.parts.append("</details>")
+        self.parts.append(self.blocks.hidden_table(title, head, rows))
 
     def table(
         self, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()
     ) -> None:
         """A table; `numbers` are the columns set to the right."""
-        right = set(numbers)
-
-        def cells(row: Sequence[str], tag: str) -> str:
-            style = [" class=number" if i in right else "" for i in range(len(row))]
-            return "".join(f"<{tag}{s}>{escape(text)}</{tag}>" for s, text in zip(style, row, strict=True))
-
-        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-        self.parts.append(
-            f"<div class=scroll tabindex=0 role=region aria-label='{escape(caption)}'><table>"
-            f"<caption class=hush>{escape(caption)}</caption>"
-            f"<thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
+        self.parts.append(self.blocks.table(caption, head, rows, set(numbers)))
 
     def links(self, caption: str, head: Sequence[str], rows: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> None:
         """A table of names, each with the pages it has: what they are called, and where they are."""
-        body = "".join(
-            f"<tr><td class=tight>{escape(name)}</td><td>"
-            + ", ".join(f'<a href="{escape(where)}">{escape(text)}</a>' for text, where in pages)
-            + "</td></tr>"
-            for name, pages in rows
-        )
-        self.parts.append(
-            f"<div class=scroll tabindex=0 role=region aria-label='{escape(caption)}'><table>"
-            f"<caption class=hush>{escape(caption)}</caption>"
-            f"<thead><tr>{''.join(f'<th>{escape(text)}</th>' for text in head)}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div>"
-        )
+        self.parts.append(self.blocks.links(caption, head, rows))
 
     def code(self, title: str, text: str) -> None:
         """Text as it stands, below a title that opens it."""
-        self.parts.append(f"<details><summary>{escape(title)}</summary><pre tabindex=0>{escape(text)}</pre></details>")
+        self.parts.append(self.blocks.code(title, text))
 
     def html(self) -> str:
         """The whole page."""
-        data = json.dumps(clean(self.specs), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        for sign in "<>&\u2028\u2029":  # no text in the data can end the script
-            data = data.replace(sign, f"\\u{ord(sign):04x}")
         script = asset("charts.js") + asset("report.js")
         allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
-        policy += "; base-uri 'none'; form-action 'none'"
-        return "\n".join(
-            [
-                "<!doctype html><html lang=en><head><meta charset=utf-8>",
-                f'<meta http-equiv=Content-Security-Policy content="{policy}">',
-                "<meta name=viewport content='width=device-width, initial-scale=1'>",
-                f"<title>{escape(self.title)}</title><style>{asset('style.css')}</style></head><body>",
-                "<div class=top><button type=button id=theme>dark</button></div><main>",
-                "<noscript><p>The charts need JavaScript; the text and tables do not.</p></noscript>",
-                *self.parts,
-                "<footer>Written by Mutirão. This page is complete: it loads nothing from anywhere.</footer></main>",
-                f"<script type=application/json id=data>{data}</script>",
-                f"<script>{script}</script></body></html>",
-            ]
+        return render(
+            "report/assets/page.html",
+            title=self.title,
+            allowed=allowed,
+            style=asset("style.css"),
+            parts=self.parts,
+            specs=clean(self.specs),
+            script=script,
         )

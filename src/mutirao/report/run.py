@@ -137,10 +137,7 @@ def add_pictures(page: Page, record: Record) -> None:
     found = [p for p in sorted(record.path.glob("*.png")) if p.name not in own and p.is_file() and not p.is_symlink()]
     if small := [p for p in found if p.stat().st_size < 400_000][:8]:
         page.section("Pictures of the task")
-        page.parts.append("<div class=charts>")
-        for path in small:
-            page.picture(path, path.stem.replace("_", " ").capitalize())
-        page.parts.append("</div>")
+        page.pictures(small)
 
 
 def add_settings(page: Page, record: Record) -> None:

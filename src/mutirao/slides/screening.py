@@ -3,8 +3,6 @@
 The page is for a pathologist who takes part in research. It is no diagnosis, and says so.
 """
 
-import base64
-import html
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ from mutirao.slides.models import Model
 from mutirao.slides.ranking import Choice
 from mutirao.slides.reading import Pixels, encode, open_slide
 from mutirao.slides.tiling import Cut, Tile, choose, from_afar, grid, measure, shrink_picture
+from mutirao.templates import data_uri, render
 from mutirao.training.cores import cores
 from mutirao.training.descent import one_thread
 
@@ -210,50 +209,23 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
 
 def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> str:
     """One page that needs no other file and asks no other host for anything."""
-    inline = {k: f"data:image/jpeg;base64,{base64.b64encode(v).decode()}" for k, v in pictures.items()}
-    bars = histogram([s.score for s in found.tiles])
-    score = "no tile was scored" if facts["score"] is None else f"{facts['score']:.2f}"
-    rows = "".join(
-        f"<tr><td>{i}</td><td>{s.score:.3f}</td><td>{html.escape(s.label)}</td><td>{s.tile.x}, {s.tile.y}</td></tr>"
-        for i, s in enumerate(found.tiles[:SHOWN], 1)
+    return render(
+        "slides/assets/screening.html",
+        found=found,
+        facts=facts,
+        notice=NOTICE,
+        bars=histogram([s.score for s in found.tiles]),
+        scale=[colour(v / 10) for v in range(11)],
+        shown=found.tiles[:SHOWN],
+        heat=data_uri(pictures["heat.jpg"], "image/jpeg"),
+        sheet=data_uri(pictures["sheet.jpg"], "image/jpeg"),
     )
-    tiles = f"Tiles of {facts['size']} pixels at {facts['mpp']:g} micrometres a pixel"
-    learnt = facts["learnt"]
-    if learnt["size"] and learnt != {"size": facts["size"], "mpp": facts["mpp"]}:
-        tiles += f", but the model learnt from {learnt['size']} at {learnt['mpp']:g}: its scores mean little here"
-    scale = "".join(f'<i style="background:rgb{colour(v / 10)}"></i>' for v in range(11))
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Screening of {html.escape(found.name)}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-.notice {{ border: 2px solid #80140a; padding: .6rem 1rem; font-weight: 600 }}
-.facts {{ display: flex; gap: 3rem; flex-wrap: wrap }} .facts b {{ display: block; font-size: 2rem }}
-img {{ max-width: 100%; border: 1px solid #ccc }} i {{ display: inline-block; width: 2.4rem; height: 1rem }}
-table {{ border-collapse: collapse }}
-td, th {{ padding: .15rem .9rem; border-bottom: 1px solid #ddd; text-align: left }}
-</style>
-<h1>Screening of {html.escape(found.name)}</h1>
-<p class="notice">{html.escape(NOTICE)}
-Scores are not calibrated for this laboratory. {html.escape(tiles)}.</p>
-<div class="facts"><div>slide score<b>{score}</b>{html.escape(found.words)}</div>
-<div>tiles scored<b>{len(found.tiles):,}</b>of {found.all_tiles:,}; the rest is glass or unusable</div>
-<div>above 0.5<b>{facts["above_half"]:,}</b>tiles</div><div>all scores<br>{bars}</div></div>
-<h2>Where</h2><p>less {found.ranked_by} {scale} more</p><img alt="heat map over the slide" src="{inline["heat.jpg"]}">
-<h2>The most {found.ranked_by} tiles</h2><img alt="contact sheet" src="{inline["sheet.jpg"]}">
-<table><tr><th></th><th>score</th><th>likeliest class</th><th>x, y (finest pixels)</th></tr>{rows}</table>
-<p>Model: {html.escape(str(facts["model"]["body"]))}; classes {html.escape(", ".join(facts["model"]["classes"]))};
-abnormal: {html.escape(", ".join(facts["model"]["abnormal"]))}. Made by Mutirão.</p></html>
-"""
 
 
-def histogram(scores: Sequence[float]) -> str:
-    """The scores in ten bars, drawn as SVG."""
+def histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
+    """The scores in ten bars, of which the highest has 56 pixels."""
     counts: npt.NDArray[np.int64] = np.histogram(scores, 10, (0, 1))[0]
     most = max(1, int(counts.max()))
-    bars = "".join(
-        f'<rect x="{i * 18}" y="{60 - 56 * n / most:.1f}" width="16" height="{56 * n / most:.1f}" '
-        f'fill="rgb{colour((i + 0.5) / 10)}"><title>{n} tiles from {i / 10} to {(i + 1) / 10}</title></rect>'
-        for i, n in enumerate(counts.tolist())
-    )
-    return f'<svg width="180" height="62" role="img" aria-label="histogram of scores">{bars}</svg>'
+    return [
+        {"count": n, "height": 56 * n / most, "colour": colour((i + 0.5) / 10)} for i, n in enumerate(counts.tolist())
+    ]

@@ -12,6 +12,8 @@ from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from mutirao.training.cores import own_cores
+
 Start = Literal["warm", "fork", "here"]
 Do = Callable[[Any, Any], Any]  # of what all were handed, and an item
 
@@ -164,11 +166,3 @@ def end_with_study(over: Connection) -> None:
     """A worker whose study was stopped or killed must not go on alone: its end of the pipe is closed then."""
     connection.wait([over])
     os._exit(1)
-
-
-def own_cores() -> list[int]:
-    """The cores this process may use."""
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return list(range(os.cpu_count() or 1))

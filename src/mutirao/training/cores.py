@@ -1,8 +1,16 @@
-"""How many cores this process may use, which is how many threads or processes are worth having."""
+"""Which cores this process may use: so many threads or processes are worth having."""
 
 import os
 
 
+def own_cores() -> list[int]:
+    """The numbers of all cores that the system, a container or `taskset` leaves to this process; at least one."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return list(range(os.cpu_count() or 1))
+
+
 def cores() -> int:
-    """All that the system, a container or `taskset` leaves to this process; at least one."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many those are."""
+    return len(own_cores())

@@ -1,5 +1,5 @@
 "use strict";
-/* What all parts of the page share: elements from text alone, questions to the server, and the page's state in its address. */
+/* What the served pages share: elements from text alone, questions to the server, and a page's state in its address. */
 export const $ = id => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token") || "";
 export const TOKEN = { "X-Mutirao-Token": token };
@@ -10,7 +10,7 @@ export function make(name, attrs = {}, ...inside) {
     if (k.startsWith("on")) node.addEventListener(k.slice(2), v);
     else if (v !== null && v !== undefined && v !== false) node.setAttribute(k, v === true ? "" : v);
   }
-  node.append(...inside.filter(x => x !== null && x !== undefined).map(x => x instanceof Node ? x : String(x)));
+  node.append(...inside.filter(x => x !== null && x !== undefined && x !== "").map(x => x instanceof Node ? x : String(x)));
   return node;
 }
 
@@ -40,6 +40,15 @@ export function where() {
 export const link = (place, query = {}) => `#/${place}?${pairs(query)}`;
 export function keep(query) { // change the address without a new step in the browser's history
   history.replaceState(null, "", location.pathname + location.search + link(where().place, query));
+}
+
+// ---- the colours of a page without charts; with charts, Charts.theme does it ---------------------------------------
+export function theme(button) {
+  const root = document.documentElement;
+  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const tell = () => { button.textContent = dark() ? "light" : "dark"; };
+  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; tell(); });
+  tell();
 }
 
 // ---- words -----------------------------------------------------------------------------------------------------

@@ -3,15 +3,15 @@
 import json
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, HTTPException
+from fastapi import Body, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 
-from mutirao.dash.guard import Guard, Receive, Scope, Send
+from mutirao.dash.guard import Receive, Scope, Send
+from mutirao.dash.pages import page_app
 from mutirao.deploy.admin.overview import overview
 from mutirao.deploy.admission import admit, dismiss, node_of
 from mutirao.deploy.contact import out_of_work
@@ -21,10 +21,9 @@ from mutirao.deploy.layout import Node, Server, check_name
 from mutirao.deploy.pausing import pause
 from mutirao.deploy.processes import running
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.report.page import asset
 
 HERE = Path(__file__).parent / "assets"
-KINDS = {"admin.css": "text/css", "admin.js": "text/javascript", "style.css": "text/css"}
+ASSETS = (HERE / "admin.css", HERE / "admin.js")
 MOST = 16 * 1024  # bytes of what the page sends; a public key has about 250
 Text = Annotated[str, Body(max_length=4096)]
 
@@ -51,17 +50,10 @@ class Bounded:
         return ""
 
 
-@cache
-def read_asset(name: str) -> str:
-    """A file of these pages, or the style they share with reports."""
-    return asset(name) if name == "style.css" else (HERE / name).read_text(encoding="utf-8")
-
-
 def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> FastAPI:
     """The application over the folder of a server or a site; `hosts` are the addresses it answers to."""
-    app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Bounded)
-    app.add_middleware(Guard, token=token, hosts=hosts)
+    template = f"deploy/admin/assets/{place.role}.html"
+    app = page_app(template, ASSETS, token, hosts, inner=[Bounded], role=place.role)
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Any, error: Exception) -> Response:
@@ -70,16 +62,6 @@ def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> 
     @app.exception_handler(MutiraoError)
     def refused(request: Any, error: Exception) -> Response:
         return JSONResponse({"detail": " ".join(str(error).split())}, status_code=409)
-
-    @app.get("/")
-    def page() -> HTMLResponse:
-        return HTMLResponse(read_asset(f"{place.role}.html"))
-
-    @app.get("/assets/{name}")
-    def assets(name: str) -> Response:
-        if name not in KINDS:
-            raise HTTPException(404)
-        return Response(read_asset(name), media_type=KINDS[name], headers={"cache-control": "no-cache"})
 
     @app.get("/api/facts")
     def facts() -> Response:

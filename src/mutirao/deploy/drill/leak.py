@@ -21,7 +21,7 @@ from mutirao.core.fleet import Request, Site
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.drill import recovery
 from mutirao.deploy.drill.recovery import RECOVERED, Floats
-from mutirao.deploy.drill.trials import Trial
+from mutirao.deploy.drill.trials import Trial, in_columns
 from mutirao.deploy.guard import Asker, approve, guarded
 from mutirao.deploy.pins import settings_of
 from mutirao.deploy.policy import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
@@ -258,9 +258,7 @@ def run_attack(target: Target, attack: str, rule: str, policy: Policy | None) ->
 def table_of(told: Sequence[Told], cover: Cover) -> list[str]:
     """A line an attack, a column a rule."""
     heads = ["", "plain", "under the policy", f"clip {cover.clip:g}, noise {cover.noise:g}"]
-    rows = [heads, *([a, *(t.words() for t in told if t.attack == a)] for a in ATTACKS)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return in_columns([heads, *([a, *(t.words() for t in told if t.attack == a)] for a in ATTACKS)])
 
 
 def draw_leak(target: Target, plain: Told, noised: Told, path: Path) -> None:

@@ -19,7 +19,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.files import write_whole
 from mutirao.core.fleet import Answers, ClientId, Fleet, Request, Site, Wrapper
 from mutirao.core.rounds import Run
-from mutirao.deploy.drill.trials import Trial
+from mutirao.deploy.drill.trials import Trial, in_columns
 from mutirao.drawing.exposure import draw_exposure
 from mutirao.fleets.local import LocalFleet
 from mutirao.randomness import rng
@@ -294,5 +294,4 @@ def table_of(told: Sequence[Told]) -> list[str]:
         shares = (e.read, e.guessed, e.gain, e.usual, e.precision, e.recall, e.popular)
         words = [f"{100 * share:+.1f}" if i == 2 else f"{share:.1%}" for i, share in enumerate(shares)]
         rows.append([one.rule.name, "" if cost is None else f"{cost:.3g}", *words])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return in_columns(rows)

@@ -1,5 +1,6 @@
 """What can be drilled, and how it is told."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,3 +26,13 @@ class Trial:
     def verdict(self) -> str:
         """In one word."""
         return "good" if self.good else "BAD"
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with aligned columns.
+
+    >>> in_columns([["rule", "read"], ["plain", "98%"]])
+    ['rule   read', 'plain  98%']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
