@@ -1,5 +1,6 @@
 """A configuration that is written can be read back, and whatever is wrong with one is said in one line."""
 
+import re
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -27,8 +28,10 @@ from mutirao.config import (
     read,
     resolve,
     setting,
+    warn_retired,
 )
 from mutirao.errors import ConfigError
+from mutirao.recipes.task import find
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +255,54 @@ def test_what_is_wrong_is_said_in_one_line(values: dict[str, Any], line: str) ->
             resolve(Config, table, sets)
         assert line in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+RETIRED = [  # a recipe, the settings of an old run, and the one that is a constant now
+    ("groups", {"stable": 5}, "tolerance", 0.002),
+    ("quickstart", {"devices": "fedcs"}, "devices.slowest", 10.0),
+    ("quickstart", {"select": "fedcor"}, "select.steps", 100),
+    ("recsys", {"start": "consent"}, "start.whiten", False),
+]
+
+
+@pytest.mark.parametrize(("recipe", "others", "key", "constant"), RETIRED, ids=[key for _, _, key, _ in RETIRED])
+def test_a_setting_that_became_a_constant_is_ignored_at_that_value_and_refused_at_others(
+    recipe: str, others: dict[str, Any], key: str, constant: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_retired.cache_clear()
+    kind = find(recipe).config
+    for table, sets in (({**others, key: constant}, []), (others, [(key, constant)])):
+        assert resolve(kind, nested(table), sets) == resolve(kind, others)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{key}: ignored, no setting any more; the value is the one that is always used now"
+    ]
+    line = f"^{re.escape(key)}: .* cannot be set any more, it is always {constant}; remove it$"
+    with pytest.raises(ConfigError, match=line):
+        resolve(kind, others, [(key, 7 if constant is not False else True)])
+    with pytest.raises(ConfigError, match=r"unknown setting|has no setting"):
+        resolve(find("cifar10").config, {}, [(key.replace("devices", "aggregate"), constant)])
+
+
+def nested(pairs: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a TOML file holds them: a part is a table."""
+    table: dict[str, Any] = {}
+    for key, value in pairs.items():
+        name, dot, sub = key.partition(".")
+        if dot:
+            table[name] = {"name": table[name], sub: value}
+        else:
+            table[name] = value
+    return table
+
+
+@pytest.mark.parametrize("key", ["select.classes", "aggregate.population", "privacy.batch_size"])
+def test_what_the_run_fills_in_cannot_be_set(key: str) -> None:
+    parts = {"select": "aoiu", "aggregate": "scaffold", "privacy": "dpsgd"}
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting of .*: every run fills it in by itself"):
+        resolve(Common, {"select": "aoiu", "aggregate": "scaffold", "privacy": "dpsgd"}, [(key, 10)])
+    kind = key.partition(".")[0]
+    made = build(kind, Part(parts[kind]), count=3, classes=10, population=10, batch_size=10)
+    assert getattr(made, key.partition(".")[2]) == 10
 
 
 def test_a_table_for_what_is_no_part_is_refused() -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import json
+import logging
 import re
 import tomllib
 import types
@@ -17,6 +18,8 @@ from typing import Any, Literal, TypeVar
 
 from mutirao.errors import ConfigError
 from mutirao.naming import check_module, check_part, is_dotted
+
+log = logging.getLogger("mutirao")
 
 C = TypeVar("C", bound="Common")
 Scalar = bool | int | float | str
@@ -85,6 +88,19 @@ def setting(
     mutirao.errors.ConfigError: hidden: 0 is too small, at least 1 is needed
     """
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
+
+
+def handed_over() -> Any:
+    """A field of a part that whoever builds a run fills in, such as the number of classes: users cannot set it.
+
+    >>> @dataclass(frozen=True)
+    ... class Smoothed:
+    ...     alpha: float = 0.1
+    ...     population: int | None = handed_over()
+    >>> list(can_set(Smoothed)), Smoothed(population=50)
+    (['alpha'], Smoothed(alpha=0.1, population=50))
+    """
+    return field(default=None, metadata={"handed_over": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +228,59 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def can_set(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Those parameters that a user may set: what a function must be given comes from whoever calls it."""
-    return {k: p for k, p in parameters(make).items() if inspect.isclass(make) or p.default is not p.empty}
+    if not inspect.isclass(make):
+        return {k: p for k, p in parameters(make).items() if p.default is not p.empty}
+    own = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
+    filled_in = {f.name for f in own if f.metadata.get("handed_over")}
+    return {k: p for k, p in parameters(make).items() if k not in filled_in}
+
+
+def retired_of(make: Any) -> Mapping[str, Scalar]:
+    """The settings that earlier versions of a part or recipe had, with the constant that each is now."""
+    found: Mapping[str, Scalar] = getattr(make, "retired_settings", {})
+    return found
+
+
+def constants_of(config: Any) -> dict[str, Scalar]:
+    """The same of a configuration and all its parts, by their full names."""
+    found = dict(retired_of(config))
+    for kind, part in vars(config).items():
+        if isinstance(part, Part):
+            found |= {f"{kind}.{key}": value for key, value in retired_of(factory(kind, part)).items()}
+    return found
+
+
+def without_retired(make: Any, given: Mapping[str, Any], kind: str = "") -> dict[str, Any]:
+    """What is given without the settings that earlier versions of this part or recipe had and that are constants now.
+
+    Old run folders and TOML files still name them. The constant's own value changes nothing and is ignored with a
+    warning; any other is refused, because a run could no longer do what it says.
+
+    >>> from types import SimpleNamespace
+    >>> phones = SimpleNamespace(retired_settings={"slowest": 10.0})
+    >>> without_retired(phones, {"slowest": 10.0, "jitter": 0.2}, "devices")
+    {'jitter': 0.2}
+    >>> without_retired(phones, {"slowest": 5.0}, "devices")
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.ConfigError: devices.slowest: 5.0 cannot be set any more, it is always 10.0; remove it
+    """
+    constants = retired_of(make)
+    found = {f"{kind}.{key}".lstrip("."): key for key in given if key in constants}
+    for name, key in found.items():
+        if given[key] != constants[key]:
+            raise ConfigError(
+                f"{name}: {given[key]!r} cannot be set any more, it is always {constants[key]!r}; remove it"
+            )
+    if found:
+        warn_retired(", ".join(found))
+    return {key: value for key, value in given.items() if key not in constants}
+
+
+@functools.cache  # a run reads its configuration several times
+def warn_retired(names: str) -> None:
+    """Say once that settings are ignored."""
+    log.warning("%s: ignored, no setting any more; the value is the one that is always used now", names)
 
 
 def complete(kind: str, part: Part) -> Part:
@@ -225,6 +293,8 @@ def complete(kind: str, part: Part) -> Part:
         raise ConfigError(f"{kind}: the settings of {part.name!r} cannot be read: {one_line(error)}") from error
     full: dict[str, Scalar] = {}
     for key, value in part.settings.items():
+        if key not in takes and key in parameters(make):
+            raise ConfigError(f"{kind}.{key} is no setting of {part.name}: every run fills it in by itself; remove it")
         if key not in takes:
             raise ConfigError(f"{kind}={part.name} has no setting {key!r}{nearest(key, takes)}")
         full[key] = coerce(f"{kind}.{key}", value, hints.get(key, object))
@@ -329,6 +399,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     for layer in (flatten(table), sets):
         for key, value in sorted(layer, key=lambda pair: is_below(pair[0])):  # names first: the order must not matter
             name, dot, sub = key.partition(".")
+            if name not in fields and not without_retired(recipe_config, {key: value}):
+                continue
             if name not in fields:
                 raise ConfigError(f"unknown setting {key!r}{nearest(name, fields)}")
             if dot and hints[name] is not Part:
@@ -360,6 +432,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
 
 def settled(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
     """A recipe's part with what was set below it; the recipe's own choices yield where they do not go with that."""
+    if given:
+        given = without_retired(factory(kind, part), given, kind)
     both = (Part(part.name, own, part.home) for own in ({**part.settings, **given}, dict(given)))
     full, alone = (complete(kind, each) for each in both)
     return alone if given and is_refused(kind, full) and not is_refused(kind, alone) else full

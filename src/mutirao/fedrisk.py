@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, average, blend, settle
 from mutirao.core.fleet import ClientId, Failure, Reply
 from mutirao.core.parts import Merged
@@ -54,7 +55,7 @@ class FedRisk:
     form: Literal["updates", "parameters", "normalised"] = "updates"
     memory: Literal["previous", "momentum"] = "previous"
     momentum: float = 0.9
-    classes: int | None = None  # None: any byte is an error
+    classes: int | None = handed_over()  # None: any byte is an error
     clamp: bool = True
 
     needs = frozenset({"extras:squared_errors"})

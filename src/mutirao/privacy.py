@@ -24,7 +24,7 @@ from mutirao.accounting import Releases, add_releases, at_worst, epsilon
 from mutirao.clipping import Follow
 from mutirao.clipping import add_noise as add_noise
 from mutirao.clipping import clip_update as clip_update
-from mutirao.config import Part, Scalar, build
+from mutirao.config import Part, Scalar, build, handed_over
 from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
@@ -256,8 +256,8 @@ class DPSGD(AtClient):
     (1.1, 0.1, 10)
     """
 
-    batch_size: int | None = None
-    epochs: int | None = None
+    batch_size: int | None = handed_over()
+    epochs: int | None = handed_over()
     protects = "a sample of a client"
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:

@@ -18,7 +18,7 @@ from mutirao.deploy import content
 from mutirao.deploy.content import content_hash
 from mutirao.deploy.describing import describe_policy, weaknesses
 from mutirao.deploy.guard import Asker, approve
-from mutirao.deploy.pins import VARYING, settings_of
+from mutirao.deploy.pins import VARYING, held_settings, settings_of
 from mutirao.deploy.policy import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import Local
@@ -188,6 +188,17 @@ def test_the_template_pins_the_model_and_what_was_agreed_on(tmp_path: Path) -> N
     insists = replace(wide, settings={"epochs": 1})  # the site's own word goes before its pins
     insists.hold("quickstart", settings_of("quickstart", [("hidden", 128), ("epochs", 9), ("epochs", 1)]))
     assert CliRunner().invoke(main, ["site", "hash", "recsys", "--architecture"]).exit_code == 2
+
+
+def test_a_pin_of_what_is_a_constant_now_holds_at_its_value_only(tmp_path: Path) -> None:
+    settings = held_settings("recsys", [("start", "consent")])
+    lines = policy_template(["recsys"], [("start", "consent")]).replace(
+        "start.share = ", "start.whiten = false\nstart.share = "
+    )
+    load_policy(written(tmp_path, lines)).hold("recsys", settings)
+    other = load_policy(written(tmp_path, lines.replace("start.whiten = false", "start.whiten = true")))
+    with pytest.raises(Refused, match=r"start.whiten is 'False' in this run, and True is agreed on here"):
+        other.hold("recsys", settings)
 
 
 @pytest.mark.parametrize("recipe", sorted(NAMES))

@@ -152,10 +152,10 @@ def test_a_table_of_devices(tmp_path: Path) -> None:
         DeviceTable(str(tmp_path / "nowhere.csv"))(["ana"], draw())
 
 
-@pytest.mark.parametrize("wrong", [{"dropout": 1.0}, {"slowest": 0.0}, {"deadline": -1.0}, {"watts": float("inf")}])
+@pytest.mark.parametrize("wrong", [{"dropout": 1.0}, {"speed": 0.0}, {"deadline": -1.0}, {"watts": float("inf")}])
 def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"devices=fedcs: {next(iter(wrong))} is"):
-        build("devices", Part("fedcs", wrong))
+    with pytest.raises(ConfigError, match=f"devices=tifl: {next(iter(wrong))} is"):
+        build("devices", Part("tifl", wrong))
 
 
 def test_any_recipe_can_have_devices_and_an_interruption_changes_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.fleets.local import LocalFleet
+from mutirao.groups import judging
 from mutirao.groups.judging import fault_of_judgement
 from mutirao.groups.member import TAKEN
 from mutirao.groups.state import Grouping
@@ -141,8 +142,9 @@ def test_a_newcomer_that_fits_nowhere_is_in_quarantine_and_never_trains() -> Non
     assert state_of(run).groups.waiting() == ["c3"]
 
 
-def test_a_run_ends_when_all_groups_have_settled() -> None:
-    rounds, run, _, _ = go(rounds=30, stable=1, tolerance=0.2)
+def test_a_run_ends_when_all_groups_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GAIN", 0.2)
+    rounds, run, _, _ = go(rounds=30, stable=1)
     assert len(rounds) < 30
     assert set(state_of(run).settled) == set(state_of(run).groups.names)
 

@@ -58,7 +58,6 @@ def test_implicit_feedback_beats_popularity_by_far(loss: str) -> None:
         ("split=time",),
         ("split=users_by_time",),
         ("fold=3",),
-        ("start=consent", "start.begin=pca", "start.whiten=true", "start.spread=1"),
         ("support_by=time", "judge_by=vali"),
         ("biases=false", "ridge=5"),
         ("rebuild=sgd", "passes=3"),

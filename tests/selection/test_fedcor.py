@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal
 from choosing import rng, roster_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.roster import Roster
-from mutirao.selection import FedCor
+from mutirao.selection import FedCor, fedcor
 from mutirao.selection.gaussian import NOISE, covariance, fit, most_telling, slope
 
 
@@ -103,8 +103,9 @@ def test_everybody_is_probed_while_it_learns_and_then_in_two_rounds_of_each_inte
     assert [number for number in range(1, 17) if select.learns(number)] == [5, 10, 15]
 
 
-def test_both_kinds_are_chosen_and_a_newcomer_is_no_trouble() -> None:
-    select = FedCor(2, warmup=12, interval=5, steps=60, most=0.0)
+def test_both_kinds_are_chosen_and_a_newcomer_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedcor, "STEPS", 60)
+    select = FedCor(2, warmup=12, interval=5, most=0.0)
     roster, memory = live(select, 13)
     before = {k: v.copy() for k, v in memory.items()}
     chosen = select(roster, 14, rng(1), memory)
@@ -115,8 +116,9 @@ def test_both_kinds_are_chosen_and_a_newcomer_is_no_trouble() -> None:
         assert select(roster, number, rng(1), memory) == chosen
 
 
-def test_a_round_that_is_selected_for_twice_counts_once() -> None:
-    select = FedCor(2, warmup=2, steps=5)
+def test_a_round_that_is_selected_for_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedcor, "STEPS", 5)
+    select = FedCor(2, warmup=2)
     roster, memory = live(select, 2)
     roster.probed(3, dict.fromkeys(roster.ids, 10))
     select(roster, 3, rng(1), memory)
@@ -126,8 +128,9 @@ def test_a_round_that_is_selected_for_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("lie", [1e3, 1e99])
-def test_a_false_loss_does_not_own_the_selection(lie: float) -> None:
-    roster, memory = live(FedCor(4, warmup=6, interval=5, steps=20), 60, lie)
+def test_a_false_loss_does_not_own_the_selection(lie: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedcor, "STEPS", 20)
+    roster, memory = live(FedCor(4, warmup=6, interval=5), 60, lie)
     assert np.isfinite(memory["fedcor.points"]).all()
     assert roster.selected[0] <= 2 * 60 * 4 / 16  # twice its fair share at most
     assert roster.selected.min() > 0

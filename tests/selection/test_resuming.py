@@ -16,7 +16,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "hicsfl": {},
     "divfl": {},
     "mix": {"select.scores": "version_age + dissimilarity"},
-    "fedcor": {"select.warmup": 2, "select.interval": 2, "select.steps": 5},
+    "fedcor": {"select.warmup": 2, "select.interval": 2},
 }
 
 

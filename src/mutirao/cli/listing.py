@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from mutirao.config import KINDS, Part, parameters, resolve
+from mutirao.config import KINDS, Part, can_set, resolve
 from mutirao.recipes.presets import expand, presets
 from mutirao.recipes.task import NAMES, find
 
@@ -32,7 +32,7 @@ def parts() -> dict[str, dict[str, str]]:
     for kind, module in KINDS.items():
         rows = {}
         for name, make in importlib.import_module(module).NAMES.items():
-            options = [f"{k}={p.default}" for k, p in parameters(make).items() if p.default is not p.empty]
+            options = [f"{k}={p.default}" for k, p in can_set(make).items() if p.default is not p.empty]
             text = inspect.getdoc(getattr(make, "func", make)) or ""
             about = " ".join(filter(None, [text.split("\n")[0], paper_in(text)]))
             rows[name] = about + (f"  [{', '.join(options)}]" if options else "")

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mutirao.config import dump, flatten, lines, load_name, quote, resolve
+from mutirao.config import constants_of, dump, flatten, lines, load_name, quote, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError, Refused
@@ -42,6 +42,12 @@ def architecture_of(arrays: Arrays) -> str:
 def settings_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> dict[str, Scalar]:
     """All settings of a recipe as they would be used, `key` or `part.key`, the part itself as `part.name`."""
     return dict(flatten(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, sets)))))
+
+
+def held_settings(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
+    """The same with what earlier versions had as settings, which policies may still pin, at the constants of now."""
+    chosen = list(sets)
+    return {**constants_of(resolve(find(recipe).config, {}, chosen)), **settings_of(recipe, chosen)}
 
 
 @functools.lru_cache(maxsize=2)

@@ -6,10 +6,10 @@ Nothing here is measured; `fleets/timed.py` makes a clock of it.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,12 @@ from mutirao.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes
+# Of FedCS's cell, as published: samples a second of its slowest and fastest phones, Mbit/s of its links on average and
+# at most. Whoever has other devices lists them in a file (`devices=table`).
+SLOWEST = 10.0
+FASTEST = 100.0
+MEAN_MBITS = 1.4
+MOST_MBITS = 8.6
 
 
 @dataclass(frozen=True)
@@ -106,15 +112,17 @@ class FedCSDevices(Simulated):
     (True, True)
     """
 
-    slowest: float = 10.0
-    fastest: float = 100.0
-    mbits: float = 1.4
-    most_mbits: float = 8.6
+    retired_settings: ClassVar[Mapping[str, float]] = {
+        "slowest": SLOWEST,
+        "fastest": FASTEST,
+        "mbits": MEAN_MBITS,
+        "most_mbits": MOST_MBITS,
+    }
 
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
         n = len(names)
-        speed = rng.uniform(self.slowest, max(self.slowest, self.fastest), n)
-        link = np.clip(rng.exponential(self.mbits, n), self.mbits / 100, self.most_mbits) * MBIT
+        speed = rng.uniform(SLOWEST, FASTEST, n)
+        link = np.clip(rng.exponential(MEAN_MBITS, n), MEAN_MBITS / 100, MOST_MBITS) * MBIT
         return Devices(speed, link, link, *(np.full(n, x) for x in (self.watts, self.radio_watts, self.dropout)))
 
 

@@ -15,6 +15,9 @@ from mutirao.groups.plan import EvaluateGroups, Plan
 from mutirao.groups.scene import Scene
 from mutirao.groups.state import Grouping
 
+# What a group's judgement must rise by to count as a gain (`stable`): of 500 test samples, one. Less is chance.
+GAIN = 0.002
+
 
 def judge(scene: Scene, state: Grouping, row: Row, due: bool) -> None:
     """Enter how the models do on their clients' own test data: means over clients, each counting the same.
@@ -86,7 +89,7 @@ def settle(state: Grouping, group: str, plan: Plan) -> None:
     values = [v if plan.higher else -v for _, v in state.scores[group]]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:
         return
-    if max(values[-plan.stable :]) <= max(values[: -plan.stable]) + plan.tolerance:
+    if max(values[-plan.stable :]) <= max(values[: -plan.stable]) + GAIN:
         state.settled[group] = state.scores[group][-1][0]
 
 

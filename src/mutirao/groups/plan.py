@@ -33,7 +33,6 @@ class Plan:
     head: str = ""  # the name of the model's last layer
     regroup: int = 0  # rounds after which groups are formed anew (0: never)
     stable: int = 0  # judgements without gain after which a group has settled (0: never)
-    tolerance: float = 0.002  # what counts as gain
     patience: Patience = field(default_factory=Patience)
     truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None  # who is alike by then, in simulation
     honest: Callable[[ClientId], bool] = lambda client: True  # whose judgement counts, in simulation

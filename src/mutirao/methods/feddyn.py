@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.arrays import Arrays, settle
 from mutirao.core.parts import Merged
 from mutirao.methods.joining import Checked, Replies, combine, equal_shares, is_moved, population_of, weigh_updates
@@ -36,7 +37,7 @@ class FedDyn(Checked):
     """
 
     alpha: float = 0.1
-    population: int | None = None  # N; who builds a run knows it
+    population: int | None = handed_over()  # N; who builds a run knows it
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
@@ -34,7 +35,7 @@ class QFedAvg(Checked):
     """
 
     q: float = 1.0
-    client_lr: float | None = None  # who builds a run knows it
+    client_lr: float | None = handed_over()  # who builds a run knows it
 
     @property
     def needs(self) -> frozenset[str]:

@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, blend
 from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
@@ -65,7 +66,7 @@ class Scaffold(Checked):
     lr: float = 1.0
     option: Literal[1, 2] = 2
     weights: Literal["samples", "equal"] = "samples"
-    population: int | None = None  # N; who builds a run knows it
+    population: int | None = handed_over()  # N; who builds a run knows it
 
     @property
     def needs(self) -> frozenset[str]:

@@ -44,7 +44,6 @@ class Kind:
     noise: NoiseRule = "nearest"
     founders: int = 0  # clients to wait for (0: all)
     stable: int = 0
-    tolerance: float = 0.002
     told: tuple[str, ...] = ()  # metrics that clients judge by; none: the task's
     truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
     liars: frozenset[ClientId] = frozenset()
@@ -93,7 +92,6 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
         head=head,
         regroup=config.regroup,
         stable=kind.stable,
-        tolerance=kind.tolerance,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
         truth=kind.truth,
         honest=lambda client: client not in kind.liars,

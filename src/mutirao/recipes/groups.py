@@ -1,9 +1,9 @@
 """Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from mutirao.attacks import Attacked, liars_among
 from mutirao.config import Common, Part, build, setting
@@ -13,6 +13,7 @@ from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_jud
 from mutirao.errors import ConfigError
 from mutirao.fleets.without import names_in
 from mutirao.groups.form import NoiseRule
+from mutirao.groups.judging import GAIN
 from mutirao.groups.names import HIDDEN
 from mutirao.groups.record import FILES, plane_of, scan_of, summarise_groups
 from mutirao.groups.references import WAYS, References, compare, directions_of
@@ -69,7 +70,6 @@ class Config(Common):
     liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
     stable: int = setting(0, "evaluations without gain after which a group stops (0: never)", low=0)
-    tolerance: float = setting(0.002, "accuracy that counts as gain", low=0)
     references: int = setting(
         -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
     )
@@ -80,6 +80,7 @@ class Config(Common):
     hold: float = setting(
         0.1, "share of its samples a client holds out to choose by, with cluster=auto", low=0, high=0.5
     )
+    retired_settings: ClassVar[Mapping[str, float]] = {"tolerance": GAIN}
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
@@ -208,7 +209,6 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         noise=config.noise,
         founders=config.founders,
         stable=config.stable,
-        tolerance=config.tolerance,
         told=("accuracy", "accuracy_known", "loss"),
         truth=knows.truth_at,
         liars=knows.liars,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import aggregation
+from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
@@ -44,7 +45,7 @@ class ByItem:
     lr: float = 1.0
     over: Literal["touched", "all"] = "touched"
     touch: float = 0.1
-    sums: Literal["none", "exact", "noised"] | None = None  # what the server sees, as the recipe says
+    sums: Literal["none", "exact", "noised"] | None = handed_over()  # what the server sees, as the recipe says
 
     def __post_init__(self) -> None:
         if self.shrinkage < 0 or not self.lr > 0:

@@ -7,10 +7,10 @@ of those who have `withdrawn` nothing may be in the first model.
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from mutirao.randomness import rng
 from mutirao.recsys.catalogues import Catalogue
 from mutirao.recsys.consent import read_names
 from mutirao.recsys.embeddings import Embeddings, has_biases, load_embeddings, transfer
-from mutirao.recsys.fedrecon import ITEMS, SPREAD, FedRecon
+from mutirao.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.recsys.matching import match
 from mutirao.recsys.pretrain import Begin, Factorisation, pretrain
 from mutirao.recsys.ratings import Ratings
@@ -124,11 +124,14 @@ class Consent:
     epochs: int = 25
     lr: float = 0.02
     decay: float = 0.1
-    window: int = 5
-    whiten: bool = False
-    spread: float = SPREAD
     share: float = 1.0
     share_by: Literal["popularity", "random"] = "popularity"
+    # How first vectors are made is for `mutirao catalogue pretrain` to vary: here it is as by default there.
+    retired_settings: ClassVar[Mapping[str, float]] = {
+        "window": Factorisation.window,
+        "whiten": Factorisation.whiten,
+        "spread": Factorisation.spread,
+    }
 
     def __post_init__(self) -> None:
         if not 0 < self.users < 1:
@@ -150,7 +153,7 @@ class Consent:
             left = "nobody is left to be served federatedly" if consent.all() else "there is nothing to begin from"
             raise ConfigError(f"{int((consent & stays).sum())} of {len(consent)} users consent; {left}")
         those, others = (users.of_users(np.flatnonzero(rows)) for rows in (consent & stays, ~consent))
-        shared = {k: getattr(self, k) for k in ("begin", "epochs", "lr", "decay", "window", "whiten", "spread")}
+        shared = {k: getattr(self, k) for k in ("begin", "epochs", "lr", "decay")}
         source = pretrain(those, Factorisation(method.dimension, biases=method.biases, **shared), seed)
         pairs = [(i, i) for i, times in zip(source.catalogue.ids, source.catalogue.counts, strict=True) if times]
         draw = rng(seed, 0, "transfer")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from mutirao.config import Common, Part, complete, dump, resolve
+from mutirao.config import Common, Part, complete, dump, factory, resolve, retired_of
 from mutirao.errors import ConfigError
 from mutirao.recipes.task import NAMES, find
 
@@ -49,7 +49,8 @@ def defaults_of(recipe: str, base: Table | None = None) -> dict[str, Any]:
 @cache
 def usual_of(recipe: str) -> dict[str, Any]:
     """The defaults of a recipe of Mutirão's; of any other, those that all recipes share."""
-    return table_of(kind_of(recipe))
+    kind = kind_of(recipe)
+    return {**retired_of(kind), **table_of(kind)}
 
 
 def table_of(kind: type[Common]) -> dict[str, Any]:
@@ -83,7 +84,8 @@ def home_of(recipe: str, kind: str) -> str:
 @lru_cache(1000)  # names come from folders
 def part_defaults(kind: str, name: str, home: str) -> Table:
     """The settings that a part has by itself; none of a user's own part, which is not loaded for that."""
+    part = Part(name, {}, home)
     try:
-        return {} if ":" in name else complete(kind, Part(name, {}, home)).settings
+        return {} if ":" in name else {**retired_of(factory(kind, part)), **complete(kind, part).settings}
     except (ConfigError, KeyError, ImportError):  # a kind, part or package of another version or machine
         return {}

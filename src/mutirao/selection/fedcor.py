@@ -3,7 +3,9 @@
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from mutirao.selection.gaussian import covariance, fit, most_telling
 from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
 
 PREFIX = "fedcor."
+HISTORY = 10  # changes that are remembered: with `decay` = 0.8 an older one would count for less than a ninth
+STEPS = 100  # of Adam, each time the process is learnt, as in the authors' code
 FIRST = 10  # times as many steps when the process is learnt for the first time, as in the authors' code
 
 
@@ -25,8 +29,8 @@ class FedCor(Counted):
 
     Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning", CVPR
     2022. The changes of all clients' losses from round to round are a Gaussian process whose covariance is learnt by
-    the likelihood of the last `history` changes, a change r rounds old counting decay^r (see `gaussian.py`: linear
-    kernel, points of `dimension` numbers, `steps` of Adam). Clients are chosen one by one: the highest
+    the likelihood of the last ten changes, a change r rounds old counting decay^r (see `gaussian.py`: linear kernel,
+    points of `dimension` numbers). Clients are chosen one by one: the highest
     discount^(times selected since the process was learnt) sum_i p_i S_ik / sqrt(S_kk), p_i their share of samples.
 
     For that all clients are probed for their loss, on at most `samples`: in the first `warmup` rounds, whose clients
@@ -48,18 +52,17 @@ class FedCor(Counted):
 
     warmup: int = 15
     interval: int = 10
-    history: int = 10
     decay: float = 0.8
     discount: float = 0.9
     dimension: int = 15
-    steps: int = 100
     samples: int = PROBE_SAMPLES
     most: float = 2.0
+    retired_settings: ClassVar[Mapping[str, int]] = {"history": HISTORY, "steps": STEPS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probe("all", 1.0, self.samples)
-        for name in ("warmup", "history", "dimension", "steps"):
+        for name in ("warmup", "dimension"):
             check_setting(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
         check_setting("interval", self.interval >= 2, self.interval, "at least 2")
         for name in ("decay", "discount"):
@@ -102,15 +105,15 @@ class FedCor(Counted):
         losses = cut_tails(np.where(told, roster.figure("loss"), np.nan))
         if known["round"][0] == round - 1:
             change = losses - known["losses"]
-            known["changes"] = np.vstack([known["changes"], change])[-self.history :]
-            known["rounds"] = np.append(known["rounds"], round)[-self.history :]
+            known["changes"] = np.vstack([known["changes"], change])[-HISTORY:]
+            known["rounds"] = np.append(known["rounds"], round)[-HISTORY:]
         known |= {"losses": losses, "round": np.array([float(round)])}
 
     def learn(self, known: dict[str, Floats], roster: Roster, round: int, rng: np.random.Generator) -> None:
         """Learn the process from the changes, beginning from what it was, or from points by lot."""
         points = known["points"] if len(known["points"]) else np.full((self.dimension, len(roster)), np.nan)
         lot = rng.standard_normal(points.shape) / np.sqrt(len(points))  # lengths of 1 on average
-        steps = self.steps * (1 if known["learnt"][0] else FIRST)
+        steps = STEPS * (1 if known["learnt"][0] else FIRST)
         weights = self.decay ** (round - known["rounds"])
         points = fit(np.where(np.isnan(points), lot, points), known["changes"], weights, steps)
         known |= {"points": points, "counted": roster.selected.astype(np.float64), "learnt": np.array([float(round)])}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.roster import ClientId, Roster
 from mutirao.scores import Floats, Rows
 from mutirao.selection.counting import Counted, check_setting, how_many, names_in
@@ -46,8 +47,8 @@ class HiCSFL(Counted):
     clusters: int = 0
     layer: str = ""
     most: float = 2.0
-    classes: int | None = None
-    rounds: int | None = None
+    classes: int | None = handed_over()
+    rounds: int | None = handed_over()
 
     def __post_init__(self) -> None:
         super().__post_init__()

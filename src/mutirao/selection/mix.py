@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.config import handed_over
 from mutirao.core.parts import names_of
 from mutirao.core.roster import ClientId, Roster
 from mutirao.scores import mix_scores, needs_of, parse_scores, top
@@ -34,7 +35,7 @@ class Mix(Counted):
     refresh: Refresh = "selected"
     share: float = 0.1
     samples: int = PROBE_SAMPLES
-    classes: int | None = None
+    classes: int | None = handed_over()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +99,7 @@ class AsMixOfUtilities(AsMix):
     refresh: Refresh = "selected"
     share: float = 0.1
     samples: int = PROBE_SAMPLES
-    classes: int | None = None
+    classes: int | None = handed_over()
 
     def mix_of(self, count: int | float, scores: str) -> Mix:
         """The mix of these scores, with the settings above."""

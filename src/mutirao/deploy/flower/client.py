@@ -19,7 +19,7 @@ from mutirao.deploy.caller import OFF
 from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
 from mutirao.deploy.guard import Asker, approve, discreet, guarded
 from mutirao.deploy.orders import Order
-from mutirao.deploy.pins import settings_of
+from mutirao.deploy.pins import held_settings
 from mutirao.deploy.policy import Policy, assignments, load_policy
 from mutirao.deploy.states import States
 from mutirao.deploy.warm import Warm
@@ -150,7 +150,7 @@ def work_under(
     asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
 
     def settle() -> Mapping[str, Scalar]:
-        return settings_of(recipe, [*assignments(asked), *policy.settings.items()])
+        return held_settings(recipe, [*assignments(asked), *policy.settings.items()])
 
     asker = approve(policy, asker, asked, settle if by_recipe else None)
     with discreet(policy, asker.facts()):
