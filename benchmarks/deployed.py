@@ -22,29 +22,29 @@ from statistics import median
 from typing import Any
 
 from mutirao.config import resolve
-from mutirao.core.files import write_whole
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.admission import admit
-from mutirao.deploy.filling import change
-from mutirao.deploy.founding import found_server, take_key
-from mutirao.deploy.keeping import command_of
 from mutirao.deploy.layout import MARK, free_port
+from mutirao.deploy.policy.policy_templates import change
 from mutirao.deploy.processes import Process, is_connected, members, start_superlink, start_supernode, stop_all, until
-from mutirao.deploy.rehearse import client_names, found_sites
-from mutirao.deploy.submitting import follow, submit
+from mutirao.deploy.provisioning import found_server, take_key
+from mutirao.deploy.rehearsal import client_names, found_sites
+from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.submission import follow, submit
+from mutirao.deploy.server.supervisor import command_of
 from mutirao.errors import MutiraoError
-from mutirao.recipes.task import find
-from mutirao.runs.tables import Table
+from mutirao.experiments.task import find
+from mutirao.io import write_whole
+from mutirao.runs.csv_tables import Table
 
 RECIPE = "quickstart"
 LARGEST = 2**30  # bytes that may leave a site at once
 KINDS = {  # by what stands in their command lines, the processes of a server and of a site
-    "superlink": "mutirao.deploy.superlink",
+    "superlink": "mutirao.deploy.server.superlink",
     "serverapp": "flwr-serverapp",
     "superexec": "flower-superexec",
-    "supernode": "mutirao.deploy.supernode",
-    "worker": "mutirao.deploy.worker",
-    "client": "mutirao.deploy.clientapp",  # the herald, and what it forks for each message
+    "supernode": "mutirao.deploy.site.supernode",
+    "worker": "mutirao.deploy.site.worker",
+    "client": "mutirao.deploy.site.clientapp",  # the herald, and what it forks for each message
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -144,7 +144,7 @@ def measure(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[str, Sca
 
 def simulate_sites(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[str, Scalar]]) -> dict[str, Any]:
     """The same run with Flower's simulation engine, and what was seen."""
-    from mutirao.deploy.flower.simulation import simulate
+    from mutirao.deploy.flower.ray_simulation import simulate
 
     settings = [("clients", sites), ("per_round", sites), ("min_replies", sites), ("rounds", rounds), *sets]
     os.environ[MARK] = str(folder.resolve())  # so that all that is started can be found

@@ -27,9 +27,9 @@ from benchmarks.machine import peak_mb, resident_mb, written
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run, train
-from mutirao.fleets.local import LocalFleet
-from mutirao.runs.folder import Folder
+from mutirao.runs.run_folder import Folder
 from mutirao.selection import AoIU, Uniform
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import VirtualClients
 from mutirao.training.trainer import Trainer
 
@@ -39,7 +39,7 @@ WINDOW = 10  # rounds up to one that is printed: its figures are their medians
 READERS = {
     "report": "from mutirao.report import write_report; write_report(path)",
     "verify": "from mutirao.runs.verify import verify; assert not verify(path)[1]",
-    "go on": "from mutirao.runs.folder import Folder; assert Folder(path).newest().round",
+    "go on": "from mutirao.runs.run_folder import Folder; assert Folder(path).newest().round",
 }
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     """Run the command line here."""
     builtins.__import__ = watched
     from mutirao.cli import main as command
-    from mutirao.runs.folder import Folder  # the command imports it in any case
+    from mutirao.runs.run_folder import Folder  # the command imports it in any case
 
     Folder.begin = marked(Folder.begin, "ready")  # type: ignore[method-assign]
     Folder.commit = marked(Folder.commit, "round")  # type: ignore[method-assign]

@@ -26,12 +26,11 @@ from benchmarks.machine import describe
 from mutirao.config import dump, resolve
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
 from mutirao.randomness import rng
-from mutirao.recipes import recsys
-from mutirao.recsys import fedrecon
-from mutirao.recsys.generate import plant
-from mutirao.runs.folder import Folder
+from mutirao.runs.run_folder import Folder
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.recsys import fedrecon, recipe
+from mutirao.systems.recsys.synthetic_ratings import plant
 
 ROOT = Path(__file__).parents[1]
 ITEMS = 2000  # of the generated ratings
@@ -41,15 +40,15 @@ KEEP_BYTES = 2**26  # of checkpoints, so that many rounds fit on a small disk
 
 def measure(settings: dict[str, Any], out: Path) -> dict[str, Any]:
     """Make the rounds of a run, record each, and tell what they cost by the median, in ms."""
-    config = resolve(recsys.Config, settings)
-    task = recsys.recipe.prepare(config)
+    config = resolve(recipe.Config, settings)
+    task = recipe.recipe.prepare(config)
     arithmetic = count_arithmetic()
     run, rows = Run(task.initial(), seed=config.seed), []
     with Folder.open(out) as folder:
         folder.keep_bytes = KEEP_BYTES
         folder.begin(run, dump("recsys", config))
         fleet = LocalFleet(task.handler, task.population)
-        rounds = recsys.flow(fleet, config, replace(task, evaluate=None), run)
+        rounds = recipe.flow(fleet, config, replace(task, evaluate=None), run)
         while True:
             began, wall = time.process_time(), time.perf_counter()
             done = next(rounds, None)
@@ -105,7 +104,7 @@ def once(job: str, args: argparse.Namespace) -> dict[str, Any]:
     else:
         settings |= {"data": "generated", "per_round": args.per_round}
         ratings = plant(args.users, ITEMS, rng(0, 0, "generated"))
-        recsys.load = lambda config: ratings.with_at_least(2)
+        recipe.load = lambda config: ratings.with_at_least(2)
     with tempfile.TemporaryDirectory(dir=args.out) as folder:
         return measure(settings, Path(folder) / "run")
 

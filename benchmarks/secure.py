@@ -15,8 +15,8 @@ from benchmarks.tables import seconds
 from mutirao.config import resolve
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import Task, find
+from mutirao.experiments.task import Task, find
+from mutirao.simulation.local_fleet import LocalFleet
 
 KINDS = {
     "plain": {},
@@ -33,7 +33,7 @@ def fleet_of(name: str, config: object, task: Task) -> Iterator[Fleet]:
     if name == "local":
         yield LocalFleet(task.secure.at_client(task.handler), task.population)
         return
-    from mutirao.deploy.flower.simulation import Simulation
+    from mutirao.deploy.flower.ray_simulation import Simulation
 
     with contextlib.closing(Simulation("quickstart", config)) as fleet:
         yield fleet

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import dump, resolve
-from mutirao.core.fingerprints import fingerprint
+from mutirao.core.digests import fingerprint
 from mutirao.randomness import rng
-from mutirao.recipes.quickstart import Config
-from mutirao.runs.audit import START
+from mutirao.runs.audit_trail import START
+from mutirao.systems.quickstart import Config
 
 HEAD = "round,seconds,selected,replied,failed,rejected,bytes_down,bytes_up,train_accuracy,train_loss,loss,accuracy"
 WAYS = {"loss": "lower", "accuracy": "higher"}

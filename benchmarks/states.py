@@ -22,9 +22,9 @@ from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
-from mutirao.fleets.local import LocalFleet
-from mutirao.runs.folder import Folder
+from mutirao.runs.run_folder import Folder
 from mutirao.selection import RoundRobin, Uniform
+from mutirao.simulation.local_fleet import LocalFleet
 
 
 def remember(request: Request, site: Site) -> Reply:

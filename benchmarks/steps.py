@@ -14,7 +14,7 @@ import torch
 from benchmarks import jobs, work
 from mutirao import Request, Trainer
 from mutirao.core.fleet import Site
-from mutirao.training.engine.workers import hold_memory
+from mutirao.training.engine.thread_pool import hold_memory
 
 
 def main() -> None:

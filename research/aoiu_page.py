@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.drawing.participation import draw_best, draw_shares
+from mutirao.report.participation_plots import draw_best, draw_shares
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval
-from mutirao.studies import participation
-from mutirao.studies.participation import count_rounds, dominance, mean_best, values
-from mutirao.studies.policies import last_known, markdown
+from mutirao.studies import targets as participation
+from mutirao.studies.selection_policies import last_known, markdown
+from mutirao.studies.targets import count_rounds, dominance, mean_best, values
 from research.gains import swing_of
 from research.pages import fill_page
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import resolve
-from mutirao.core.files import write_whole
-from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
+from mutirao.io import write_whole
 from mutirao.report import execute
+from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
-from mutirao.studies.participation import best_so_far, cost_to, runs_of, values
-from mutirao.studies.policies import markdown
+from mutirao.studies.selection_policies import markdown
+from mutirao.studies.targets import best_so_far, cost_to, runs_of, values
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

@@ -26,17 +26,17 @@ import numpy.typing as npt
 
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
-from mutirao.images.bags import pad_bags
-from mutirao.images.features import Extractor
-from mutirao.images.heads import probabilities
-from mutirao.images.hospitals import Hospital
-from mutirao.images.pooling import make_head
+from mutirao.experiments.task import Task, federate
 from mutirao.metrics import auc
 from mutirao.randomness import rng
-from mutirao.recipes.cytology import Config
-from mutirao.recipes.task import Task, federate
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
+from mutirao.systems.cytology.recipe import Config
+from mutirao.systems.images.bag_heads import make_head
+from mutirao.systems.images.bags import pad_bags
+from mutirao.systems.images.client import Hospital
+from mutirao.systems.images.features import Extractor
+from mutirao.systems.images.heads import probabilities
 from mutirao.training.samples import ClientData, Samples
 from research.stains import draw_tiles, features
 

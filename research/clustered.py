@@ -22,12 +22,12 @@ import numpy as np
 
 from mutirao.config import resolve
 from mutirao.core.arrays import part_of
-from mutirao.core.evaluation import summarise
+from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.quickstart import Config as Ordinary
-from mutirao.recipes.task import Recipe, Task, find
+from mutirao.experiments.task import Recipe, Task, find
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.quickstart import Config as Ordinary
 from mutirao.training.samples import own_test_of
 
 GROUPS = find("groups")
@@ -150,7 +150,7 @@ def fine_tune(settings: Mapping[str, Any], task: Task, run: Run) -> list[float]:
 def present(config: Any, task: Task, client: str) -> Any:
     """What a client holds at the end."""
     from mutirao.config import build
-    from mutirao.training.drift import Around
+    from mutirao.simulation.drift import Around
 
     around = Around(task.population, config.seed, task.classes)
     return build("drift", config.drift)(client, task.population[client], ROUNDS, around)

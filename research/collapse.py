@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mutirao.aggregation.effective_steps import reach_of
 from mutirao.datasets.labelled import load_labelled
-from mutirao.images.networks import make_network
-from mutirao.methods.reach import reach_of
-from mutirao.partition import dirichlet
+from mutirao.partitioning import dirichlet
 from mutirao.randomness import rng
+from mutirao.systems.images.networks import make_network
 
 PARTIES, PICKED, EPOCHS, BATCH, LR, MOMENTUM = 100, 10, 10, 64, 0.01, 0.9
 # What each arm has: where c and c_k begin, where the correction goes, what x - y is divided by, and what the changes of

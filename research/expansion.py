@@ -15,16 +15,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.files import write_whole
-from mutirao.core.text import write_rows
-from mutirao.drawing.looks import BRIGHT, add_legend, blank, save, tidy
-from mutirao.drawing.plots import STYLES
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
 from mutirao.metrics import gini
 from mutirao.randomness import rng
-from mutirao.recsys.catalogues import Catalogue
-from mutirao.recsys.ratings import Ratings
-from mutirao.recsys.reading import read_ratings
+from mutirao.report.plot_style import BRIGHT, add_legend, blank, save, tidy
+from mutirao.report.plots import STYLES
+from mutirao.systems.recsys.catalogues import Catalogue
+from mutirao.systems.recsys.ratings import Ratings
+from mutirao.systems.recsys.readers import read_ratings
+from mutirao.text_files import write_rows
 
 Floats = npt.NDArray[np.float64]
 Shuffle = Literal["users", "both", "none"]

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import read
-from mutirao.drawing.plots import draw_bands
-from mutirao.drawing.wins import draw_wins
-from mutirao.ranking.against import hold_against
+from mutirao.report.plots import draw_bands
 from mutirao.runs.reader import Record
 from mutirao.stats import holm, interval, paired
 from mutirao.studies.claims import Figure, judge, read_claims
-from mutirao.studies.policies import markdown
-from mutirao.studies.queries import pair_queries, read_queries
-from mutirao.studies.reproducing import HOME
+from mutirao.studies.reproduction import HOME
+from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
+from mutirao.systems.ranking.query_tests import pair_queries, read_queries
+from mutirao.systems.ranking.query_wins import hold_against
+from mutirao.systems.ranking.wins_plot import draw_wins
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.drawing.looks import INK, PALE, blank, save
+from mutirao.report.plot_style import INK, PALE, blank, save
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, holm, paired
-from mutirao.studies.participation import values
+from mutirao.studies.targets import values
 
 BASELINE = "random"
 LAST, SMOOTH, NEAR = 10, 5, 0.95

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
-from mutirao.studies.participation import runs_of, values
-from mutirao.studies.policies import markdown
+from mutirao.studies.selection_policies import markdown
+from mutirao.studies.targets import runs_of, values
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

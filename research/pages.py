@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
 
 END = "<!-- end -->"
 

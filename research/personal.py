@@ -16,13 +16,13 @@ import numpy as np
 
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
-from mutirao.core.evaluation import summarise
+from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.personal import Roll
-from mutirao.recipes.quickstart import Config, recipe
+from mutirao.experiments.personal_models import Roll
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
+from mutirao.systems.quickstart import Config, recipe
 
 # What is set for each method. FedRep: epochs of the head and then of the body; as 5+5, and as Ditto, it costs twice.
 ARMS: dict[str, dict[str, Any]] = {

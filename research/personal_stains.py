@@ -23,18 +23,18 @@ from sklearn.model_selection import StratifiedGroupKFold
 from torch import nn
 
 from mutirao.config import resolve
-from mutirao.core.evaluation import summarise
+from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.datasets.folders import read_pictures
-from mutirao.fleets.local import LocalFleet
-from mutirao.images.bodies import FrozenNorm
-from mutirao.images.jitter import hed, scan
+from mutirao.datasets.class_folders import read_pictures
+from mutirao.experiments.personal_models import Roll
+from mutirao.experiments.task import Recipe, Task
 from mutirao.randomness import rng
-from mutirao.recipes.cytology import Config, recipe
-from mutirao.recipes.personal import Roll
-from mutirao.recipes.task import Recipe, Task
-from mutirao.training.descent import one_thread
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.cytology.recipe import Config, recipe
+from mutirao.systems.images.backbones import FrozenNorm
+from mutirao.systems.images.stain_augmentation import hed, scan
+from mutirao.training.optimizers import one_thread
 from research.personal import judge_with, report
 
 # Each laboratory's stain (strength and shift of three dyes) and scanner (gain of each channel, light curve, blur).

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from mutirao.recsys.evaluation import hold_out
-from mutirao.recsys.ratings import Ratings
-from mutirao.recsys.reading import read_ratings
-from mutirao.recsys.split import leave_one_out
+from mutirao.systems.recsys.evaluation import hold_out
+from mutirao.systems.recsys.ratings import Ratings
+from mutirao.systems.recsys.readers import read_ratings
+from mutirao.systems.recsys.user_split import leave_one_out
 
 Score = Callable[[slice], npt.NDArray[np.floating]]
 

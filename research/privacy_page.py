@@ -7,10 +7,10 @@ named by their epsilon; others have no noise.
 import sys
 from pathlib import Path
 
-from mutirao.drawing.looks import BRIGHT, INK, blank, save, tidy
+from mutirao.report.plot_style import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
-from mutirao.studies.participation import runs_of
-from mutirao.studies.policies import markdown
+from mutirao.studies.selection_policies import markdown
+from mutirao.studies.targets import runs_of
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.drawing.plots import draw_bands
-from mutirao.runs.schema import typed_row
-from mutirao.runs.tables import Table
+from mutirao.report.plots import draw_bands
+from mutirao.runs.column_names import typed_row
+from mutirao.runs.csv_tables import Table
 from mutirao.stats import interval
-from mutirao.studies.policies import markdown
+from mutirao.studies.selection_policies import markdown
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.clipping import clip_update
 from mutirao.config import resolve
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.core.rows import ROWS
-from mutirao.drawing.looks import BRIGHT, INK, add_legend, blank, save, tidy
-from mutirao.fleets.local import LocalFleet
+from mutirao.core.sparse_rows import ROWS
+from mutirao.experiments.task import find
 from mutirao.privacy import build_privacy
-from mutirao.recipes.task import find
-from mutirao.recsys.attack import Attacker, read_sum
-from mutirao.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.studies.policies import markdown
+from mutirao.privacy.clipping import clip_update
+from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.studies.selection_policies import markdown
+from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS
+from mutirao.systems.recsys.rating_attack import Attacker, read_sum
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

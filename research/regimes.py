@@ -18,9 +18,9 @@ from mutirao.config import parse_assignment
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, interval
-from mutirao.studies.participation import dominance
-from mutirao.studies.policies import markdown
+from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import carry_out, read_study, results
+from mutirao.studies.targets import dominance
 from research.gains import BASELINE, Field, Gains, compare_all, draw_gains, figures_of, shown_of, swing_of
 from research.pages import fill_page
 

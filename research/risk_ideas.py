@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
-from mutirao.fedrisk import FedRisk
-from mutirao.ranking.against import t_risk, u_risk
 from mutirao.risk import geo_risk, ideal_risk
+from mutirao.systems.ranking.query_wins import t_risk, u_risk
 from research.risk_scene import MOMENTUM, Floats, Joining, Scene
 
 Score = Callable[[Floats, Floats, float], Floats]  # of models x queries, a base and an aversion: higher is better

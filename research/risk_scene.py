@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mutirao import Trainer
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.ranking.scorers import score
+from mutirao.systems.ranking.scorers import score
 
 Floats = npt.NDArray[np.float64]
 CUT = 10  # what the server looks at: nDCG@10

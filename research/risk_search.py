@@ -23,13 +23,13 @@ from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.randomness import number, rng
-from mutirao.ranking.against import t_risk, u_risk
-from mutirao.ranking.scorers import dense
-from mutirao.ranking.sources import load_parts
-from mutirao.ranking.split import deal
-from mutirao.recipes.ranking import Config
 from mutirao.selection import Uniform
 from mutirao.stats import paired
+from mutirao.systems.ranking.query_partition import deal
+from mutirao.systems.ranking.query_wins import t_risk, u_risk
+from mutirao.systems.ranking.ranking_sources import load_parts
+from mutirao.systems.ranking.recipe import Config
+from mutirao.systems.ranking.scorers import dense
 from research.risk_ideas import IDEAS, Idea, Joiner
 from research.risk_scene import CUT, Floats, Queries, Scene
 

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mutirao import attacks
-from mutirao.attacks import Attacked, Backdoor, liars_among
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
+from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.rounds import Run
 from mutirao.errors import Diverged
-from mutirao.fleets.local import LocalFleet
-from mutirao.fleets.without import PopulationWithout
-from mutirao.recipes.task import Task, federate, find
+from mutirao.experiments.task import Task, federate, find
+from mutirao.robustness import attacks
+from mutirao.robustness.attacks import Attacked, Backdoor, liars_among
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import Samples, poison
 from research.settled import settled_task
 

@@ -5,15 +5,15 @@ from functools import partial
 from typing import Any
 
 from mutirao.core.fleet import Request
-from mutirao.fleets.local import LocalFleet
-from mutirao.ranking.profile import join_profiles
-from mutirao.recipes import ranking
-from mutirao.recipes.task import Task
+from mutirao.experiments.task import Task
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.ranking import recipe
+from mutirao.systems.ranking.feature_profile import join_profiles
 
 
 def settled_task(config: Any) -> Task:
     """The task as the recipe's own flow works on it after the first messages."""
-    task = ranking.task(config)
+    task = recipe.task(config)
     client, asked = task.knows.client, dict.fromkeys(task.population, Request("profile", {}, {"seed": 0, "round": 0}))
     scale = join_profiles(LocalFleet(client, task.population).ask(asked).replies, config.transform)
     trainer = client.trainers(scale)

@@ -20,19 +20,19 @@ from PIL import Image, ImageDraw
 
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
-from mutirao.images.features import Extractor
-from mutirao.images.heads import probabilities, trained_part
-from mutirao.images.hospitals import Hospital
-from mutirao.images.jitter import scan
-from mutirao.images.stain import NORMALISERS
+from mutirao.experiments.task import Task, federate
 from mutirao.metrics import auc, balanced_accuracy
-from mutirao.recipes.cytology import Config
-from mutirao.recipes.task import Task, federate
-from mutirao.slides.generate import Laboratory, Painter, Smear
-from mutirao.slides.pyramid import TILE
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
-from mutirao.training.descent import one_thread
+from mutirao.systems.cytology.recipe import Config
+from mutirao.systems.cytology.slides.pyramid import TILE
+from mutirao.systems.cytology.slides.synthetic_slides import Laboratory, Painter, Smear
+from mutirao.systems.images.client import Hospital
+from mutirao.systems.images.features import Extractor
+from mutirao.systems.images.heads import probabilities, trained_part
+from mutirao.systems.images.stain_augmentation import scan
+from mutirao.systems.images.stain_normalization import NORMALISERS
+from mutirao.training.optimizers import one_thread
 from mutirao.training.samples import Samples
 
 Pixels = npt.NDArray[np.uint8]
@@ -153,7 +153,7 @@ def report(rows: dict[str, list[dict[str, float]]]) -> Iterator[str]:
 
 def picture(path: Path, seed: int = 0) -> None:
     """Two tiles of each laboratory as they are, by both normalisations, and augmented."""
-    from mutirao.images.jitter import jitter
+    from mutirao.systems.images.stain_augmentation import jitter
 
     side, columns = 168, 4
     canvas = Image.new("RGB", (90 + 8 * (side + 6), 24 + columns * (side + 6)), "white")

@@ -17,10 +17,10 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
-from mutirao.fleets.local import LocalFleet
 from mutirao.metrics import classification_figures, regression_figures
-from mutirao.recipes.tabular import MEMORY, Config, recipe
-from mutirao.tabular.schema import read_schema
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.tabular.recipe import MEMORY, Config, recipe
+from mutirao.systems.tabular.schema import read_schema
 
 SETS = {"breast_cancer": "accuracy", "wine": "accuracy", "diabetes": "r2"}
 SPLITS: dict[str, dict[str, Any]] = {

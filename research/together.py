@@ -23,20 +23,21 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from mutirao.clustering.group_state import Grouping
+from mutirao.clustering.signatures import Bias
 from mutirao.config import resolve, setting
 from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import Diverged, TooFewReplies
-from mutirao.fleets.local import LocalFleet
-from mutirao.groups.member import Member, last_layer
-from mutirao.groups.signature import Bias
-from mutirao.groups.state import Grouping
-from mutirao.recipes import groups, ranking
-from mutirao.recipes.personal import personal_of
-from mutirao.recipes.task import Recipe, Task
-from mutirao.training.descent import one_thread
-from mutirao.training.personal import together
+from mutirao.experiments.group_client import Member, last_layer
+from mutirao.experiments.personal_models import personal_of
+from mutirao.experiments.task import Recipe, Task
+from mutirao.personalization.handler import together
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.systems.groups_lab import recipe as groups
+from mutirao.systems.ranking import recipe as ranking
+from mutirao.training.optimizers import one_thread
 from research.settled import settled_task
 
 SELECT = ("uniform", "aoiu")

@@ -2,7 +2,7 @@
 
     python scripts/nightly.py                     the newest
     python scripts/nightly.py --flwr 1.42.0       that one
-    python scripts/nightly.py tests/deploy/test_door.py -m "not slow"    only these, with any options of pytest
+    python scripts/nightly.py tests/deploy/server/test_access_control.py -m "not slow"    only these, with any options of pytest
 
 The environment lies over the one this runs in: all but Flower is shared. It is made anew each time, and nothing of the
 one below is touched. The last line says which version passed or failed; so does the exit code.
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 TESTS = [
     "tests/deploy",
     "tests/fleets",
-    "tests/test_aggregation_flower.py",
-    "tests/recipes/test_cytology_sites.py",
-    "tests/recipes/test_tabular_sites.py",
+    "tests/flower/test_aggregation_flower.py",
+    "tests/systems/cytology/test_cytology_sites.py",
+    "tests/systems/tabular/test_tabular_sites.py",
 ]
 UNMET = """
 import json, sys

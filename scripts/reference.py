@@ -16,7 +16,7 @@ import click
 from mutirao.cli import main
 from mutirao.cli.listing import recipes
 from mutirao.config import KINDS, Common, Part, can_set
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 
 KIND = {  # what the parts of a kind are called
     "select": "who takes part in a round",

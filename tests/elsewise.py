@@ -103,7 +103,7 @@ def look(folder: str) -> tuple[int, str]:
     """The first status that is not 200 of the live page over a folder, else 0; and what it lists."""
     from fastapi.testclient import TestClient
 
-    from mutirao.dash.app import make_app
+    from mutirao.dashboard.app import make_app
 
     app = make_app(Path(folder), "token", None)
     app.state.watcher.start()

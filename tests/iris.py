@@ -8,8 +8,8 @@ from sklearn.datasets import load_iris
 from mutirao.config import Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.experiments.task import Recipe, Task
 from mutirao.randomness import rng
-from mutirao.recipes.task import Recipe, Task
 
 X, Y = load_iris(return_X_y=True)
 X = (X - X.mean(0)) / X.std(0)

@@ -24,7 +24,7 @@ import numpy as np
 
 from mutirao.config import Common, setting
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.recipes.task import Recipe, Task
+from mutirao.experiments.task import Recipe, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from sklearn.datasets import load_digits
 
-from mutirao.core.checks import fault, sift
 from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.core.validation import fault, sift
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.recipes.task import Task
+from mutirao.experiments.task import Task
 
 NAMES = ["ana", "bia", "caio", "duda", "eva"]
 Meddle = Callable[[Message, Message], list[Message]]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.slides.generate import LABORATORIES, Cells, Smear, write_slide
+from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Smear, write_slide
 
 
 @pytest.fixture(scope="session")

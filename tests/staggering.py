@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.record import Round
+from mutirao.core.records import Round
 from mutirao.core.rounds import Patience, Run, train
-from mutirao.fleets.devices import Devices
-from mutirao.fleets.local import LocalFleet
-from mutirao.fleets.staggered import Refill, Staggered
-from mutirao.fleets.timed import Timed
 from mutirao.selection import Uniform
+from mutirao.simulation.asynchronous import Refill, Staggered
+from mutirao.simulation.clock import Timed
+from mutirao.simulation.devices import Devices
+from mutirao.simulation.local_fleet import LocalFleet
 
 NAMES = [f"c{i:02d}" for i in range(12)]
 

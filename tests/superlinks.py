@@ -6,9 +6,9 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 
-from mutirao.deploy import calls
 from mutirao.deploy.keys import public_key_pem
 from mutirao.deploy.layout import Node, Server
+from mutirao.deploy.server import control_calls
 
 
 class FakeLink:
@@ -17,8 +17,8 @@ class FakeLink:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nodes: list[NodeInfo] = []
         self.away = False
-        monkeypatch.setattr(calls, "control", self.control)
-        monkeypatch.setattr(calls, "about", self.about)
+        monkeypatch.setattr(control_calls, "control", self.control)
+        monkeypatch.setattr(control_calls, "about", self.about)
 
     def connect(self, site: Node, since: str) -> None:
         """A site whose key was admitted comes."""

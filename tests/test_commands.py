@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from living import mutirao
 from mutirao.cli import main
 from mutirao.cli.listing import parts, settings_of
-from mutirao.slides.labels import tiles_in
+from mutirao.systems.cytology.slides.tile_labels import tiles_in
 from pages import HOME, Shown, commands, files
 from sets import write_classes
 
@@ -44,7 +44,7 @@ SMALLER = {
 OPEN = ("mutirao dash", "mutirao slides label", "mutirao site admin")
 # What is not run here, and what runs it: a test, or the reason why none does.
 DEPLOYED = "tests/deploy/test_processes.py::test_a_site_is_admitted_connects_and_leaves_nothing_behind"
-REHEARSED = "tests/deploy/test_rehearse.py::test_a_rehearsal_from_an_empty_folder"
+REHEARSED = "tests/deploy/test_rehearsal.py::test_a_rehearsal_from_an_empty_folder"
 ELSEWHERE = {
     "make run": "it installs as `make test` does on a clean checkout, and the quickstart is run here",
     "make test": "it is what runs this",
@@ -66,7 +66,7 @@ ELSEWHERE = {
     "mutirao site run server quickstart --set clients=3 --wait": REHEARSED,
     "mutirao site doctor server": "tests/deploy/test_doctor.py::test_the_server_is_sound_too",
     "mutirao drill leak --folder drilled": "tests/deploy/drill/test_leak.py::test_there_is_a_picture_and_a_table",
-    "mutirao data get fashion-mnist": "tests/datasets/test_getting.py"
+    "mutirao data get fashion-mnist": "tests/datasets/test_installation.py"
     "::test_the_command_says_where_it_is_and_how_it_is_used",
     "mutirao reproduce groups": "tests/cli/test_reproduce.py::test_each_system_runs_on_its_stand_in_and_says_so",
 }

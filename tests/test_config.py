@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mutirao import aggregation, partition, selection
+from mutirao import aggregation, selection
+from mutirao import partitioning as partition
 from mutirao.config import (
     Common,
     Part,
@@ -31,7 +32,7 @@ from mutirao.config import (
     warn_retired,
 )
 from mutirao.errors import ConfigError
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 
 
 @dataclass(frozen=True, kw_only=True)

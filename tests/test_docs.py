@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from mutirao import partition
+from mutirao import partitioning
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import digest
 from mutirao.core.parts import as_handler, as_selector, check_needs
 from mutirao.core.rounds import Run, train
-from mutirao.fleets.local import LocalFleet
 from mutirao.selection import PowerOfChoice
-from mutirao.training import drift
+from mutirao.simulation import drift
+from mutirao.simulation.local_fleet import LocalFleet
 
 DOCS = Path(__file__).parent.parent / "docs"
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -153,7 +153,7 @@ def test_the_page_on_partitions_prints_what_it_says(capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_the_page_on_partitions_names_all_of_them_and_its_commands_run(tmp_path: Path) -> None:
     page = (DOCS / "partitions.md").read_text(encoding="utf-8")
-    for name in (*partition.NAMES, *drift.NAMES):
+    for name in (*partitioning.NAMES, *drift.NAMES):
         assert name == "none" or f"| `{name}` |" in page
     shown = re.findall(r"\$ mutirao (.*data=synthetic.*)", page)
     assert len(shown) == 2

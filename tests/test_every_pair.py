@@ -17,9 +17,9 @@ from mutirao.core.arrays import is_finite
 from mutirao.core.parts import as_aggregator, as_selector, find_unmet
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import NAMES, Task, find
-from mutirao.secure.kinds import secure_of
+from mutirao.experiments.task import NAMES, Task, find
+from mutirao.privacy.secure_aggregation.kinds import secure_of
+from mutirao.simulation.local_fleet import LocalFleet
 
 SMALL = {
     "quickstart": {"clients": 8, "per_round": 4, "epochs": 1},

@@ -8,16 +8,16 @@ import pytest
 from torch import nn
 
 import mutirao
+from mutirao.clustering.group_state import Grouping
 from mutirao.config import resolve
 from mutirao.core.arrays import is_finite, part_of
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.fleets.local import LocalFleet
-from mutirao.groups.state import Grouping
-from mutirao.recipes.agreeing import play
-from mutirao.recipes.task import NAMES, Recipe, Task, find
+from mutirao.experiments.party_agreement import play
+from mutirao.experiments.task import NAMES, Recipe, Task, find
 from mutirao.report import execute
 from mutirao.runs.execute import execute as make_rounds
+from mutirao.simulation.local_fleet import LocalFleet
 from test_every_pair import SMALL
 
 # Two groups are asked for, so that there are two models whatever the data look like.

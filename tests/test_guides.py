@@ -10,7 +10,7 @@ import pytest
 from mutirao.cli import main
 from mutirao.config import parse_assignment, resolve
 from mutirao.errors import ConfigError
-from mutirao.recipes.task import NAMES, find
+from mutirao.experiments.task import NAMES, find
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = ("ranking", "selection", "groups", "recsys", "cytology", "deploy", "law")

@@ -94,9 +94,9 @@ def test_imports_go_down() -> None:
 
 
 def test_an_import_upwards_is_found() -> None:
-    assert upward(list(imports_in("mutirao.core.rounds", "def f():\n    from mutirao.runs.folder import Folder"))) == [
-        "mutirao.core.rounds imports mutirao.runs.folder"
-    ]
+    assert upward(
+        list(imports_in("mutirao.core.rounds", "def f():\n    from mutirao.runs.run_folder import Folder"))
+    ) == ["mutirao.core.rounds imports mutirao.runs.run_folder"]
 
 
 @pytest.mark.parametrize("kind", ["modules", "rooms"])

@@ -10,14 +10,14 @@ import pytest
 from iris import iris
 from mutirao.config import resolve
 from mutirao.core.agreement import COUNTS, as_extra, table_in
-from mutirao.core.files import load_arrays
-from mutirao.dash.facts import event
-from mutirao.deploy.ledger import Ledger
+from mutirao.dashboard.run_summary import event
+from mutirao.deploy.policy.privacy_ledger import Ledger
 from mutirao.deploy.processes import RECORD, running
 from mutirao.errors import Damaged
+from mutirao.io import load_arrays
 from mutirao.report import execute
-from mutirao.runs.audit import parse
-from mutirao.runs.folder import Folder
+from mutirao.runs.audit_trail import parse
+from mutirao.runs.run_folder import Folder
 from mutirao.runs.verify import verify
 
 DEEP = "[" * 100_000

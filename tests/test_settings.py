@@ -10,7 +10,7 @@ import pytest
 
 from mutirao.cli.listing import recipes
 from mutirao.config import KINDS, Part, can_set
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = sorted(page for page in DOCS.glob("*.md") if not page.name.endswith(".pt.md"))

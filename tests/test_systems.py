@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.deploy.systems import need_linux
+from mutirao.deploy.platforms import need_linux
 from mutirao.errors import ConfigError
 
 PLAYER = Path(__file__).with_name("elsewise.py")
@@ -84,9 +84,9 @@ from elsewise import become
 become("win32", "numpy click safetensors.numpy")
 from pathlib import Path
 from mutirao.errors import ConfigError
-from mutirao.report.state import holder
-from mutirao.runs.folder import locked
-from mutirao.core.files import sync
+from mutirao.report.run_state import holder
+from mutirao.runs.run_folder import locked
+from mutirao.io import sync
 place = Path("run")
 with locked(place):
     print(*holder(place))

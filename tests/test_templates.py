@@ -29,7 +29,7 @@ def test_text_is_escaped_in_elements_and_in_attributes() -> None:
 
 def test_a_value_that_is_not_given_is_an_error() -> None:
     assert '<p class="notice">not &lt;for&gt; diagnosis</p>' in render(
-        "dash/assets/label.html", notice="not <for> diagnosis"
+        "dashboard/assets/label.html", notice="not <for> diagnosis"
     )
     with pytest.raises(UndefinedError, match="notice"):
-        render("dash/assets/label.html")
+        render("dashboard/assets/label.html")

@@ -16,7 +16,7 @@ from mutirao.selection import Uniform
 
 def recorded(run: Run, rounds: Iterator[Round], path: Path) -> Iterator[Round]:
     """The same rounds, each written to a run folder before it counts as done."""
-    from mutirao.runs.folder import Folder
+    from mutirao.runs.run_folder import Folder
 
     with Folder.open(path) as folder:
         folder.begin(run, 'recipe = "benchmark"\n')

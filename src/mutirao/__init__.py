@@ -7,25 +7,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mutirao.api.compare import Table, compare
+    from mutirao.api.result import Result
+    from mutirao.api.run import load, run
     from mutirao.config import Common, Part, setting
     from mutirao.core.arrays import Arrays
     from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
     from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
-    from mutirao.core.record import Round
+    from mutirao.core.records import Round
     from mutirao.core.rounds import Cohort, Run, step, train
-    from mutirao.door.compare import Table, compare
-    from mutirao.door.result import Result
-    from mutirao.door.run import load, run
     from mutirao.errors import MutiraoError
-    from mutirao.fleets.local import LocalFleet
-    from mutirao.ranking.ranker import Ranker
-    from mutirao.recipes.exhibits import Exhibits, Picture
-    from mutirao.recipes.task import Recipe, Task, federate
-    from mutirao.recsys.serve import Recommender
+    from mutirao.experiments.artifacts import Exhibits, Picture
+    from mutirao.experiments.task import Recipe, Task, federate
     from mutirao.report import execute
     from mutirao.report.notebook import show
-    from mutirao.runs.folder import load_run, save_run
-    from mutirao.training.classes import number_classes, renumber
+    from mutirao.runs.run_folder import load_run, save_run
+    from mutirao.simulation.local_fleet import LocalFleet
+    from mutirao.systems.ranking.ranker import Ranker
+    from mutirao.systems.recsys.recommender import Recommender
+    from mutirao.training.class_labels import number_classes, renumber
     from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
@@ -36,21 +36,21 @@ _HOME = {
     "config": ["Common", "Part", "setting"],
     "errors": ["MutiraoError"],
     "core.fleet": ["Answers", "Failure", "Fleet", "Reply", "Request", "Site", "Wrapper"],
-    "door.compare": ["Table", "compare"],
-    "door.result": ["Result"],
-    "door.run": ["load", "run"],
-    "fleets.local": ["LocalFleet"],
-    "recipes.task": ["Recipe", "Task", "federate"],
-    "ranking.ranker": ["Ranker"],
-    "recsys.serve": ["Recommender"],
+    "api.compare": ["Table", "compare"],
+    "api.result": ["Result"],
+    "api.run": ["load", "run"],
+    "simulation.local_fleet": ["LocalFleet"],
+    "experiments.task": ["Recipe", "Task", "federate"],
+    "systems.ranking.ranker": ["Ranker"],
+    "systems.recsys.recommender": ["Recommender"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
-    "core.record": ["Round"],
+    "core.records": ["Round"],
     "core.rounds": ["Cohort", "Run", "step", "train"],
-    "recipes.exhibits": ["Exhibits", "Picture"],
+    "experiments.artifacts": ["Exhibits", "Picture"],
     "report": ["execute"],
     "report.notebook": ["show"],
-    "runs.folder": ["load_run", "save_run"],
-    "training.classes": ["number_classes", "renumber"],
+    "runs.run_folder": ["load_run", "save_run"],
+    "training.class_labels": ["number_classes", "renumber"],
     "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }

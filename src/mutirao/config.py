@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from mutirao.errors import ConfigError
-from mutirao.naming import check_module, check_part, is_dotted
+from mutirao.registry import check_module, check_part, is_dotted
 
 log = logging.getLogger("mutirao")
 
@@ -28,20 +28,20 @@ Scalar = bool | int | float | str
 KINDS = {
     "select": "mutirao.selection",
     "aggregate": "mutirao.aggregation",
-    "partition": "mutirao.partition",
-    "available": "mutirao.fleets.churn",
-    "devices": "mutirao.fleets.devices",
-    "drift": "mutirao.training.drift",
+    "partition": "mutirao.partitioning",
+    "available": "mutirao.simulation.availability",
+    "devices": "mutirao.simulation.devices",
+    "drift": "mutirao.simulation.drift",
     "track": "mutirao.runs.trackers",
     "privacy": "mutirao.privacy",
-    "screen": "mutirao.filters",
-    "secure": "mutirao.secure",
+    "screen": "mutirao.robustness.filters",
+    "secure": "mutirao.privacy.secure_aggregation",
     "compress": "mutirao.compression",
-    "schedule": "mutirao.schedules",
-    "personal": "mutirao.personal",
-    "cluster": "mutirao.groups.groupers",
-    "signature": "mutirao.groups.signature",
-    "per_group": "mutirao.groups.tuning",
+    "schedule": "mutirao.training.lr_schedules",
+    "personal": "mutirao.personalization",
+    "cluster": "mutirao.clustering.groupers",
+    "signature": "mutirao.clustering.signatures",
+    "per_group": "mutirao.clustering.group_hyperparameters",
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")

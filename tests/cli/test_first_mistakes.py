@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import mutirao.cli.listing
-import mutirao.core.record
-import mutirao.slides.reading
+import mutirao.core.records
+import mutirao.systems.cytology.slides.readers
 from mutirao.cli import main
 from mutirao.cli.slides import slides
 
@@ -106,10 +106,13 @@ def test_who_is_interrupted_is_told_of_no_option_that_is_not_there(monkeypatch: 
 def test_a_missing_extra_is_named_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[str], said: str
 ) -> None:
-    find = mutirao.slides.reading.importlib.util.find_spec
+    find = mutirao.systems.cytology.slides.readers.importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name in missing else find(name, *more))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("mutirao.slides.demo.write_slide", lambda *_, **__: pytest.fail("a slide was made"))
+    monkeypatch.setattr(
+        "mutirao.systems.cytology.slides.synthetic_laboratories.write_slide",
+        lambda *_, **__: pytest.fail("a slide was made"),
+    )
     done = CliRunner().invoke(main, ["run", "cytology", "--out", str(tmp_path / "a")])
     assert done.exit_code == 2
     assert said in done.stderr
@@ -124,5 +127,5 @@ def test_the_list_wraps_to_a_terminal_and_is_whole_for_other_programs() -> None:
 
 
 def test_the_examples_in_the_code_hold() -> None:
-    for name in ("mutirao.cli.main", "mutirao.cli.listing", "mutirao.core.record"):
+    for name in ("mutirao.cli.main", "mutirao.cli.listing", "mutirao.core.records"):
         assert doctest.testmod(sys.modules[name]).failed == 0

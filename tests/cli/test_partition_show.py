@@ -10,9 +10,9 @@ from matplotlib.image import imread
 
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.partition import describe
-from mutirao.recipes.labelled import deal_labelled
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
+from mutirao.partitioning import describe
+from mutirao.systems.classification import deal_labelled
 
 
 def show(*words: str) -> Result:

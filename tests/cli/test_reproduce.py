@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli.main import main
-from mutirao.studies import reproducing, study
-from mutirao.studies.reproducing import NAMES, Form, System, read_system
+from mutirao.studies import reproduction, study
+from mutirao.studies.reproduction import NAMES, Form, System, read_system
 
 TINY: dict[str, dict[str, Any]] = {
     "fedrisk": {"rounds": 2, "queries": 50, "clients": 10, "per_round": 2},
@@ -39,9 +39,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         data = replace(system.data, settings={**system.data.settings, **TINY[name]})
         return replace(system, quick=form, data=data)
 
-    monkeypatch.setattr(reproducing, "read_system", read)
+    monkeypatch.setattr(reproduction, "read_system", read)
     monkeypatch.setattr(study, "carry_out", partial(study.carry_out, start="here"))
-    monkeypatch.setattr("mutirao.drawing.study.draw_study", lambda *_: [])  # pictures are tested where they are made
+    monkeypatch.setattr(
+        "mutirao.report.study_plots.draw_study", lambda *_: []
+    )  # pictures are tested where they are made
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MUTIRAO_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -80,7 +82,7 @@ def test_the_same_command_goes_on_and_a_stop_keeps_what_was_done(
     def counted(recipe: Any, place: Any) -> str:
         if len(made) == 5:
             made.append("stop")
-            raise reproducing.OutOfTime
+            raise reproduction.OutOfTime
         made.append(place[0].name)
         return run_cell(recipe, place)
 

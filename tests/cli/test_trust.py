@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from living import mutirao as start
 from mutirao.cli import main
 from mutirao.errors import ConfigError
-from mutirao.recipes import task as recipes
+from mutirao.experiments import task as recipes
 from mutirao.runs.trust import mark
 from mutirao.studies.study import plan_of, read_study, run_cell
 

@@ -7,14 +7,14 @@ import pytest
 
 from mutirao.aggregation import FedAvg
 from mutirao.compression import NAMES, Int8, Shorter, TopK
-from mutirao.compression.client import LOST, Compressed
-from mutirao.compression.server import decode
+from mutirao.compression.decoding_fleet import decode
+from mutirao.compression.encoding_handler import LOST, Compressed
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
-from mutirao.fleets.local import LocalFleet
 from mutirao.randomness import rng
 from mutirao.selection import everyone
+from mutirao.simulation.local_fleet import LocalFleet
 
 CODECS = [TopK(0.1), Int8(), Int8(rounding="stochastic"), TopK(0.3, feedback=False), Int8(feedback=False)]
 MODEL: Arrays = {"w": np.ones((4, 5), np.float32), "b": np.ones((), np.float32), "seen": np.array([3, 4])}

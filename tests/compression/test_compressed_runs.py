@@ -13,13 +13,13 @@ from loopgrid import NAMES as PEOPLE
 from loopgrid import LoopGrid, identity, softmax_task
 from mutirao.compression import NAMES, Int8, TopK, Whole, compress_of, from_table, to_table
 from mutirao.config import resolve
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.pins import pin_lines
-from mutirao.deploy.rehearse import one_by_one
+from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.policy.pins import pin_lines
+from mutirao.deploy.rehearsal import one_by_one
 from mutirao.errors import ConfigError
-from mutirao.fleets.flower.messages import pack
-from mutirao.recipes.task import Recipe, find
+from mutirao.experiments.task import Recipe, find
+from mutirao.flower.messages import pack
 from mutirao.runs.execute import execute
 from mutirao.runs.verify import verify_all
 

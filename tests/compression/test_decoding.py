@@ -10,12 +10,12 @@ from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays as arrays_of
 
 from mutirao.compression import Int8, Shorter, TopK
+from mutirao.compression.decoding_fleet import Decoding, decode
 from mutirao.compression.int8 import CODES, SCALES
-from mutirao.compression.server import Decoding, decode
 from mutirao.compression.topk import VALUES, WHERE
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import Failure, Reply, Request, Site, bytes_of_replies
-from mutirao.fleets.local import LocalFleet
+from mutirao.simulation.local_fleet import LocalFleet
 
 MODEL: Arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array([3, 4])}
 REQUEST = Request("train", MODEL, {"seed": 0, "round": 1})

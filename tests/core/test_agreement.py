@@ -14,9 +14,9 @@ from mutirao.core.agreement import (
     tell_agreed,
 )
 from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
-from mutirao.core.record import Round
+from mutirao.core.records import Round
 from mutirao.errors import ConfigError, Refused, TooFewClients
-from mutirao.fleets.local import LocalFleet
+from mutirao.simulation.local_fleet import LocalFleet
 
 
 def test_what_is_agreed_on_is_told_and_held() -> None:

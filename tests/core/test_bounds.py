@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, MultiKrum
 from mutirao.core.arrays import Arrays, digest, flat, square
 from mutirao.core.bounds import cap_sizes, faults_of_length, strange_metrics, update_length
-from mutirao.core.checks import faults
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.record import Round
+from mutirao.core.records import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Patience, Run, step, train
-from mutirao.core.rows import ROWS, whole
-from mutirao.fleets.local import LocalFleet
-from mutirao.runs.tables import MOST_COLUMNS, Table
+from mutirao.core.sparse_rows import ROWS, whole
+from mutirao.core.validation import faults
+from mutirao.runs.csv_tables import MOST_COLUMNS, Table
 from mutirao.selection import everyone
+from mutirao.simulation.local_fleet import LocalFleet
 
 PEOPLE = [f"c{i}" for i in range(9)]
 LIAR = "liar"

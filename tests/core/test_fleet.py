@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.core.fleet import Failure, Fleet, Reply, collect, failure_of
-from mutirao.fleets.local import LocalFleet
+from mutirao.simulation.local_fleet import LocalFleet
 
 GOOD = Reply({"w": np.ones(1)}, n=1)
 BAD = Failure("raised", "ValueError: no")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mutirao.aggregation import FedAvg, FedProx, Krum
+from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.parts import (
@@ -22,8 +23,7 @@ from mutirao.core.parts import (
 )
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
-from mutirao.fedrisk import FedRisk
-from mutirao.filters import keep_all
+from mutirao.robustness.filters import keep_all
 from mutirao.selection import AoIU, PowerOfChoice, everyone
 
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from mutirao.aggregation import FedAdam, FedAvg, FedOpt, FedProx
+from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, collect
 from mutirao.core.parts import AnyAggregator, AnySelector, Merged, as_aggregator, check_needs
-from mutirao.core.record import Round
+from mutirao.core.records import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Patience, Run, gather, mean_metrics, train
 from mutirao.core.rounds import step as step_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
-from mutirao.fedrisk import FedRisk
-from mutirao.filters import NormFilter
-from mutirao.fleets.local import LocalFleet
+from mutirao.robustness.filters import NormFilter
 from mutirao.selection import Uniform, everyone
+from mutirao.simulation.local_fleet import LocalFleet
 
 PEOPLE = ["ana", "bia", "caio", "dora", "eva", "fabi"]
 QUICK = Patience(wait=0.0)

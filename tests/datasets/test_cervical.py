@@ -14,9 +14,9 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.datasets import check_data_set
 from mutirao.datasets.cervical import CRIC, LBC, SIPAKMED, find_published
-from mutirao.datasets.layouts import read_both
+from mutirao.datasets.image_layouts import read_both
 from mutirao.errors import ConfigError
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 
 DRAW = np.random.default_rng(0)
 

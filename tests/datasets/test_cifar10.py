@@ -12,8 +12,8 @@ import torch
 
 from mutirao.datasets import cifar10, cifar_files
 from mutirao.errors import ConfigError
-from mutirao.images.networks import NETWORKS, Normalise
-from mutirao.training.descent import one_thread, seeded
+from mutirao.systems.images.networks import NETWORKS, Normalise
+from mutirao.training.optimizers import one_thread, seeded
 
 FILES = (*cifar10.TRAIN, cifar10.TEST)
 EACH = 20

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from mutirao.cli.main import main
 from mutirao.config import load_name
 from mutirao.datasets import DATA_SETS, check_data_set
-from mutirao.datasets.registry import PUBLISHED
+from mutirao.datasets.published import PUBLISHED
 from mutirao.errors import ConfigError
 
 

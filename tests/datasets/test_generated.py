@@ -11,8 +11,8 @@ from mutirao.datasets import check_data_set
 from mutirao.datasets.generated import generate, is_generated, make_synthetic
 from mutirao.datasets.labelled import is_arrays, load_labelled
 from mutirao.errors import ConfigError
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
+from mutirao.simulation.local_fleet import LocalFleet
 
 
 def test_fcube_has_balanced_classes_by_the_first_number() -> None:

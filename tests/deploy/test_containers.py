@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.deploy.compose import DATA, INSIDE
-from mutirao.deploy.founding import found_server
 from mutirao.deploy.layout import PORT, node_in
-from mutirao.deploy.policy import load_policy
+from mutirao.deploy.policy.rules import load_policy
+from mutirao.deploy.provisioning import found_server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,15 +15,15 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.core.versions import versions
-from mutirao.deploy import doctor, machine
+from mutirao.deploy import doctor, machine_checks
 from mutirao.deploy.doctor import examine, healthy
 from mutirao.deploy.findings import Finding
-from mutirao.deploy.founding import found_server, found_site, renew
 from mutirao.deploy.keys import write_authority, write_server
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.machine import GIGABYTE
-from mutirao.deploy.policy import policy_template
-from mutirao.deploy.rehearse import permit_training
+from mutirao.deploy.machine_checks import GIGABYTE
+from mutirao.deploy.policy.rules import policy_template
+from mutirao.deploy.provisioning import found_server, found_site, renew
+from mutirao.deploy.rehearsal import permit_training
 from sets import write_classes
 
 
@@ -280,10 +280,14 @@ def test_clocks(ahead: float, state: str) -> None:
 
 
 def test_disk_memory_and_graphics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert [machine.disk(tmp_path, lambda _, n=n: n * GIGABYTE).state for n in (0, 3, 9)] == ["fail", "warn", "ok"]  # type: ignore[misc]
-    assert [machine.memory(n * GIGABYTE).state for n in (0.1, 1, 8)] == ["fail", "warn", "ok"]
+    assert [machine_checks.disk(tmp_path, lambda _, n=n: n * GIGABYTE).state for n in (0, 3, 9)] == [
+        "fail",
+        "warn",
+        "ok",
+    ]  # type: ignore[misc]
+    assert [machine_checks.memory(n * GIGABYTE).state for n in (0.1, 1, 8)] == ["fail", "warn", "ok"]
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    assert machine.gpu().state == "warn"
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    assert machine_checks.gpu().state == "warn"

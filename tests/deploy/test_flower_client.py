@@ -9,8 +9,8 @@ from flwr.app import RecordDict
 from loopgrid import connected, failure_of_bia, honest, identity, softmax_handler, softmax_task
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.flower import client
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import Task
+from mutirao.experiments.task import Task
+from mutirao.simulation.local_fleet import LocalFleet
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

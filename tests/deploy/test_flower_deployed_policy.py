@@ -17,14 +17,14 @@ from test_flower_deployment import EXAMPLE, Deployment, assert_same_run, free_po
 
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
-from mutirao.core.files import load_arrays
-from mutirao.deploy.clientapp import own_command
-from mutirao.deploy.content import sources
-from mutirao.deploy.filling import fitting_policy
-from mutirao.deploy.keeping import finished_summary, process_holding
-from mutirao.deploy.policy import policy_template
-from mutirao.deploy.rehearse import one_by_one, permit_training
-from mutirao.recipes.task import find
+from mutirao.deploy.policy.content_hash import sources
+from mutirao.deploy.policy.policy_templates import fitting_policy
+from mutirao.deploy.policy.rules import policy_template
+from mutirao.deploy.rehearsal import one_by_one, permit_training
+from mutirao.deploy.server.supervisor import finished_summary, process_holding
+from mutirao.deploy.site.clientapp import own_command
+from mutirao.experiments.task import find
+from mutirao.io import load_arrays
 from mutirao.report import execute
 from mutirao.runs.verify import verify_all
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mutirao.config import resolve
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 from mutirao.report import execute
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
@@ -30,8 +30,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mutirao.recipes import quickstart
-from mutirao.recipes.task import Recipe
+from mutirao.systems import quickstart
+from mutirao.experiments.task import Recipe
 
 
 class Slow:

@@ -18,10 +18,10 @@ import numpy as np
 from mutirao.aggregation import FedAvg
 from mutirao.config import Common, setting
 from mutirao.core.fleet import Reply
-from mutirao.groups.flow import Plan, federate_groups
-from mutirao.groups.record import summarise_groups
-from mutirao.recipes.exhibits import Exhibits
-from mutirao.recipes.task import Recipe, Task
+from mutirao.experiments.group_rounds import Plan, federate_groups
+from mutirao.clustering.group_tables import summarise_groups
+from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.task import Recipe, Task
 from mutirao.core.rounds import Patience
 from mutirao.selection import everyone
 

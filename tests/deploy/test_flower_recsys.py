@@ -10,12 +10,12 @@ from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.rounds import Run
-from mutirao.core.rows import ROWS
+from mutirao.core.sparse_rows import ROWS
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.flower.client import STATE
-from mutirao.fleets.flower.messages import unpack
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
+from mutirao.flower.messages import unpack
+from mutirao.simulation.local_fleet import LocalFleet
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

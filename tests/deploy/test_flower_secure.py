@@ -17,14 +17,14 @@ from test_flower_deployment import EXAMPLE, Deployment, free_port
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Wrapper
-from mutirao.deploy.clientapp import own_command
-from mutirao.deploy.content import content_hash, sources
-from mutirao.deploy.flower.simulation import Simulation
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import find
+from mutirao.deploy.flower.ray_simulation import Simulation
+from mutirao.deploy.policy.content_hash import content_hash, sources
+from mutirao.deploy.site.clientapp import own_command
+from mutirao.experiments.task import find
+from mutirao.privacy.secure_aggregation.settings import MASKED, SHARES, UNMASK
 from mutirao.runs.execute import execute
 from mutirao.runs.verify import verify_all
-from mutirao.secure.settings import MASKED, SHARES, UNMASK
+from mutirao.simulation.local_fleet import LocalFleet
 
 SITES = ("c0", "c1", "c2", "c3")
 LOST = "c3"  # whose SuperNode is killed in round 3, after it has shared its secrets

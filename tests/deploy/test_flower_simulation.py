@@ -14,9 +14,9 @@ from iris import iris
 from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
 from mutirao.core.fleet import Wrapper
-from mutirao.deploy.flower import client_app, simulate, simulation
+from mutirao.deploy.flower import client_app, ray_simulation, simulate
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 from mutirao.report import execute
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -44,7 +44,7 @@ def engine_of(grid: LoopGrid, problem: Exception | None = None) -> Callable[...,
 def simulated(monkeypatch: pytest.MonkeyPatch, out: Path, problem: Exception | None = None) -> dict[str, Any]:
     config = resolve(iris.config, {"rounds": 3})
     grid = LoopGrid(client_app(lambda _: iris.task(config)))
-    monkeypatch.setattr(simulation, "run_engine", engine_of(grid, problem))
+    monkeypatch.setattr(ray_simulation, "run_engine", engine_of(grid, problem))
     return simulate("iris:iris", config, out)
 
 
@@ -63,7 +63,7 @@ def test_groups_of_any_task_are_found_over_flowers_messages(
     settings = {"clients": 6, "per_round": 1.0, "epochs": 1, "rounds": 2, "warm_epochs": 2, "signature": signature}
     config = resolve(find(recipe).config, {**settings, "cluster": "kmeans", "cluster.groups": 2})
     grid = LoopGrid(client_app(lambda _: find(recipe).prepare(config)))
-    monkeypatch.setattr(simulation, "run_engine", engine_of(grid))
+    monkeypatch.setattr(ray_simulation, "run_engine", engine_of(grid))
     there = simulate(recipe, config, tmp_path / "there")
     here = execute(recipe, config, tmp_path / "here", pictures=False)
     assert len(here["groups"]) == 2
@@ -80,7 +80,7 @@ def test_an_engine_that_dies_ends_the_run_with_its_reason(monkeypatch: pytest.Mo
 
 def test_a_refused_simulation_does_not_start_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     simulated(monkeypatch, tmp_path)
-    monkeypatch.setattr(simulation, "run_engine", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(ray_simulation, "run_engine", lambda *_: pytest.fail("started"))
     with pytest.raises(ConfigError, match="already holds a run"):
         simulate("iris:iris", resolve(iris.config, {"rounds": 5}), tmp_path)
     assert simulate("iris:iris", resolve(iris.config, {"rounds": 3}), tmp_path, resume=True)["already"]
@@ -93,6 +93,6 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_simulation_loses_nothing_of_the_fleet_inside() -> None:
-    own = {name for name in vars(simulation.Simulation) if not name.startswith("_")}
-    assert issubclass(simulation.Simulation, Wrapper)
+    own = {name for name in vars(ray_simulation.Simulation) if not name.startswith("_")}
+    assert issubclass(ray_simulation.Simulation, Wrapper)
     assert own == {"fleet", "clients", "close"}  # the rest is passed on

@@ -16,12 +16,12 @@ from mutirao import Reply, Run, train
 from mutirao.aggregation import FedAvg
 from mutirao.config import resolve
 from mutirao.core.fleet import Request, Site
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.flower import Strategy, client_app, initial_arrays
-from mutirao.fleets.flower.messages import pack, unpack
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.task import Task, find
+from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.experiments.task import Task, find
+from mutirao.flower.messages import pack, unpack
 from mutirao.selection import Uniform
+from mutirao.simulation.local_fleet import LocalFleet
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
 

@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 
 from loopgrid import NAMES, LoopGrid, connected, identity, softmax_task
 from mutirao.core.fleet import Request
-from mutirao.deploy.flower import FlowerFleet, client_app, tasks
-from mutirao.deploy.flower.tasks import recipe_from, recipe_task, settings_in, task_from
+from mutirao.deploy.flower import FlowerFleet, client_app, run_tasks
+from mutirao.deploy.flower.run_tasks import recipe_from, recipe_task, settings_in, task_from
 from mutirao.errors import ConfigError
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -55,9 +55,9 @@ def test_a_wrong_run_configuration_is_refused_in_one_line(run_config: dict[str, 
 
 def test_a_process_builds_its_task_once(monkeypatch: pytest.MonkeyPatch) -> None:
     task_from.cache_clear()
-    recipe, built = tasks.find("quickstart"), []
+    recipe, built = run_tasks.find("quickstart"), []
     counted = dataclasses.replace(recipe, task=lambda config: built.append(config.lr) or recipe.task(config))
-    monkeypatch.setattr(tasks, "find", lambda name: counted)
+    monkeypatch.setattr(run_tasks, "find", lambda name: counted)
     grid = LoopGrid(client_app(), recipe="quickstart", clients=2, set="lr=0.2")
     for i in range(2):
         grid.join(**{"partition-id": i})

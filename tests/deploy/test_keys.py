@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mutirao.deploy import keys
-from mutirao.deploy.admission import dismiss
-from mutirao.deploy.founding import found_server, found_site, renew, take_key
 from mutirao.deploy.layout import Server, load_place
+from mutirao.deploy.provisioning import found_server, found_site, renew, take_key
+from mutirao.deploy.server.admission import dismiss
 from mutirao.errors import ConfigError
 
 OPENSSL = shutil.which("openssl")

@@ -17,12 +17,7 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.deploy import processes
-from mutirao.deploy.admission import admit, is_admitted, is_entitled, node_of
-from mutirao.deploy.calls import about
 from mutirao.deploy.doctor import examine
-from mutirao.deploy.door import Door
-from mutirao.deploy.founding import found_server, found_site, renew, take_key
-from mutirao.deploy.insider import send_secret
 from mutirao.deploy.keys import secret_in, write_authority
 from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import (
@@ -35,6 +30,11 @@ from mutirao.deploy.processes import (
     until,
     waits,
 )
+from mutirao.deploy.provisioning import found_server, found_site, renew, take_key
+from mutirao.deploy.server.access_control import Door
+from mutirao.deploy.server.admission import admit, is_admitted, is_entitled, node_of
+from mutirao.deploy.server.control_calls import about
+from mutirao.deploy.server.flwr_command import send_secret
 from mutirao.errors import ConfigError
 
 

@@ -29,9 +29,9 @@ randomness.number = number  # before others take it from there
 
 from tests.golden.make import command  # noqa: E402
 
-from mutirao.deploy import filling  # noqa: E402
-from mutirao.deploy.policy import Policy  # noqa: E402
-from mutirao.fleets.local import LocalFleet  # noqa: E402
+from mutirao.deploy.policy import policy_templates
+from mutirao.deploy.policy.rules import Policy  # noqa: E402
+from mutirao.simulation.local_fleet import LocalFleet  # noqa: E402
 
 _ask = LocalFleet.ask
 
@@ -63,9 +63,9 @@ def known_names() -> dict[str, Any]:
         "parts": {kind: sorted(names) for kind, names in listed.items()},
         "settings": {recipe: sorted(*command_json("list", recipe).values()) for recipe in listed["recipes"]},
         "policy": keys_of(Policy),
-        "requests": sorted(filling.REQUESTS),
-        "extras": sorted(filling.EXTRAS),
-        "metrics": sorted(filling.METRICS),
+        "requests": sorted(policy_templates.REQUESTS),
+        "extras": sorted(policy_templates.EXTRAS),
+        "metrics": sorted(policy_templates.METRICS),
     }
 
 

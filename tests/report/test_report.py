@@ -20,20 +20,20 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.fleet import Answers, Failure
 from mutirao.errors import ConfigError, TooFewReplies
-from mutirao.fleets.local import LocalFleet
-from mutirao.images.notice import NOTICE
-from mutirao.recipes import task as recipes
+from mutirao.experiments import task as recipes
 from mutirao.report import charts as charts_of
-from mutirao.report import execute, holders, render, write_report
+from mutirao.report import client_charts, execute, render, write_report
 from mutirao.report.charts import told_apart
-from mutirao.report.page import Page, is_steady
-from mutirao.report.run import add_ends
-from mutirao.report.state import RunState, state_of
-from mutirao.report.study import study_page
-from mutirao.report.words import sentences
-from mutirao.runs import tables
-from mutirao.runs.folder import Folder
+from mutirao.report.html_page import Page, is_steady
+from mutirao.report.run_report import add_ends
+from mutirao.report.run_state import RunState, state_of
+from mutirao.report.sentences import sentences
+from mutirao.report.study_report import study_page
+from mutirao.research_notice import NOTICE
+from mutirao.runs import csv_tables
 from mutirao.runs.reader import Columns, Record, clean
+from mutirao.runs.run_folder import Folder
+from mutirao.simulation.local_fleet import LocalFleet
 
 
 class Lossy(LocalFleet):
@@ -230,7 +230,7 @@ def test_heat_maps_of_many_clients_are_counted_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{r},c{c}" for r in range(1, 451) for c in rng.choice(3000, 20, replace=False)]
     (tmp_path / "clients.csv").write_text("round,client\n" + "\n".join(rows) + "\n")
-    heat = next(iter(holders.chart_participation(Record(tmp_path))))
+    heat = next(iter(client_charts.chart_participation(Record(tmp_path))))
     assert len(heat["rows"]) <= 100
     assert len(heat["cols"]) <= 200
     assert sum(map(sum, heat["values"])) == len(rows)
@@ -253,7 +253,7 @@ def test_of_many_clients_the_ends_are_named(tmp_path: Path) -> None:
 
 
 def test_columns_go_in_parts_and_keep_every_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "PART", 3)
+    monkeypatch.setattr(csv_tables, "PART", 3)
     rows = [f'{i},"a, {i % 4}",{i if i % 3 else ""}' for i in range(10)]
     (tmp_path / "t.csv").write_text("n,who,x\n" + "\n".join(rows) + '\n10,"two\nlines",1e400\n11,cut')
     table = Columns(tmp_path / "t.csv")

@@ -16,10 +16,10 @@ from research.expansion import (
 
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.recsys.catalogues import Catalogue
-from mutirao.recsys.matching import match
-from mutirao.recsys.ratings import Ratings, gather
-from mutirao.recsys.reading import read_ratings
+from mutirao.systems.recsys.catalogues import Catalogue
+from mutirao.systems.recsys.matching import match
+from mutirao.systems.recsys.ratings import Ratings, gather
+from mutirao.systems.recsys.readers import read_ratings
 
 
 def small(users: int = 60, items: int = 40, seed: int = 0) -> Ratings:

@@ -9,8 +9,8 @@ import pytest
 from research.gains import Field, clock, compare_all, draw_gains, end_of, figures_of, shown_of, spent_to, swing_of
 from scipy.stats import ttest_rel
 
+from mutirao.runs.csv_tables import Table
 from mutirao.runs.reader import Record
-from mutirao.runs.tables import Table
 
 
 def run(folder: Path, accuracy: list[float], seconds: list[float] | None = None) -> Record:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.config import parse_assignment, resolve
-from mutirao.fleets.churn import stays
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
+from mutirao.simulation.availability import stays
 from mutirao.studies.study import Study, read_study
 from research import regimes
 

@@ -9,8 +9,8 @@ import pytest
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply
 from mutirao.metrics import ndcg
-from mutirao.ranking.scorers import score
-from mutirao.recipes.ranking import Config
+from mutirao.systems.ranking.recipe import Config
+from mutirao.systems.ranking.scorers import score
 from research import risk_ideas, risk_scene, risk_search
 
 

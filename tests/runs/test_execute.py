@@ -18,8 +18,8 @@ from mutirao.config import Common, Part, read, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.recipes.exhibits import Exhibits
-from mutirao.recipes.task import Recipe, Task, find, name_of
+from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.task import Recipe, Task, find, name_of
 from mutirao.runs.execute import execute
 from mutirao.runs.reader import Record
 

@@ -7,8 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from mutirao.errors import ConfigError
+from mutirao.runs.csv_tables import Table
 from mutirao.runs.exports import export
-from mutirao.runs.tables import Table
 
 
 def make(folder: Path, rows: list[dict[str, object]], name: str = "history.csv") -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from iris import iris
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.recipes import task as recipes
+from mutirao.experiments import task as recipes
 from mutirao.report import execute
 from mutirao.runs.verify import verify
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from iris import iris, iris_task
 from mutirao.cli import main
 from mutirao.core.rounds import Round, Run
-from mutirao.recipes.task import Task
+from mutirao.experiments.task import Task
 from mutirao.runs.progress import Progress, clock, json_line, sparkline
 
 TASK = iris_task(iris.config())

@@ -12,10 +12,10 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
-from mutirao.recipes.selection import Config
 from mutirao.report import execute
 from mutirao.runs.reader import Record
 from mutirao.runs.replay import replay, replay_folder
+from mutirao.systems.selection_lab import Config
 
 SMALL = {"clients": 20, "per_round": 4, "epochs": 1, "rounds": 12, "own_test": 20}
 

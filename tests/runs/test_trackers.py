@@ -10,10 +10,10 @@ import pytest
 from iris import iris
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
-from mutirao.recipes import task as recipes
+from mutirao.experiments import task as recipes
 from mutirao.report import execute
+from mutirao.runs.csv_tables import Table
 from mutirao.runs.execute import reopen
-from mutirao.runs.tables import Table
 from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, numbers, require, spell
 
 

@@ -10,8 +10,8 @@ from choosing import rng, roster_of
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
-from mutirao.scores import mix_scores
 from mutirao.selection import AoI, AoIU, Entropy, Mix, RoundRobin
+from mutirao.selection.scores import mix_scores
 
 
 def simulated(select: Any, clients: int = 100, rounds: int = 100, seed: int = 0) -> np.ndarray:

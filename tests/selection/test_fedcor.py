@@ -8,7 +8,7 @@ from choosing import rng, roster_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.roster import Roster
 from mutirao.selection import FedCor, fedcor
-from mutirao.selection.gaussian import NOISE, covariance, fit, most_telling, slope
+from mutirao.selection.gaussian_process import NOISE, covariance, fit, most_telling, slope
 
 
 def slow_covariance(points: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ import pytest
 
 from mutirao.config import resolve
 from mutirao.errors import ConfigError
-from mutirao.recipes.selection import Config
 from mutirao.report import execute
+from mutirao.systems.selection_lab import Config
 
 SMALL = {"clients": 10, "per_round": 3, "epochs": 1, "devices": "fedcs", "clients_every": -1}
 POLICIES: dict[str, dict[str, Any]] = {

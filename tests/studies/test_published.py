@@ -11,8 +11,8 @@ from mutirao.errors import ConfigError
 from mutirao.report import render
 from mutirao.studies.comparison import compare, header_of, latex, write_tables
 from mutirao.studies.published import Claim, read_published
-from mutirao.studies.showing import tables_of
 from mutirao.studies.study import carry_out, read_study
+from mutirao.studies.study_display import tables_of
 
 STUDY = """
 recipe = "quickstart"

@@ -151,7 +151,7 @@ def test_a_metric_that_no_cell_has_is_refused_before_the_grid_starts(tmp_path: P
 ODD = """
 from iris import accuracy, iris, iris_task
 from dataclasses import replace
-from mutirao.recipes.task import Recipe
+from mutirao.experiments.task import Recipe
 
 def task(config):
     scores = lambda arrays: accuracy(arrays) | {"regret": float(config.lr), "val_loss": float(config.lr)}
@@ -206,8 +206,8 @@ def test_a_larger_loss_is_worse_and_of_a_metric_nobody_knows_there_is_no_verdict
 
 BROKEN = """
 import os
-from mutirao.recipes import quickstart
-from mutirao.recipes.task import Recipe
+from mutirao.systems import quickstart
+from mutirao.experiments.task import Recipe
 
 def task(config):
     if config.lr == 0.2 and config.seed == 0:

@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.config import parse_assignment, resolve
 from mutirao.errors import ConfigError
-from mutirao.recipes import tabular
-from mutirao.recipes.quickstart import Config
-from mutirao.recipes.task import NAMES
+from mutirao.experiments.task import NAMES
 from mutirao.report import execute
-from mutirao.studies import searching
-from mutirao.studies.confirming import confirming, merged, write_tuning
+from mutirao.studies import search_space
+from mutirao.studies.confirmation import confirming, merged, write_tuning
 from mutirao.studies.study import Cell, read_study
 from mutirao.studies.tuning import Trial, Tuning, cells_of, read_tuning, tune, warnings, winners
+from mutirao.systems.quickstart import Config
+from mutirao.systems.tabular import recipe as tabular
 
 HEAD = """
 recipe = "quickstart"
@@ -183,7 +183,7 @@ def test_a_range_gives_every_method_as_many_proposals_and_goes_on_where_it_was_l
 
 
 def test_without_optuna_a_range_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "find_spec", lambda name: None)
+    monkeypatch.setattr(search_space, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'mutirao\[tune\]', or give a \[tune.grid\]"):
         tuning_of(tmp_path, RANGE)
     assert tuning_of(tmp_path, STUDY).effort == 3  # a grid needs none

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, TensorDataset
 import elsewhere
 from mutirao import ClientData, Failure, Request, Samples, Site, Trainer
 from mutirao.core.fleet import Reply
-from mutirao.training import devices
-from mutirao.training.engine import tape
+from mutirao.training import torch_device
+from mutirao.training.engine import tracer
 from mutirao.training.lora import lora
 
 THERE = elsewhere.device()
@@ -86,7 +86,7 @@ def sites_for(shape: tuple[int, ...], whole: bool = False, clients: int = 3) -> 
 
 @pytest.fixture(autouse=True)
 def _there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "memory_of", lambda t: getattr(t, "inner", t).untyped_storage().data_ptr())
+    monkeypatch.setattr(tracer, "memory_of", lambda t: getattr(t, "inner", t).untyped_storage().data_ptr())
 
 
 def round_of(kind: type[Trainer], network: str, **settings: Any) -> dict[str, Reply]:
@@ -250,6 +250,6 @@ def test_the_engine_really_stacks_there(network: str, caplog: pytest.LogCaptureF
 
 
 def test_samples_that_do_not_fit_are_brought_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "free_bytes", lambda place: 100.0)
+    monkeypatch.setattr(torch_device, "free_bytes", lambda place: 100.0)
     for engine in ("plain", "threads", "stacked"):
         agree(*(round_of(kind, "dense", engine=engine) for kind in (Trainer, There)))

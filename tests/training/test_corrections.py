@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from mutirao.aggregation.effective_steps import reach_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.errors import Refused
-from mutirao.methods.reach import reach_of
 from mutirao.randomness import rng
 from mutirao.training.corrections import CONTROL
 from mutirao.training.pull import ANCHOR, CORRECTION

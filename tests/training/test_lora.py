@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from mutirao.aggregation import FedAvg
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run, train
-from mutirao.fleets.local import LocalFleet
 from mutirao.selection import everyone
-from mutirao.training.descent import seeded
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.lora import Adapted, lora, merge
+from mutirao.training.optimizers import seeded
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
 

@@ -13,9 +13,9 @@ from mutirao.config import resolve
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
+from mutirao.experiments.task import find
 from mutirao.randomness import rng
-from mutirao.recipes.task import find
-from mutirao.training.descent import Descent, seeded
+from mutirao.training.optimizers import Descent, seeded
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
 
@@ -220,7 +220,7 @@ def test_where_an_optimiser_cannot_be_kept_it_is_refused_by_name() -> None:
 
 
 def test_many_clients_keep_their_own_optimisers_whatever_way_they_are_trained() -> None:
-    from mutirao.fleets.local import LocalFleet
+    from mutirao.simulation.local_fleet import LocalFleet
 
     found = []
     for engine in ("auto", "threads", "plain"):

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.attacks import Attacked, LabelFlip
 from mutirao.config import Common
 from mutirao.core.arrays import digest
+from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId, Wrapper
 from mutirao.core.parts import as_handler
 from mutirao.errors import ConfigError
-from mutirao.fleets.local import LocalFleet
-from mutirao.fleets.without import PopulationWithout
-from mutirao.groups.member import Member
-from mutirao.recipes.task import Recipe, Task, find
+from mutirao.experiments.group_client import Member
+from mutirao.experiments.task import Recipe, Task, find
+from mutirao.robustness.attacks import Attacked, LabelFlip
 from mutirao.runs.execute import execute
+from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import ClientData, Samples, VirtualClients, poison, virtual_clients
 from mutirao.training.trainer import Trainer
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mutirao import ClientData
+from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId
-from mutirao.deploy.guard import Held
-from mutirao.fleets.without import PopulationWithout
+from mutirao.deploy.policy.enforcement import Held
 from mutirao.training.samples import (
     Population,
     Samples,

@@ -15,7 +15,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.training.descent import Descent
+from mutirao.training.optimizers import Descent
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
 

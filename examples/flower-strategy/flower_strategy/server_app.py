@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_strategy.task import Net, load_centralized_data
-from mutirao.fleets.flower import Strategy, errors_on
+from mutirao.flower import Strategy, errors_on
 
 app = ServerApp()
 

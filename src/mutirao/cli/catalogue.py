@@ -40,9 +40,9 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
       mutirao catalogue match ml-1m netflix --out matches.csv
       mutirao catalogue match ml-1m netflix --review matches.csv --out matches.csv
     """
-    from mutirao.recsys.matching import match
-    from mutirao.recsys.reading import read_catalogue
-    from mutirao.recsys.review import read_verdicts, write_matches
+    from mutirao.systems.recsys.match_review import read_verdicts, write_matches
+    from mutirao.systems.recsys.matching import match
+    from mutirao.systems.recsys.readers import read_catalogue
 
     if out.exists() and (review is None or out.resolve() != review.resolve()):
         raise ConfigError(
@@ -93,10 +93,10 @@ def transfer_command(
       mutirao catalogue transfer ml-1m netflix.safetensors --share 0.5 --by random
     """
     from mutirao.randomness import rng
-    from mutirao.recsys.embeddings import Embeddings, load_embeddings, save_embeddings, transfer
-    from mutirao.recsys.matching import match
-    from mutirao.recsys.reading import read_catalogue
-    from mutirao.recsys.review import pairs_between
+    from mutirao.systems.recsys.embeddings import Embeddings, load_embeddings, save_embeddings, transfer
+    from mutirao.systems.recsys.match_review import pairs_between
+    from mutirao.systems.recsys.matching import match
+    from mutirao.systems.recsys.readers import read_catalogue
 
     mine, theirs = read_catalogue(target.expanduser()), load_embeddings(source.expanduser())
     joined = pairs_between(table.expanduser(), mine, theirs.catalogue) if table else match(mine, theirs.catalogue).pairs
@@ -134,8 +134,8 @@ def pretrain_command(
 
     Example: mutirao catalogue pretrain netflix --begin word2vec --out netflix.safetensors
     """
-    from mutirao.recsys.pretrain import Factorisation, pretrain
-    from mutirao.recsys.reading import read_ratings
+    from mutirao.systems.recsys.pretrain import Factorisation, pretrain
+    from mutirao.systems.recsys.readers import read_ratings
 
     made = pretrain(read_ratings(data.expanduser(), columns), Factorisation(**factorisation), seed, folds)
     keep(made, out, as_json)
@@ -143,7 +143,7 @@ def pretrain_command(
 
 def keep(made: Any, out: Path, as_json: bool) -> None:
     """Write item vectors and say so."""
-    from mutirao.recsys.embeddings import save_embeddings
+    from mutirao.systems.recsys.embeddings import save_embeddings
 
     save_embeddings(made, out)
     said = f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}"
@@ -160,7 +160,7 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 
     Example: mutirao catalogue export runs/recsys --out items.safetensors
     """
-    from mutirao.runs.models import embeddings_of_run
+    from mutirao.systems.recsys.trained import embeddings_of_run
 
     keep(embeddings_of_run(run.expanduser(), model), out, as_json)
 
@@ -175,7 +175,7 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
 
     Example: mutirao catalogue recommend items.safetensors 1193=5 661=2 -k 5
     """
-    from mutirao.recsys.serve import Recommender
+    from mutirao.systems.recsys.recommender import Recommender
 
     given: dict[str, float] = {}
     for text in ratings:
@@ -200,9 +200,9 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
 
     Example: mutirao catalogue cold items.safetensors ml-1m --out all-items.safetensors
     """
-    from mutirao.recsys.cold import add_cold
-    from mutirao.recsys.embeddings import load_embeddings
-    from mutirao.recsys.reading import read_catalogue
+    from mutirao.systems.recsys.cold_items import add_cold
+    from mutirao.systems.recsys.embeddings import load_embeddings
+    from mutirao.systems.recsys.readers import read_catalogue
 
     keep(add_cold(load_embeddings(items.expanduser()), read_catalogue(catalogue_of.expanduser())), out, as_json)
 
@@ -221,9 +221,9 @@ def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, se
     """
     from statistics import mean
 
-    from mutirao.recsys.cold import evaluate_cold
-    from mutirao.recsys.pretrain import Factorisation
-    from mutirao.recsys.reading import read_ratings
+    from mutirao.systems.recsys.cold_items import evaluate_cold
+    from mutirao.systems.recsys.pretrain import Factorisation
+    from mutirao.systems.recsys.readers import read_ratings
 
     ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
     found = [evaluate_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]

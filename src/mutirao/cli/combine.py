@@ -32,7 +32,7 @@ def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_j
       mutirao combine runs/groups --client c03
       mutirao combine runs/groups --client c03 --weights equal --out runs/c03-equal
     """
-    from mutirao.runs.combining import combine_run
+    from mutirao.runs.group_ensemble import combine_run
     from mutirao.runs.trust import names_in_file
 
     look_here(names_in_file(folder / "config.toml"))

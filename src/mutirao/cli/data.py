@@ -28,7 +28,7 @@ def data_list(as_json: bool) -> None:
     Example: mutirao data list
     """
     from mutirao.cli.listing import in_columns
-    from mutirao.datasets.listing import facts_of, said_of, titled
+    from mutirao.datasets.descriptions import facts_of, said_of, titled
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     lines: list[str] = []
@@ -52,8 +52,8 @@ def data_get(name: str, to: Path | None, mirror: str, as_json: bool) -> None:
       mutirao data get ml-1m
       mutirao data get fashion-mnist --to ~/data
     """
-    from mutirao.datasets.getting import get_data_set
-    from mutirao.datasets.registry import File
+    from mutirao.datasets.installation import get_data_set
+    from mutirao.datasets.published import File
 
     def begin(file: File) -> Callable[[int, int], None]:
         if as_json or not sys.stderr.isatty():
@@ -102,7 +102,7 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
     Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
     """
     from mutirao.datasets import check_data_set
-    from mutirao.datasets.homes import find_copy
+    from mutirao.datasets.locations import find_copy
 
     findings = check_data_set(name, path.expanduser() if path else find_copy(name))
     tell(findings, as_json, *findings)
@@ -125,13 +125,16 @@ def data_prepare(
     Example: mutirao data prepare herlev --out federation --clients 3
     """
     from mutirao.config import Part, build, complete
-    from mutirao.images.splits import prepare_hospitals
     from mutirao.randomness import rng
+    from mutirao.systems.images.image_partitions import prepare_hospitals
 
     look_here(partition)
     if not 0.02 <= share <= 0.5:
         raise ConfigError(f"--test: {share!r} is not a share from 0.02 to 0.5")
-    part = complete("partition", Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.images.splits"))
+    part = complete(
+        "partition",
+        Part(partition, {} if alpha is None else {"alpha": alpha}, "mutirao.systems.images.image_partitions"),
+    )
     deal = build("partition", part)
     sizes = prepare_hospitals(
         source.expanduser(), out.expanduser(), clients, deal, rng(seed, 0, "partition"), seed, share, slide

@@ -49,9 +49,9 @@ def drill(
             click.echo(f"{name:<12} {text}")
         return
 
-    from mutirao.deploy.drill.course import run_trials
     from mutirao.deploy.drill.leak import Leaking
-    from mutirao.deploy.drill.ratings import Rated
+    from mutirao.deploy.drill.rating_drill import Rated
+    from mutirao.deploy.drill.sequence import run_trials
 
     made = []
     leaking, rated = Leaking(recipe, policy, noise, seed=seed), Rated(data, seed=seed)

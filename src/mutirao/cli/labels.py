@@ -14,7 +14,7 @@ from mutirao.cli.slides import MppOf, scaling, slides
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mutirao.slides.labels import LabelTile
+    from mutirao.systems.cytology.slides.tile_labels import LabelTile
 
 __all__ = ["slides"]  # the group, with these commands
 SHOWN = 20  # problems on the terminal
@@ -34,7 +34,7 @@ def laboratories(told: str) -> Callable[[str], str]:
     """The laboratory of a slide by its name: one for all, or by a table."""
     if not told.endswith(".csv"):
         return lambda slide: told
-    from mutirao.core.text import read_table
+    from mutirao.text_files import read_table
 
     path = Path(told).expanduser()
     rows = read_table(path)
@@ -96,9 +96,9 @@ def cut(
       mutirao slides cut slides/ --annotations qupath/ --out cells --size 256
       mutirao slides cut smear.svs --annotations smear.xml --classes abnormal,normal --conflict first --out cells
     """
-    from mutirao.slides.cutting import Plan, annotations_in, cut_marks
-    from mutirao.slides.reading import slides_in
-    from mutirao.slides.tiling import Cut
+    from mutirao.systems.cytology.slides.cutting import Plan, annotations_in, cut_marks
+    from mutirao.systems.cytology.slides.readers import slides_in
+    from mutirao.systems.cytology.slides.tiling import Cut
 
     lab_of = laboratories(laboratory)
     pairs = [text.partition("=") for text in rename]
@@ -148,11 +148,11 @@ def label(folder: Path, classes: str, reader: str, host: str, port: int, browse:
 
     Example: mutirao slides label tiles --classes normal,abnormal --reader ana
     """
-    from mutirao.dash.serving import needing_packages, serve_page
-    from mutirao.slides.labels import agreed_classes, file_of, tiles_in
+    from mutirao.dashboard.serving import needing_packages, serve_page
+    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, file_of, tiles_in
 
     with needing_packages():
-        from mutirao.dash.labelling import labelling
+        from mutirao.dashboard.labelling_page import labelling
 
     place = folder.expanduser()
     file, tiles = file_of(place, reader), tiles_in(place)
@@ -175,11 +175,11 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
 
     Example: mutirao slides agreement tiles
     """
-    from mutirao.core.files import write_whole
+    from mutirao.io import write_whole
     from mutirao.randomness import rng
-    from mutirao.slides.agreement import compare_readers
-    from mutirao.slides.differing import page_of
-    from mutirao.slides.labels import agreed_classes, read_labels, tiles_in
+    from mutirao.systems.cytology.slides.disagreement_page import page_of
+    from mutirao.systems.cytology.slides.reader_agreement import compare_readers
+    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, read_labels, tiles_in
 
     place = folder.expanduser()
     tiles, labels = tiles_in(place), read_labels(place, readers)
@@ -222,8 +222,8 @@ def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laborat
 
     Example: mutirao slides gather tiles --out cells --rule majority
     """
-    from mutirao.datasets.tiled import write_set
-    from mutirao.slides.labels import agreed_classes, joined, read_labels, tiles_in
+    from mutirao.datasets.tile_folders import write_set
+    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, joined, read_labels, tiles_in
 
     place, target = folder.expanduser(), out.expanduser()
     tiles, labels = tiles_in(place), read_labels(place, readers)
@@ -245,7 +245,7 @@ def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laborat
 
 def origin_of(tile: "LabelTile", label: str, scale: Any, laboratory: str, reader: str) -> Any:
     """The line of a labelled tile; its new name holds its old path, so that no two tiles have the same."""
-    from mutirao.datasets.tiled import Origin
+    from mutirao.datasets.tile_folders import Origin
 
     old = Path(tile.name)
     cut_here = isinstance(tile.x, int)  # x0_y512.jpg in a folder of its slide's name

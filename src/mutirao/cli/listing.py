@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from mutirao.config import KINDS, Part, can_set, resolve
-from mutirao.recipes.presets import expand, presets
-from mutirao.recipes.task import NAMES, find
+from mutirao.experiments.presets import expand, presets
+from mutirao.experiments.task import NAMES, find
 
 NAME = r"[^\W\d_a-z][\w'-]+(?: [^\W\d_a-z][\w'-]+)*"  # of an author, of one word or several
 PAPER = re.compile(rf'({NAME}(?:(?:, (?!")| and | et al\.)[^."()]*?)?), (?:"[^"]*",? ?[^.\d]*)?((?:19|20)\d\d)')

@@ -155,8 +155,8 @@ def run(
       mutirao run quickstart --out runs/adam --resume
     """
     from mutirao.config import read, resolve
-    from mutirao.recipes.presets import expand
-    from mutirao.recipes.task import find
+    from mutirao.experiments.presets import expand
+    from mutirao.experiments.task import find
     from mutirao.runs.execute import default_out, reopen
     from mutirao.runs.trust import check_trust, is_own_run, names_in_file
 
@@ -208,12 +208,12 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     Example: mutirao study studies/quickstart.toml
     """
     from mutirao.cli.terminal import show_table
-    from mutirao.drawing.study import draw_study
     from mutirao.report import write_report
+    from mutirao.report.study_plots import draw_study
     from mutirao.runs.trust import names_in_file
     from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.showing import CellBar
     from mutirao.studies.study import carry_out, read_study
+    from mutirao.studies.study_display import CellBar
 
     folder = out or Path("runs") / f"study-{file.stem}"
     look_here(names_in_file(file), [value for _, value in sets])
@@ -271,12 +271,12 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, t
     Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
     """
     from mutirao.cli.terminal import conclude_forgetting
-    from mutirao.drawing.exhibits import draw_run
     from mutirao.report import write_report
-    from mutirao.runs.forgetting import forget as without
-    from mutirao.runs.forgetting import rounds_of
+    from mutirao.report.run_plots import draw_run
     from mutirao.runs.progress import Progress
     from mutirao.runs.trust import names_in_file
+    from mutirao.runs.unlearning import forget as without
+    from mutirao.runs.unlearning import rounds_of
 
     look_here(names_in_file(folder / "config.toml"))
     parts: Any = {"draw": draw_run, "report": write_report, "trust": trust}
@@ -328,7 +328,7 @@ def dash(folder: Path, host: str, port: int, read_only: bool, browse: bool | Non
 
     Example: mutirao dash runs
     """
-    from mutirao.dash.serving import serve
+    from mutirao.dashboard.serving import serve
 
     serve(folder, host, port, lambda address: tell_page(f"{folder} is shown", address, host, browse), read_only)
 
@@ -359,7 +359,7 @@ def plot(
       mutirao plot runs/study-quickstart bands --out fig.pdf --width 7
       mutirao plot runs/ranking wins --against runs/other
     """
-    from mutirao.drawing.pictures import KINDS, draw
+    from mutirao.report.plot_kinds import KINDS, draw
 
     if kind is None:
         for name, (about, _) in KINDS.items():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mutirao.naming import dotted_in
+from mutirao.registry import dotted_in
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)

@@ -33,7 +33,7 @@ def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, 
       mutirao partition show --recipe cifar10 --set data=cifar10 --set partition=k_classes --kind bubbles --out two.png
     """
     from mutirao.config import resolve
-    from mutirao.recipes.task import find
+    from mutirao.experiments.task import find
 
     look_here(recipe, [value for _, value in sets])
     found = find(recipe)
@@ -62,8 +62,8 @@ def summary_of(recipe: str, task: Any) -> Any:
 
 def draw(summary: Any, kind: str, out: Path) -> None:
     """The picture, and the table beside it."""
-    from mutirao.drawing.bubbles import draw_bubbles
-    from mutirao.drawing.plots import draw_partition
+    from mutirao.report.partition_plot import draw_bubbles
+    from mutirao.report.plots import draw_partition
 
     (draw_bubbles if kind == "bubbles" else draw_partition)(summary, out.expanduser())
 

@@ -26,10 +26,10 @@ def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> Non
       mutirao site policy --recipe quickstart --out policy.toml
       mutirao site policy --recipe cytology --set data=/srv/pictures --out policy.toml
     """
-    from mutirao.core.files import write_whole
-    from mutirao.deploy.content import check_recipe
-    from mutirao.deploy.filling import fitting_policy, leaves_something
+    from mutirao.deploy.policy.content_hash import check_recipe
+    from mutirao.deploy.policy.policy_templates import fitting_policy, leaves_something
     from mutirao.errors import ConfigError
+    from mutirao.io import write_whole
 
     for recipe in recipes:
         check_recipe(recipe)
@@ -60,8 +60,8 @@ def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
       mutirao site hash quickstart
       mutirao site hash quickstart --architecture --set hidden=128
     """
-    from mutirao.deploy.content import check_recipe, content_hash
-    from mutirao.deploy.pins import model_of
+    from mutirao.deploy.policy.content_hash import check_recipe, content_hash
+    from mutirao.deploy.policy.pins import model_of
 
     check_recipe(recipe)
     click.echo(model_of(recipe, sets) if architecture else content_hash(recipe))
@@ -75,8 +75,8 @@ def check(path: Path, as_json: bool) -> None:
 
     Example: mutirao site check policy.toml
     """
-    from mutirao.deploy.describing import describe_policy
-    from mutirao.deploy.policy import load_policy
+    from mutirao.deploy.policy.description import describe_policy
+    from mutirao.deploy.policy.rules import load_policy
 
     lines = describe_policy(load_policy(path))
     tell(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))

@@ -49,10 +49,10 @@ def rank(
       mutirao rank runs/ranking test.txt.gz --format trec --out run.trec
       mutirao rank runs/ranking --onnx ranker.onnx --save ranker.safetensors
     """
-    from mutirao.core.files import write_whole
-    from mutirao.ranking.judging import write_queries
-    from mutirao.ranking.ranker import Ranker
-    from mutirao.ranking.scoring import as_lines, as_trec, judge_documents, read_documents, score_documents
+    from mutirao.io import write_whole
+    from mutirao.systems.ranking.ranker import Ranker
+    from mutirao.systems.ranking.ranking_evaluation import write_queries
+    from mutirao.systems.ranking.scoring import as_lines, as_trec, judge_documents, read_documents, score_documents
 
     if file is None and (out or queries):
         raise ConfigError("name the FILE whose documents are to be scored")

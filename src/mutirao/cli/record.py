@@ -22,8 +22,8 @@ def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Agre
       mutirao record runs/recsys --out record.md
       mutirao record runs/recsys --lang pt --out registro.md
     """
-    from mutirao.core.files import write_whole
-    from mutirao.deploy.processing import facts_of_run, write_record
+    from mutirao.deploy.processing_record import facts_of_run, write_record
+    from mutirao.io import write_whole
     from mutirao.runs.trust import names_in_file
 
     if out is not None and out.exists():

@@ -12,7 +12,7 @@ from mutirao.cli.options import FOLDER
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mutirao.studies.reproducing import Form, System
+    from mutirao.studies.reproduction import Form, System
 
 
 @click.command()
@@ -46,7 +46,7 @@ def reproduce(
       mutirao reproduce fedrisk --minutes 5 --data ~/data/MQ2008
       mutirao reproduce recsys --stand-in
     """
-    from mutirao.studies.reproducing import NAMES, QUICK_LIMIT, find_data, fit, read_system
+    from mutirao.studies.reproduction import NAMES, QUICK_LIMIT, find_data, fit, read_system
 
     if system is None:
         show_systems([read_system(name) for name in NAMES], data, as_json)
@@ -70,7 +70,7 @@ def reproduce(
 
 def missing(system: "System") -> str:
     """What is not here, where it was looked for, and what could stand in for it."""
-    from mutirao.studies.reproducing import usual_places
+    from mutirao.studies.reproduction import usual_places
 
     places, names = ", ".join(map(str, usual_places())), " or ".join(system.data.names)
     return (
@@ -90,15 +90,15 @@ def carry_out(
     as_json: bool,
 ) -> None:
     """Make the study, judge the claims, write everything and show it; exit code 1 if a run was not finished."""
-    from mutirao.core.files import write_whole
-    from mutirao.drawing.study import draw_study
+    from mutirao.io import write_whole
     from mutirao.report import write_report
+    from mutirao.report.study_plots import draw_study
     from mutirao.studies import study as studies
     from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.confirming import write_table
-    from mutirao.studies.outcome import outcome_of
-    from mutirao.studies.reproducing import OutOfTime, at_most, study_of, tell_cuts
-    from mutirao.studies.showing import CellBar
+    from mutirao.studies.confirmation import write_table
+    from mutirao.studies.reproduction import OutOfTime, at_most, study_of, tell_cuts
+    from mutirao.studies.reproduction_outcome import outcome_of
+    from mutirao.studies.study_display import CellBar
 
     source = str(data.resolve()) if data else system.data.stand_in
     label = f"data: {source}" if data else f"STAND-IN DATA, not the paper's: {system.data.about}"
@@ -147,7 +147,7 @@ def tell(*lines: str) -> None:
 
 def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> None:
     """The systems with paper, data, where these are, and how long each form takes."""
-    from mutirao.studies.reproducing import find_data
+    from mutirao.studies.reproduction import find_data
 
     rows: list[dict[str, Any]] = []
     for system in systems:
@@ -183,8 +183,8 @@ def show_outcome(told: dict[str, Any], lines: Any, out: Path) -> None:
     """Published beside ours, the verdicts, and where the rest is."""
     from rich.console import Console
 
-    from mutirao.studies.outcome import BESIDE, beside_rows
-    from mutirao.studies.showing import make_table
+    from mutirao.studies.reproduction_outcome import BESIDE, beside_rows
+    from mutirao.studies.study_display import make_table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     table = make_table(f"published beside ours ({told['data']})", BESIDE)

@@ -26,7 +26,7 @@ def site(context: click.Context) -> None:
       mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
       mutirao site doctor /srv/mutirao
     """
-    from mutirao.deploy.systems import need_linux
+    from mutirao.deploy.platforms import need_linux
 
     if context.invoked_subcommand not in ANYWHERE:
         need_linux(f"mutirao site {context.invoked_subcommand}")
@@ -51,8 +51,8 @@ def init_server(folder: Path, hosts: tuple[str, ...], port: int, listen: str, na
 
     Example: mutirao site init server /srv/mutirao --host fed.example.org --host 10.1.2.3
     """
-    from mutirao.deploy.founding import found_server
     from mutirao.deploy.keys import certificate_fingerprint
+    from mutirao.deploy.provisioning import found_server
 
     server = found_server(folder, hosts, port, name, listen)
     address = f"{server.hosts[0] if server.hosts else 'ADDRESS'}:{port}"
@@ -83,9 +83,9 @@ def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
 
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
     """
-    from mutirao.deploy.filling import leaves_something
-    from mutirao.deploy.founding import found_site
     from mutirao.deploy.keys import certificate_fingerprint, key_fingerprint
+    from mutirao.deploy.policy.policy_templates import leaves_something
+    from mutirao.deploy.provisioning import found_site
 
     node = found_site(folder, ca=ca.read() if ca else None, **facts)
     known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
@@ -112,9 +112,9 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
     """
     import tempfile
 
-    from mutirao.deploy.admission import admit as let_in
-    from mutirao.deploy.founding import take_key
     from mutirao.deploy.keys import client_in, key_fingerprint
+    from mutirao.deploy.provisioning import take_key
+    from mutirao.deploy.server.admission import admit as let_in
     from mutirao.errors import ConfigError
 
     if key.name not in ("-", "<stdin>"):
@@ -138,7 +138,7 @@ def dismiss(folder: Path, name: str) -> None:
 
     Example: mutirao site dismiss /srv/mutirao recife
     """
-    from mutirao.deploy.admission import dismiss as shut_out
+    from mutirao.deploy.server.admission import dismiss as shut_out
 
     shut_out(folder, name)
     click.echo(f"dismissed: {name}; to train again without what it gave: mutirao forget")
@@ -153,7 +153,7 @@ def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
 
     Example: mutirao site renew /srv/mutirao
     """
-    from mutirao.deploy.founding import renew as renew_certificate
+    from mutirao.deploy.provisioning import renew as renew_certificate
 
     server = renew_certificate(folder, hosts, days)
     click.echo(f"renewed: {server.certificate} for {', '.join(server.hosts)}, {days} days")
@@ -168,9 +168,9 @@ def up(folder: Path, foreground: bool) -> None:
 
     Example: mutirao site up /srv/mutirao
     """
-    from mutirao.deploy.admission import admit as let_in
     from mutirao.deploy.layout import Server, load_place
     from mutirao.deploy.processes import become, is_connected, start_superlink, start_supernode, until, waits
+    from mutirao.deploy.server.admission import admit as let_in
     from mutirao.errors import MutiraoError
 
     place = load_place(folder)
@@ -215,8 +215,8 @@ def status(folder: Path, as_json: bool) -> None:
     Example: mutirao site status /srv/mutirao
     """
     from mutirao.deploy.admin.overview import in_words, overview
-    from mutirao.deploy.contact import out_of_work
     from mutirao.deploy.layout import Server, load_place
+    from mutirao.deploy.liveness import out_of_work
     from mutirao.deploy.processes import running
 
     place, process = load_place(folder), running(folder)
@@ -245,7 +245,7 @@ def pause(folder: Path, off: bool) -> None:
       mutirao site pause /srv/mutirao
       mutirao site pause /srv/mutirao --off
     """
-    from mutirao.deploy.pausing import pause as turn
+    from mutirao.deploy.site.pause import pause as turn
 
     turned = "" if turn(folder, not off) else " already"
     click.echo(f"{folder} answers again{turned}" if off else f"{folder} is paused{turned}: nothing is answered")
@@ -265,12 +265,12 @@ def admin(folder: Path, port: int, browse: bool | None) -> None:
     """
     from contextlib import nullcontext
 
-    from mutirao.dash.serving import needing_packages, serve_page
+    from mutirao.dashboard.serving import needing_packages, serve_page
     from mutirao.deploy.layout import load_place
 
     place = load_place(folder)
     with needing_packages():
-        from mutirao.deploy.admin.app import make_app
+        from mutirao.deploy.admin.admin_page import make_app
 
     def say(address: str) -> None:
         click.echo(f"{folder} is shown at {address}")
@@ -318,15 +318,15 @@ def run_command(
     Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
     """
     from mutirao.deploy.layout import server_in
-    from mutirao.deploy.precheck import check_run, from_here
-    from mutirao.deploy.submitting import Rounds, follow, run_folder, submit
+    from mutirao.deploy.server.precheck import check_run, from_here
+    from mutirao.deploy.server.submission import Rounds, follow, run_folder, submit
 
     since = time.time()
     server_in(folder)
     place, sets = run_folder(folder, recipe, out), from_here(sets)
     check_run(recipe, sets, place, resume)
     if keep:
-        from mutirao.deploy.keeping import keep_going
+        from mutirao.deploy.server.supervisor import keep_going
 
         done = keep_going(folder, recipe, sets, place, timeout, meanwhile=Rounds(place, since, click.echo))
         click.echo(f"finished in {done['flower_runs']} Flower runs; look at {place / 'report.html'}")
@@ -350,7 +350,7 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
 
     Example: mutirao site rehearse --sites 3
     """
-    from mutirao.deploy.rehearse import rehearse
+    from mutirao.deploy.rehearsal import rehearse
 
     report = rehearse(folder, sites, rounds, recipe, sets, lambda line: click.echo(line, err=as_json))
     said = f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}"

@@ -12,7 +12,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, tell
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mutirao.slides.ranking import Choice
+    from mutirao.systems.cytology.slides.tile_ranking import Choice
 
 MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: as the slide says
 
@@ -26,7 +26,7 @@ def choosing(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best.")
     @functools.wraps(command)
     def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
-        from mutirao.slides.ranking import Choice
+        from mutirao.systems.cytology.slides.tile_ranking import Choice
 
         command(choice=Choice(min_variance, min_entropy, quantile, top), **rest)
 
@@ -40,7 +40,7 @@ def scaling(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say.")
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        from mutirao.slides.reading import mpp_table as read_table
+        from mutirao.systems.cytology.slides.readers import mpp_table as read_table
 
         if mpp is not None and not 0.02 <= mpp <= 50:
             raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
@@ -91,8 +91,8 @@ def tile(
       mutirao slides tile slides/ --out tiles
       mutirao slides tile smear.svs --magnification 40 --top 500
     """
-    from mutirao.slides.reading import slides_in
-    from mutirao.slides.tiling import Cut, tile_all
+    from mutirao.systems.cytology.slides.readers import slides_in
+    from mutirao.systems.cytology.slides.tiling import Cut, tile_all
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
         raise ConfigError("give either --mpp-out or a --magnification above 0")
@@ -136,7 +136,7 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
       mutirao slides select tiles --quantile 0.5
       mutirao slides select tiles --top 200 --prune
     """
-    from mutirao.slides.tiling import choose, read_table, write_table
+    from mutirao.systems.cytology.slides.tiling import choose, read_table, write_table
 
     rows, lines = {}, []
     for place in done_slides(folder.expanduser()):
@@ -164,9 +164,9 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
 
     Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
     """
-    from mutirao.slides.reading import open_slide
-    from mutirao.slides.tiling import from_afar, read_table
-    from mutirao.slides.tiling import preview as draw
+    from mutirao.systems.cytology.slides.readers import open_slide
+    from mutirao.systems.cytology.slides.tiling import from_afar, read_table
+    from mutirao.systems.cytology.slides.tiling import preview as draw
 
     tiles, path = read_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
     opened = open_slide(path, mpp_of(path))
@@ -203,10 +203,10 @@ def screen(
 
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
-    from mutirao.images.notice import NOTICE
-    from mutirao.runs.networks import network_at
-    from mutirao.slides.screening import cut_for, write_screening
-    from mutirao.slides.screening import screen as look
+    from mutirao.research_notice import NOTICE
+    from mutirao.systems.cytology.slides.screening import cut_for, write_screening
+    from mutirao.systems.cytology.slides.screening import screen as look
+    from mutirao.systems.cytology.trained import network_at
 
     model, path = network_at(model_path.expanduser()), slide.expanduser()
     cut = cut_for(model, size, mpp_out, anyway)
@@ -231,8 +231,8 @@ def export(run: Path, out: Path, which: str) -> None:
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
-    from mutirao.runs.networks import network_of_run
-    from mutirao.slides.models import save_model
+    from mutirao.systems.cytology.slides.models import save_model
+    from mutirao.systems.cytology.trained import network_of_run
 
     model = network_of_run(run.expanduser(), which)
     save_model(model, out.expanduser())
@@ -255,7 +255,7 @@ def make(
 
     Example: mutirao slides make smear.tiff --width 40000 --height 40000 --mpp 0.25
     """
-    from mutirao.slides.generate import LABORATORIES, Smear, write_slide
+    from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Smear, write_slide
 
     if out.suffix.lower() not in (".tif", ".tiff"):
         raise ConfigError(f"{out}: a synthetic slide's name ends in .tiff")

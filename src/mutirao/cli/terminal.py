@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from mutirao.images.notice import notice_of
-from mutirao.report.words import describe_checkpoints
-from mutirao.runs.forgetting import ROUNDS
+from mutirao.report.sentences import describe_checkpoints
+from mutirao.research_notice import notice_of
 from mutirao.runs.reader import Record
-from mutirao.studies.showing import make_table, tables_of
+from mutirao.runs.unlearning import ROUNDS
+from mutirao.studies.study_display import make_table, tables_of
 
 if TYPE_CHECKING:
     from mutirao.config import Part
@@ -33,7 +33,7 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
 
 def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> None:
     """All trials, the chosen ones marked, and how they are confirmed."""
-    from mutirao.studies.confirming import rows_of
+    from mutirao.studies.confirmation import rows_of
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     head, *body = rows_of(tuning, trials)

@@ -37,8 +37,8 @@ def tune(
     asked = read_tuning(file, sets, trust, folder, trials)
 
     from mutirao.cli.terminal import show_trials  # after all that a typing error may end
-    from mutirao.studies.confirming import write_tuning
-    from mutirao.studies.showing import CellBar
+    from mutirao.studies.confirmation import write_tuning
+    from mutirao.studies.study_display import CellBar
     from mutirao.studies.tuning import warnings, winners
 
     with CellBar(asked.runs, quiet=as_json) as watch:

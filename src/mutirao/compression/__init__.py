@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mutirao.compression.int8 import Int8
-from mutirao.compression.kinds import Compress as Compress
-from mutirao.compression.kinds import Shorter as Shorter
-from mutirao.compression.kinds import Whole as Whole
+from mutirao.compression.methods import Compress as Compress
+from mutirao.compression.methods import Shorter as Shorter
+from mutirao.compression.methods import Whole as Whole
 from mutirao.compression.topk import TopK
 from mutirao.config import build
 from mutirao.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from mutirao.compression.codec import Line, Malformed, take, width
-from mutirao.compression.kinds import Shorter
+from mutirao.compression.methods import Shorter
 from mutirao.core.arrays import Arrays
 
 CODES, SCALES = "int8@codes", "int8@scales"

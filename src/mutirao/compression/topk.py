@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.compression.codec import Line, Malformed, in_line, take, width
-from mutirao.compression.kinds import Shorter
+from mutirao.compression.methods import Shorter
 from mutirao.core.arrays import Array, Arrays
 
 WHERE, VALUES = "topk@where", "topk@values"

@@ -4,7 +4,7 @@ A handler says it with `agreed()`, such as `{"frozen": digest}`: weights that do
 client's data say it in the same way, such as their class list. The server's own handler says what is asked for.
 
 Before the first round every client that is another party is asked to `agree`: it looks at what it has, and answers with
-no more than that it is the same, or refuses (`core/sworn.py`). Whoever differs, or may not answer, takes no part, by
+no more than that it is the same, or refuses (`core/agreed_handler.py`). Whoever differs, or may not answer, takes no part, by
 name and with the reason. Whoever was away, or has come back as another node, is asked again before it is asked for
 anything else. The digests go with every request all the same, and a site looks at its own each time.
 
@@ -24,9 +24,9 @@ import numpy as np
 
 from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
-from mutirao.core.checks import fault_of_extras, sift
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, traffic
-from mutirao.core.record import Round
+from mutirao.core.records import Round
+from mutirao.core.validation import fault_of_extras, sift
 from mutirao.core.versions import versions
 from mutirao.errors import ConfigError, Refused, TooFewClients
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, joint_square, square, squares
-from mutirao.core.checks import MOST_METRICS
 from mutirao.core.fleet import Answers, ClientId, Failure, Reply
 from mutirao.core.roster import Roster
-from mutirao.core.rows import ROWS
+from mutirao.core.sparse_rows import ROWS
+from mutirao.core.validation import MOST_METRICS
 
 log = logging.getLogger("mutirao")
 

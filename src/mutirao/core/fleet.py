@@ -9,7 +9,7 @@ import numpy as np
 
 from mutirao.config import Scalar as Scalar
 from mutirao.core.arrays import Arrays, nbytes
-from mutirao.core.record import Round
+from mutirao.core.records import Round
 from mutirao.core.roster import ClientId as ClientId
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError, Refused

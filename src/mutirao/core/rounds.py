@@ -15,16 +15,16 @@ import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
 from mutirao.core.bounds import SIZE_CAP, faults_of_length
-from mutirao.core.checks import fault_of_extras, fault_of_merged, faults, set_aside, sift
-from mutirao.core.cohort import Cohort as Cohort
-from mutirao.core.cohort import Run as Run
-from mutirao.core.cohort import Told, Try
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
+from mutirao.core.group import Cohort as Cohort
+from mutirao.core.group import Run as Run
+from mutirao.core.group import Told, Try
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
-from mutirao.core.record import Round as Round
-from mutirao.core.record import Row, reasons, who_is_lost
+from mutirao.core.records import Round as Round
+from mutirao.core.records import Row, reasons, who_is_lost
 from mutirao.core.roster import Roster
-from mutirao.core.vectors import MEASURES, check_vectors, moves_of, vectors_of
+from mutirao.core.update_figures import MEASURES, check_vectors, moves_of, vectors_of
+from mutirao.core.validation import fault_of_extras, fault_of_merged, faults, set_aside, sift
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 
 log = logging.getLogger("mutirao")

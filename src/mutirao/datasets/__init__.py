@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mutirao.config import load_name, nearest
-from mutirao.datasets.forms import FORMS
-from mutirao.datasets.registry import PUBLISHED
+from mutirao.datasets.formats import FORMS
+from mutirao.datasets.published import PUBLISHED
 from mutirao.errors import ConfigError
 
 DATA_SETS = PUBLISHED | FORMS

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import one_line
-from mutirao.core.files import write_whole
-from mutirao.core.text import read_table, read_text
-from mutirao.datasets.folders import ENDINGS, Pictures, look_at, read_content
-from mutirao.datasets.pictures import UnreadableError, cache_home, picture
+from mutirao.datasets.class_folders import ENDINGS, Pictures, look_at, read_content
+from mutirao.datasets.image_files import UnreadableError, cache_home, picture
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
+from mutirao.text_files import read_table, read_text
 
 SIPAKMED = ("im_Dyskeratotic", "im_Koilocytotic", "im_Metaplastic", "im_Parabasal", "im_Superficial-Intermediate")
 LBC = (

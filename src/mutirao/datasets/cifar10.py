@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.text import read_text
 from mutirao.datasets.cifar_files import PIXELS, Images, Labels, pickled, records, unpickle
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng as generator
+from mutirao.text_files import read_text
 
 log = logging.getLogger("mutirao")
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mutirao.core.text import read_text
 from mutirao.datasets.cifar_files import Images, Labels, pickled, records, unpickle
 from mutirao.errors import ConfigError
+from mutirao.text_files import read_text
 
 log = logging.getLogger("mutirao")
 

@@ -15,18 +15,18 @@ import numpy.typing as npt
 
 from mutirao.config import load_name, nearest, one_line
 from mutirao.core.arrays import digest
-from mutirao.core.fingerprints import fingerprint
+from mutirao.core.digests import fingerprint
 from mutirao.datasets import cifar10, cifar100, idx
+from mutirao.datasets.class_folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
 from mutirao.datasets.digits import read_digits
-from mutirao.datasets.folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
 from mutirao.datasets.generated import generate, is_generated
-from mutirao.datasets.homes import find_data, find_named
-from mutirao.datasets.layouts import GLOBAL_TEST, clients_in, read_both
+from mutirao.datasets.image_files import thumbnails
+from mutirao.datasets.image_layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
-from mutirao.datasets.pictures import thumbnails
+from mutirao.datasets.locations import find_data, find_named
 from mutirao.errors import ConfigError
-from mutirao.naming import check_module, is_dotted
 from mutirao.randomness import number, rng
+from mutirao.registry import check_module, is_dotted
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
 SIDE = 32  # pixels a side that pictures of different sizes are brought to

@@ -18,15 +18,15 @@ from typing import Any
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.versions import versions
-from mutirao.deploy import internals, keys
-from mutirao.deploy.admission import is_admitted
-from mutirao.deploy.calls import about
+from mutirao.deploy import flower_patches, keys
 from mutirao.deploy.findings import Finding, look
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
-from mutirao.deploy.machine import disk, gpu, memory
-from mutirao.deploy.pausing import paused_since
-from mutirao.deploy.policy import Policy, load_policy
+from mutirao.deploy.machine_checks import disk, gpu, memory
+from mutirao.deploy.policy.rules import Policy, load_policy
 from mutirao.deploy.processes import port_trouble, running
+from mutirao.deploy.server.admission import is_admitted
+from mutirao.deploy.server.control_calls import about
+from mutirao.deploy.site.pause import paused_since
 from mutirao.errors import ConfigError, MutiraoError
 
 SOON = 30  # days before the end of a certificate at which to renew it
@@ -63,8 +63,8 @@ def python_and_packages() -> Iterator[Finding]:
     if found["flwr"] and not flower_fits(found["flwr"]):
         remedy = "pip install 'mutirao[flower]' again: it brings the right one"
         yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
-    elif found["flwr"] and found["flwr"] not in internals.CHECKED and (odd := internals.strangeness()):
-        yield Finding("flower", "warn", odd, f"install flwr {internals.CHECKED[-1]}")
+    elif found["flwr"] and found["flwr"] not in flower_patches.CHECKED and (odd := flower_patches.strangeness()):
+        yield Finding("flower", "warn", odd, f"install flwr {flower_patches.CHECKED[-1]}")
 
 
 def flower_fits(version: str) -> bool:
@@ -248,7 +248,7 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
 
 def agreed_on(node: Node, policy: Policy) -> Iterator[Finding]:
     """What this site has of what all agree on, by digest: two sites, or the server and a site, compare these lines."""
-    from mutirao.deploy.comparing import held_for  # late: it makes the task, with torch and the data
+    from mutirao.deploy.site.comparing import held_for  # late: it makes the task, with torch and the data
 
     if policy.recipes and AGREE not in policy.asked.requests:
         remedy = f"add {AGREE!r} to requests in [asked] of {node.policy_file}"

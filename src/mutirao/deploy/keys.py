@@ -15,8 +15,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
 
 try:
     from cryptography import x509

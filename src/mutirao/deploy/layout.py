@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import coerce, lines, nearest, quote, read
-from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
 
 FILE = "site.toml"
 MARK = "MUTIRAO_SITE"  # in the environment of all processes of a folder: which folder that is

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import lines, quote
-from mutirao.core.files import write_whole
-from mutirao.deploy import insider
-from mutirao.deploy.calls import about, again
-from mutirao.deploy.clientapp import own_command, write_command
 from mutirao.deploy.keys import certificate_in, keep_secret, secret_in
 from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
-from mutirao.deploy.policy import load_policy
-from mutirao.deploy.supernode import NOT_YET
-from mutirao.deploy.systems import need_linux
+from mutirao.deploy.platforms import need_linux
+from mutirao.deploy.policy.rules import load_policy
+from mutirao.deploy.server import flwr_command
+from mutirao.deploy.server.control_calls import about, again
+from mutirao.deploy.site.clientapp import own_command, write_command
+from mutirao.deploy.site.supernode import NOT_YET
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.io import write_whole
 
 RECORD = "process.json"
 KEPT_LOGS = 9
@@ -233,7 +233,7 @@ def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.Comp
 def superlink_command(server: Server) -> list[str]:
     """The command line of the server's SuperLink."""
     return [
-        *(sys.executable, "-m", "mutirao.deploy.superlink"),
+        *(sys.executable, "-m", "mutirao.deploy.server.superlink"),
         *("--host", server.host, "--port", str(server.port)),
         *("--ssl-ca-certfile", str(server.ca), "--ssl-certfile", str(server.certificate)),
         *("--ssl-keyfile", str(server.key), "--enable-supernode-auth"),
@@ -249,7 +249,7 @@ def supernode_command(node: Node) -> list[str]:
     config = node.flower_home / "node.toml"
     write_whole(config, "\n".join(lines(told)) + "\n")
     return [
-        *(sys.executable, "-m", "mutirao.deploy.supernode"),
+        *(sys.executable, "-m", "mutirao.deploy.site.supernode"),
         *("--superlink", node.superlink, "--root-certificates", str(node.ca)),
         *("--auth-supernode-private-key", str(node.key)),
         *("--host", "127.0.0.1", "--port", str(node.port or free_port())),
@@ -287,8 +287,8 @@ def open_inside(server: Server) -> None:
     """A secret, unless there is one, and Flower's commands with it: `FOLDER/bin/flwr run APP here`."""
     keep_secret(server.secret)
     secret_in(server.secret)  # a clear word now if others know it
-    for name in insider.COMMANDS:
-        words = [sys.executable, "-P", "-m", "mutirao.deploy.insider", str(server.folder), name]
+    for name in flwr_command.COMMANDS:
+        words = [sys.executable, "-P", "-m", "mutirao.deploy.server.flwr_command", str(server.folder), name]
         write_command(server.commands, words, name)
     here = f"address = {quote(server.here)}\nroot-certificates = {quote(str(server.ca))}\n"
     write_whole(server.flower_home / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{here}')

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.files import write_whole
 from mutirao.core.fleet import Fleet
-from mutirao.drawing.exhibits import draw_run
-from mutirao.recipes.task import Recipe
-from mutirao.report.run import run_page
-from mutirao.report.study import study_page
+from mutirao.experiments.task import Recipe
+from mutirao.io import write_whole
+from mutirao.report.run_plots import draw_run
+from mutirao.report.run_report import run_page
+from mutirao.report.study_report import study_page
 from mutirao.runs.execute import Watch
 from mutirao.runs.execute import execute as make_run
 from mutirao.runs.reader import Record

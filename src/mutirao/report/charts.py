@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mutirao.metrics import Direction, direction_of
-from mutirao.report.words import STARTS, WAYS, begin, duration, figure, in_order, label_of
+from mutirao.report.sentences import STARTS, WAYS, begin, duration, figure, in_order, label_of
+from mutirao.runs.column_names import CLIENTS, SIMULATED
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Columns, Floats, Record, clean, json_of
-from mutirao.runs.schema import CLIENTS, SIMULATED
 
 Spec = dict[str, Any]
 MOST_COLUMNS = 200  # of rounds: more are counted together

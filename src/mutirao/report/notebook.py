@@ -8,9 +8,9 @@ from typing import Any
 
 from mutirao.core.rounds import Run
 from mutirao.metrics import Direction, direction_of
-from mutirao.runs.folder import load_run
+from mutirao.runs.column_names import metrics_of
 from mutirao.runs.reader import Record
-from mutirao.runs.schema import metrics_of
+from mutirao.runs.run_folder import load_run
 from mutirao.templates import macros
 
 WIDE, TALL = 220, 70

@@ -13,25 +13,25 @@ from typing import Any
 
 from mutirao.config import build, dump, flatten, read, resolve, validate
 from mutirao.core.arrays import digest
-from mutirao.core.files import load_arrays
+from mutirao.core.exclusion import FleetWithout, names_in
 from mutirao.core.fleet import Fleet
-from mutirao.core.record import Round, Row
+from mutirao.core.records import Round, Row
 from mutirao.core.rounds import Run
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
-from mutirao.fleets.local import LocalFleet
-from mutirao.fleets.without import FleetWithout, names_in
+from mutirao.experiments.party_agreement import play
+from mutirao.experiments.task import NAMES, Recipe, Task, find, name_of
+from mutirao.io import load_arrays
 from mutirao.metrics import direction_of
-from mutirao.naming import dotted_in
 from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import asked, promise, settle
-from mutirao.recipes.agreeing import play
-from mutirao.recipes.task import NAMES, Recipe, Task, find, name_of
-from mutirao.runs.defaults import own_defaults
-from mutirao.runs.folder import Folder, versions
-from mutirao.runs.schema import metrics_of
+from mutirao.registry import dotted_in
+from mutirao.runs.changed_settings import own_defaults
+from mutirao.runs.column_names import metrics_of
+from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trackers import Gentle, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
-from mutirao.schedules import same_past
+from mutirao.simulation.local_fleet import LocalFleet
+from mutirao.training.lr_schedules import same_past
 
 log = logging.getLogger("mutirao")
 

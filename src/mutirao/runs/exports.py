@@ -4,11 +4,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.files import write_whole
-from mutirao.core.text import write_rows
 from mutirao.errors import ConfigError
-from mutirao.runs.columns import Columns
-from mutirao.runs.schema import TEXTS, typed
+from mutirao.io import write_whole
+from mutirao.runs.column_names import TEXTS, typed
+from mutirao.runs.csv_columns import Columns
+from mutirao.text_files import write_rows
 
 TABLES = ("history", "clients")
 FORMATS = (".parquet", ".csv")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from mutirao.core.rounds import Round, Run
-from mutirao.recipes.task import Task
+from mutirao.experiments.task import Task
 from mutirao.runs.reader import clean
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 from mutirao.metrics import Direction, direction_of
-from mutirao.runs.audit import read_events
-from mutirao.runs.columns import Columns as Columns
-from mutirao.runs.columns import Floats as Floats
-from mutirao.runs.columns import number as number
-from mutirao.runs.schema import TEXTS, likely_judge, metrics_among, typed_row
-from mutirao.runs.tables import Table
+from mutirao.runs.audit_trail import read_events
+from mutirao.runs.column_names import TEXTS, likely_judge, metrics_among, typed_row
+from mutirao.runs.csv_columns import Columns as Columns
+from mutirao.runs.csv_columns import Floats as Floats
+from mutirao.runs.csv_columns import number as number
+from mutirao.runs.csv_tables import Table
 
 Counts = npt.NDArray[np.intp]
 

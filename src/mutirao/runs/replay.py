@@ -18,15 +18,15 @@ from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
-from mutirao.fleets.churn import somebody
+from mutirao.experiments.async_flow import is_staggered
+from mutirao.experiments.simulated_parts import build_select
+from mutirao.experiments.task import find
 from mutirao.randomness import rng
-from mutirao.recipes.building import build_select
-from mutirao.recipes.staggering import is_staggered
-from mutirao.recipes.task import find
+from mutirao.runs.column_names import figures_of
 from mutirao.runs.participation import Participation, everybody
 from mutirao.runs.reader import Record
-from mutirao.runs.schema import figures_of
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
+from mutirao.simulation.availability import somebody
 
 
 @dataclass(frozen=True, eq=False)

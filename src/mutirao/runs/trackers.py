@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
+from mutirao.io import write_whole
 
 log = logging.getLogger("mutirao")
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.fingerprints import fingerprint
+from mutirao.core.digests import fingerprint
 from mutirao.errors import ConfigError
-from mutirao.naming import dotted_in
-from mutirao.runs.audit import check_chain
+from mutirao.registry import dotted_in
+from mutirao.runs.audit_trail import check_chain
 from mutirao.runs.reader import json_of, text_of
 
 Trust = Callable[[Path, Sequence[str]], bool]  # whether the code that a file names may be run

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.arrays import digest
-from mutirao.core.files import load_arrays
-from mutirao.core.fingerprints import fingerprint
+from mutirao.core.digests import fingerprint
 from mutirao.errors import ConfigError, Damaged
-from mutirao.runs.audit import check_chain, is_whole
-from mutirao.runs.folder import Folder, hash_of
-from mutirao.runs.tables import Table
-from mutirao.runs.trails import count_heads, cross_check, export, read_trail
+from mutirao.io import load_arrays
+from mutirao.runs.audit_trail import check_chain, is_whole
+from mutirao.runs.csv_tables import Table
+from mutirao.runs.linked_trails import count_heads, cross_check, export, read_trail
+from mutirao.runs.run_folder import Folder, hash_of
 
 
 def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str]]:

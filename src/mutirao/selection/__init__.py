@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from mutirao.selection.aoiu import AoI, AoIU, Entropy
-from mutirao.selection.counting import check_setting, how_many, names_in
+from mutirao.selection.base import check_setting, how_many, names_in
+from mutirao.selection.basic import RoundRobin, Uniform, everyone
 from mutirao.selection.divfl import DivFL
-from mutirao.selection.drawing import sizes
 from mutirao.selection.fedcor import FedCor
 from mutirao.selection.fedcs import FedCS
 from mutirao.selection.hicsfl import HiCSFL
-from mutirao.selection.mix import Mix
 from mutirao.selection.oort import Oort
-from mutirao.selection.plain import RoundRobin, Uniform, everyone
 from mutirao.selection.powerofchoice import PowerOfChoice
-from mutirao.selection.probing import PROBE_SAMPLES
+from mutirao.selection.probes import PROBE_SAMPLES
+from mutirao.selection.weighted_sampling import sizes
+from mutirao.selection.weighted_scores import Mix
 
 PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL, DivFL, FedCor)
 NAMES: dict[str, Callable[..., Any]] = {part.__name__.lower(): part for part in PARTS}

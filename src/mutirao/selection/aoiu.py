@@ -5,9 +5,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mutirao.scores import AGES, UTILITIES
-from mutirao.selection.counting import check_setting
-from mutirao.selection.mix import AsMix, AsMixOfUtilities, Mix
+from mutirao.selection.base import check_setting
+from mutirao.selection.scores import AGES, UTILITIES
+from mutirao.selection.weighted_scores import AsMix, AsMixOfUtilities, Mix
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import Floats, Rows
-from mutirao.selection.counting import Counted, check_setting, how_many, names_in
-from mutirao.selection.drawing import pass_over, strangers_first
+from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.scores import Floats, Rows
+from mutirao.selection.weighted_sampling import pass_over, strangers_first
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DivFL(Counted):
     """A diverse subset: clients S with the least sum over all clients i of min over j in S of |g_i - g_j|, greedily.
 
     Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization", ICLR 2022. g_i
-    is the update of client i when it last took part (of a large model a sketch, see `core/vectors.py`). From nobody on,
+    is the update of client i when it last took part (of a large model a sketch, see `core/update_figures.py`). From nobody on,
     the client that makes the sum least is added; of equals the first by name. `candidates` is how many, by lot, are
     looked at for each place (0: all; the authors' stochastic greedy takes a tenth). Whoever has not taken part comes
     first: the authors ask all for a gradient beforehand.

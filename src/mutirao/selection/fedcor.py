@@ -11,11 +11,11 @@ import numpy as np
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import Floats, cut_tails
-from mutirao.selection.counting import Counted, check_setting, how_many, names_in
-from mutirao.selection.drawing import pass_over, sizes
-from mutirao.selection.gaussian import covariance, fit, most_telling
-from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.gaussian_process import covariance, fit, most_telling
+from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.scores import Floats, cut_tails
+from mutirao.selection.weighted_sampling import pass_over, sizes
 
 PREFIX = "fedcor."
 HISTORY = 10  # changes that are remembered: with `decay` = 0.8 an older one would count for less than a ninth

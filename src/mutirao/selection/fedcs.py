@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import Floats, top
-from mutirao.selection.counting import Counted, check_count, check_setting, how_many, names_in
-from mutirao.selection.drawing import unknown_as_median
+from mutirao.selection.base import Counted, check_count, check_setting, how_many, names_in
+from mutirao.selection.scores import Floats, top
+from mutirao.selection.weighted_sampling import unknown_as_median
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 from mutirao.config import handed_over
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import Floats, Rows
-from mutirao.selection.counting import Counted, check_setting, how_many, names_in
-from mutirao.selection.drawing import pass_over, strangers_first
+from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.scores import Floats, Rows
+from mutirao.selection.weighted_sampling import pass_over, strangers_first
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.core.roster import ClientId, Roster
 from mutirao.errors import ConfigError
-from mutirao.scores import Floats, scale_to_one, seconds_of
-from mutirao.selection.counting import Counted, check_setting, how_many, names_in
-from mutirao.selection.drawing import draw_weighted, pass_over, unknown_as_median
+from mutirao.selection.base import Counted, check_setting, how_many, names_in
 from mutirao.selection.pacer import Pacer, duration_at
-from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.scores import Floats, scale_to_one, seconds_of
+from mutirao.selection.weighted_sampling import draw_weighted, pass_over, unknown_as_median
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.core.arrays import Arrays
-from mutirao.scores import Floats
-from mutirao.selection.counting import check_setting
+from mutirao.selection.base import check_setting
+from mutirao.selection.scores import Floats
 
 STATE, GAINS = "oort.pace", "oort.gains"
 FLAT, LEAP = 0.1, 5.0  # changes of the gains, as shares of those before, up to which and from which the pace changes

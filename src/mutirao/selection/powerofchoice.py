@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.scores import top
-from mutirao.selection.counting import Counted, check_setting, how_many, names_in
-from mutirao.selection.drawing import draw_weighted, sizes
-from mutirao.selection.probing import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.scores import top
+from mutirao.selection.weighted_sampling import draw_weighted, sizes
 
 
 @dataclass(frozen=True)

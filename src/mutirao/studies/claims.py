@@ -14,8 +14,8 @@ from mutirao.metrics import rounds_to, wobble_in
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval, paired
-from mutirao.studies.participation import dominance
 from mutirao.studies.study import Study, results
+from mutirao.studies.targets import dominance
 
 Verdict = Literal["holds", "does not hold", "not shown"]
 Figures = dict[tuple[Any, ...], float]  # of each run of a method, by its place in the grid

@@ -10,19 +10,19 @@ from typing import Any
 from urllib.parse import quote
 
 from mutirao.config import Common, flatten, nearest, one_line, read, resolve, write_value
-from mutirao.core.files import write_whole
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
+from mutirao.experiments.task import Recipe, find
+from mutirao.io import write_whole
 from mutirao.metrics import stem
-from mutirao.naming import dotted_in
-from mutirao.recipes.task import Recipe, find
+from mutirao.registry import dotted_in
+from mutirao.runs.column_names import metrics_among
 from mutirao.runs.execute import differing, execute, name_recipe
-from mutirao.runs.folder import is_plain, locked
 from mutirao.runs.reader import Record, text_of
-from mutirao.runs.schema import metrics_among
+from mutirao.runs.run_folder import is_plain, locked
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
-from mutirao.studies.crew import Alone, Crew, Start, gather_crew
 from mutirao.studies.published import Published, read_published
-from mutirao.studies.sharing import shared_of
+from mutirao.studies.shared_data import shared_of
+from mutirao.studies.study_workers import Alone, Crew, Start, gather_crew
 
 log = logging.getLogger("mutirao")
 
@@ -245,7 +245,7 @@ def plan_of(study: Study) -> dict[str, Any]:
 
 def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
     """Make or finish one run in its folder; an error is the cell's result, not the study's end."""
-    from mutirao.training.descent import one_thread  # late: it brings torch
+    from mutirao.training.optimizers import one_thread  # late: it brings torch
 
     cell, out = place
     name, found = name_recipe(recipe)

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import flatten, nearest, read, write_value
-from mutirao.core.files import write_whole
 from mutirao.errors import ConfigError
-from mutirao.recipes.task import find
-from mutirao.runs.folder import locked
+from mutirao.experiments.task import find
+from mutirao.io import write_whole
 from mutirao.runs.reader import Record
+from mutirao.runs.run_folder import locked
 from mutirao.runs.trust import Trust, distrust, mark
 from mutirao.stats import Interval, interval
-from mutirao.studies.crew import Start, gather_crew
-from mutirao.studies.searching import Grid, Point, Proposed, Range, Search, check_optuna, read_grid, read_ranges
-from mutirao.studies.sharing import has_validation
+from mutirao.studies.search_space import Grid, Point, Proposed, Range, Search, check_optuna, read_grid, read_ranges
+from mutirao.studies.shared_data import has_validation
 from mutirao.studies.study import (
     OTHERWISE,
     Cell,
@@ -32,6 +31,7 @@ from mutirao.studies.study import (
     read_study,
     run_cells,
 )
+from mutirao.studies.study_workers import Start, gather_crew
 
 KEYS = {"metric", "seeds", "over", "grid", "range", "trials", "own"}
 JUDGE = ("judge_by", "vali")

@@ -1,6 +1,6 @@
 """Methods that keep something at the client: what corrects its steps before, and what it keeps and tells after.
 
-A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.methods`), and the steps are the
+A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.aggregation`), and the steps are the
 trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state, with what was
 kept before: an update that never counted is undone when its client is asked again (`counted = 3`), or the server's part
 of a method would be off by it for good.
@@ -12,16 +12,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mutirao.aggregation import feddyn, scaffold
+from mutirao.aggregation.effective_steps import REACH, reach_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.errors import Refused
-from mutirao.methods import feddyn, scaffold
-from mutirao.methods.reach import REACH, reach_of
 from mutirao.randomness import number
-from mutirao.training.descent import one_thread, seeded
-from mutirao.training.engine.judging import evaluate_model
-from mutirao.training.figures import read_extras
+from mutirao.training.engine.batched_evaluation import evaluate_model
 from mutirao.training.inputs import call_model
+from mutirao.training.measurements import read_extras
+from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.pull import CORRECTION, Pull
 from mutirao.training.samples import Samples

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutirao.training.lazy import Lazy
+from mutirao.training.lazy_samples import Lazy
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 WIDE = (torch.float64, torch.float16, torch.bfloat16)  # what becomes float32, as models are

@@ -17,14 +17,14 @@ from mutirao.config import ENGINES, OPTIMIZERS, Common
 from mutirao.core.agreement import agreed_of, hold_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.hyperparameters import read_told
 from mutirao.core.parts import AnyHandler
-from mutirao.core.told import read_told
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import number, rng
-from mutirao.schedules import Constant, Schedule, factor_of, schedule_of
-from mutirao.training.descent import Descent, Optimizer, arrays_of, fault_of_optimizer, one_thread, seeded
-from mutirao.training.devices import DEVICES, PRECISIONS, Copies, autocast, find_device, is_device, is_heavy
-from mutirao.training.figures import (
+from mutirao.training.inputs import call_model
+from mutirao.training.local_steps import Pace
+from mutirao.training.lr_schedules import Constant, Schedule, factor_of, schedule_of
+from mutirao.training.measurements import (
     PROBE_SAMPLES,
     PROBED,
     Loss,
@@ -38,11 +38,11 @@ from mutirao.training.figures import (
     probe_samples,
     read_extras,
 )
-from mutirao.training.inputs import call_model
-from mutirao.training.pace import Pace
+from mutirao.training.optimizers import Descent, Optimizer, arrays_of, fault_of_optimizer, one_thread, seeded
 from mutirao.training.pull import Pull
 from mutirao.training.samples import Samples
-from mutirao.training.travel import Travel, find_travel
+from mutirao.training.torch_device import DEVICES, PRECISIONS, Copies, autocast, find_device, is_device, is_heavy
+from mutirao.training.trainable_state import Travel, find_travel
 
 Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]

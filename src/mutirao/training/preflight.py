@@ -21,13 +21,13 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.training.descent import one_thread, seeded
-from mutirao.training.figures import is_classes
 from mutirao.training.inputs import call_model, change, leaves
-from mutirao.training.lazy import Lazy, shown
+from mutirao.training.lazy_samples import Lazy, shown
+from mutirao.training.measurements import is_classes
+from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
+from mutirao.training.sample_stores import Fault, Store, stores_of
 from mutirao.training.samples import Index, parts_of
-from mutirao.training.stores import Fault, Store, stores_of
 
 FEW = 3  # clients of lazy samples whose first batch is looked at
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mutirao.core.fingerprints import fingerprint
+from mutirao.core.digests import fingerprint
+from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId
-from mutirao.fleets.without import PopulationWithout
-from mutirao.training.adaptors import LIMIT, read_data
-from mutirao.training.devices import Copies
+from mutirao.training.adapters import LIMIT, read_data
 from mutirao.training.inputs import Inputs, as_inputs, as_labels, change, kind_of, leaves
-from mutirao.training.lazy import Lazy
+from mutirao.training.lazy_samples import Lazy
+from mutirao.training.torch_device import Copies
 
 Index = npt.NDArray[np.intp]
 CLASSES = "classes"  # what class lists go by in an agreement
@@ -271,7 +271,7 @@ def virtual_clients(
 
     `test` is a common test set and `tests` the rows of it that each client judges by; `sees` changes how they look.
 
-    >>> from mutirao.partition import dirichlet
+    >>> from mutirao.partitioning import dirichlet
     >>> y = np.repeat([0, 1], 50)
     >>> clients = virtual_clients(np.zeros((100, 4)), y, dirichlet(y, 5, 0.5, np.random.default_rng(0)))
     >>> len(clients), sum(len(clients[c]) for c in clients)

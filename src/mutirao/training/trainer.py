@@ -4,21 +4,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mutirao.core.told import TOLD
-from mutirao.personal import Settings as Personal
+from mutirao.core.hyperparameters import TOLD
+from mutirao.personalization import Settings as Personal
+from mutirao.personalization.alternating import Alternating, Rebuilding
+from mutirao.personalization.handler import Beside, Kept, PersonalTrainer
 from mutirao.privacy import DPSGD
 from mutirao.training.corrections import lacks
+from mutirao.training.dp_sgd import PrivateTrainer
+from mutirao.training.engine.batched_evaluation import evaluate_model
+from mutirao.training.engine.dispatch import answer_request, answer_requests
 from mutirao.training.engine.encoder import hasten_encoders
-from mutirao.training.engine.judging import evaluate_model
 from mutirao.training.engine.recurrent import hasten_recurrent
-from mutirao.training.engine.ways import answer_request, answer_requests
 from mutirao.training.engine.winograd import hasten
-from mutirao.training.figures import PROBED
-from mutirao.training.in_turn import Alternating, Rebuilding
-from mutirao.training.personal import Beside, Kept, PersonalTrainer
+from mutirao.training.measurements import PROBED
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.preflight import check_start
-from mutirao.training.private import PrivateTrainer
 
 PROVIDED = frozenset(
     {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}

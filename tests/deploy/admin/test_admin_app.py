@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mutirao.deploy.admin.app import MOST, make_app
-from mutirao.deploy.founding import found_server, found_site
+from mutirao.deploy.admin.admin_page import MOST, make_app
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server
+from mutirao.deploy.provisioning import found_server, found_site
 from superlinks import FakeLink
 
 TOKEN, HOST = "a-long-token", "127.0.0.1:8000"

@@ -12,15 +12,15 @@ import pytest
 
 from living import mutirao
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.deploy.admission import is_admitted
-from mutirao.deploy.founding import found_server, found_site
-from mutirao.deploy.guard import Asker, guarded
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.pausing import is_paused
-from mutirao.deploy.policy import load_policy
+from mutirao.deploy.policy.enforcement import Asker, guarded
+from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.processes import start_superlink
-from mutirao.runs.audit import check_chain
+from mutirao.deploy.provisioning import found_server, found_site
+from mutirao.deploy.server.admission import is_admitted
+from mutirao.deploy.site.pause import is_paused
+from mutirao.runs.audit_trail import check_chain
 
 pytestmark = pytest.mark.slow  # for the processes it waits for
 SERIOUS = ("serious", "critical")

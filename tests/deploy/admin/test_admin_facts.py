@@ -11,17 +11,17 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.admin.overview import in_words, overview
-from mutirao.deploy.admin.runs import versions_in
-from mutirao.deploy.admission import admit, dismiss
-from mutirao.deploy.founding import found_server, found_site, renew, take_key
-from mutirao.deploy.guard import Asker, guarded
+from mutirao.deploy.admin.run_facts import versions_in
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server
-from mutirao.deploy.ledger import Ledger, cost, enter
-from mutirao.deploy.pausing import pause
-from mutirao.deploy.policy import load_policy
+from mutirao.deploy.policy.enforcement import Asker, guarded
+from mutirao.deploy.policy.privacy_ledger import Ledger, cost, enter
+from mutirao.deploy.policy.rules import load_policy
+from mutirao.deploy.provisioning import found_server, found_site, renew, take_key
+from mutirao.deploy.server.admission import admit, dismiss
+from mutirao.deploy.site.pause import pause
 from mutirao.errors import Refused
-from mutirao.runs.audit import Audit, check_chain
+from mutirao.runs.audit_trail import Audit, check_chain
 from superlinks import FakeLink
 
 SINCE = "2026-01-02T03:04:05+00:00"

@@ -17,11 +17,8 @@ import pytest
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.admission import admit
-from mutirao.deploy.founding import found_server, take_key
-from mutirao.deploy.keeping import command_of, keep_going, process_holding
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.policy import load_policy
+from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.processes import (
     Process,
     is_connected,
@@ -32,9 +29,12 @@ from mutirao.deploy.processes import (
     stop,
     until,
 )
-from mutirao.deploy.rehearse import found_sites, listens
+from mutirao.deploy.provisioning import found_server, take_key
+from mutirao.deploy.rehearsal import found_sites, listens
+from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.supervisor import command_of, keep_going, process_holding
 from mutirao.errors import MutiraoError
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 from mutirao.runs.execute import execute
 from mutirao.runs.verify import verify_all
 
@@ -104,7 +104,7 @@ class Federation:
         folder = self.nodes[name].folder
         if kind == "supernode":
             return pid_of(folder), name
-        workers = (pid for pid, _ in members(folder) if "mutirao.deploy.worker" in command_of(pid))
+        workers = (pid for pid, _ in members(folder) if "mutirao.deploy.site.worker" in command_of(pid))
         return next(workers, 0), name
 
     def mend(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.deploy.drill import course
+from mutirao.deploy.drill import sequence
 from mutirao.deploy.drill.leak import Leaking
 from mutirao.deploy.drill.trials import TRIALS, Trial
 from mutirao.errors import MutiraoError
@@ -27,7 +27,7 @@ def test_a_trial_that_fails_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def broken(folder: Path, trial: Trial, about: Leaking) -> None:
         raise MutiraoError("the run did not end")
 
-    monkeypatch.setattr(course, "leak", broken)
+    monkeypatch.setattr(sequence, "leak", broken)
     told = CliRunner().invoke(main, ["drill", "leak", "--folder", str(tmp_path), "--json"])
     assert told.exit_code == 1
     assert [(t["verdict"], t["happened"]) for t in json.loads(told.stdout)] == [("BAD", "FAILED: the run did not end")]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mutirao.deploy.drill.ratings import BAR, Rated, ratings
+from mutirao.deploy.drill.rating_drill import BAR, Rated, ratings
 from mutirao.deploy.drill.trials import Trial
 
 

@@ -8,10 +8,10 @@ import pytest
 from breakable import NAMES, Federation, expected_digest
 
 from impostor import Impostor, Letter, forwarder, letters_in, post, register
-from mutirao.deploy.admission import admit, node_of
-from mutirao.deploy.founding import found_site, take_key
 from mutirao.deploy.keys import public_key_pem
 from mutirao.deploy.layout import save_place
+from mutirao.deploy.provisioning import found_site, take_key
+from mutirao.deploy.server.admission import admit, node_of
 
 ROUNDS = 3
 

@@ -19,7 +19,7 @@ import pytest
 from breakable import TRIVIAL, Federation, expected_digest, rounds_made, run_locally, trivial_config
 
 from mutirao.errors import MutiraoError
-from mutirao.recipes.task import find
+from mutirao.experiments.task import find
 
 log = logging.getLogger("mutirao")
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from mutirao.cli import main
 from mutirao.core.arrays import Arrays
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.drill import recovery
 from mutirao.deploy.drill.leak import Leaking, leak
 from mutirao.deploy.drill.trials import Trial
+from mutirao.deploy.policy.content_hash import content_hash
 
 
 @pytest.fixture(scope="module")

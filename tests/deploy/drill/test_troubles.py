@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from breakable import Federation, expected_digest, rounds_made
 
-from mutirao.core.files import write_whole
-from mutirao.deploy.clientapp import write_command
-from mutirao.deploy.founding import renew
-from mutirao.deploy.keeping import process_holding
 from mutirao.deploy.processes import environment, launch, running, stop, superlink_command, until
+from mutirao.deploy.provisioning import renew
+from mutirao.deploy.server.supervisor import process_holding
+from mutirao.deploy.site.clientapp import write_command
+from mutirao.io import write_whole
 from mutirao.runs.reader import text_of
 
 ROUNDS = 4

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mutirao.training.descent import one_thread
 from mutirao.training.engine import attention
 from mutirao.training.engine.attention import hasten_attention
-from mutirao.training.engine.tape import record_tape
+from mutirao.training.engine.tracer import record_tape
+from mutirao.training.optimizers import one_thread
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.trainer import Trainer
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutirao.training.descent import seeded
 from mutirao.training.engine.dropout import Mask, draw_masks, find_masks, give_masks
+from mutirao.training.optimizers import seeded
 
 
 def model() -> nn.Sequential:

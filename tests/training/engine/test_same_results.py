@@ -13,7 +13,7 @@ from torch.nn import functional
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.training.engine.machine import Machine
+from mutirao.training.engine.compiled_step import Machine
 from mutirao.training.samples import VirtualClients, virtual_clients
 from mutirao.training.trainer import Trainer
 
@@ -300,9 +300,9 @@ def test_no_result_depends_on_the_number_of_workers(engine: str, model: str) -> 
 
 @pytest.mark.parametrize("model", ["mlp", "batch norm", "dropout", "attention"])
 def test_a_frozen_tape_gives_the_same_bits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutirao.training.engine.machine.FREEZE_AFTER", 1)
+    monkeypatch.setattr("mutirao.training.engine.compiled_step.FREEZE_AFTER", 1)
     with_jit = digest(trained(model, "stacked", UNEQUAL)[0])
-    monkeypatch.setattr("mutirao.training.engine.machine.freeze_program", lambda program, inputs: None)
+    monkeypatch.setattr("mutirao.training.engine.compiled_step.freeze_program", lambda program, inputs: None)
     assert digest(trained(model, "stacked", UNEQUAL)[0]) == with_jit
 
 

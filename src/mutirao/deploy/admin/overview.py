@@ -1,8 +1,8 @@
 """The facts of a folder, whichever it is of, and the lines that tell them to people."""
 
-from mutirao.deploy.admin.runs import Facts
-from mutirao.deploy.admin.server import server_facts
-from mutirao.deploy.admin.site import node_facts
+from mutirao.deploy.admin.run_facts import Facts
+from mutirao.deploy.admin.server_facts import server_facts
+from mutirao.deploy.admin.site_facts import node_facts
 from mutirao.deploy.layout import Node, Server
 from mutirao.runs.reader import clean
 

@@ -16,21 +16,21 @@ import numpy as np
 from mutirao.aggregation import FedAvg
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
-from mutirao.core.files import write_whole
 from mutirao.core.fleet import Request, Site
-from mutirao.deploy.content import content_hash
 from mutirao.deploy.drill import recovery
 from mutirao.deploy.drill.recovery import RECOVERED, Floats
 from mutirao.deploy.drill.trials import Trial, in_columns
-from mutirao.deploy.guard import Asker, approve, guarded
-from mutirao.deploy.pins import settings_of
-from mutirao.deploy.policy import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
-from mutirao.drawing.samples import draw_samples
+from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.policy.enforcement import Asker, approve, guarded
+from mutirao.deploy.policy.pins import settings_of
+from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.images.diagnosis import auc_interval
+from mutirao.experiments.task import Task, find
+from mutirao.io import write_whole
 from mutirao.metrics import auc
 from mutirao.randomness import rng
-from mutirao.recipes.task import Task, find
+from mutirao.report.sample_grid import draw_samples
+from mutirao.systems.images.metrics import auc_interval
 
 Sets = tuple[tuple[str, Any], ...]
 CLIENTS = 2  # so that the site holds much: the more it holds, the harder it is to get at one sample

@@ -4,10 +4,10 @@
 (`clientapp`, `superlink`, `supernode`, `worker`) import flwr; `internals` alone writes into it.
 """
 
-from mutirao.fleets.flower import FlowerFleet, Strategy  # first: it says what to install where Flower is missing
+from mutirao.flower import FlowerFleet, Strategy  # first: it says what to install where Flower is missing
 
 from mutirao.deploy.flower.client import client_app, initial_arrays  # isort: skip
-from mutirao.deploy.flower.server import server_app  # isort: skip
-from mutirao.deploy.flower.simulation import simulate  # isort: skip
+from mutirao.deploy.flower.server_app import server_app  # isort: skip
+from mutirao.deploy.flower.ray_simulation import simulate  # isort: skip
 
 __all__ = ["FlowerFleet", "Strategy", "client_app", "initial_arrays", "server_app", "simulate"]

@@ -12,19 +12,22 @@ from flwr.common.constant import ErrorCode
 
 from mutirao.compression import Whole
 from mutirao.config import coerce
+from mutirao.core.agreed_handler import own_digests
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
-from mutirao.core.sworn import own_digests
-from mutirao.deploy.caller import OFF
-from mutirao.deploy.flower.tasks import TaskOf, data_of, name_of, recipe_task
-from mutirao.deploy.guard import Asker, approve, discreet, guarded
-from mutirao.deploy.orders import Order
-from mutirao.deploy.pins import held_settings
-from mutirao.deploy.policy import Policy, assignments, load_policy
-from mutirao.deploy.states import States
-from mutirao.deploy.warm import Warm
+from mutirao.deploy.flower.run_tasks import TaskOf, data_of, name_of, recipe_task
+from mutirao.deploy.policy.enforcement import Asker, approve, discreet, guarded
+from mutirao.deploy.policy.pins import held_settings
+from mutirao.deploy.policy.rules import Policy, assignments, load_policy
+from mutirao.deploy.site.launcher import OFF
+from mutirao.deploy.site.state_files import States
+from mutirao.deploy.site.task_stamp import Order
+from mutirao.deploy.site.worker_client import Warm
 from mutirao.errors import ConfigError, Refused
-from mutirao.fleets.flower.messages import (
+from mutirao.experiments.party_agreement import sworn
+from mutirao.experiments.task import Task
+from mutirao.flower.compat import is_stock, stock_reply, stock_request_in
+from mutirao.flower.messages import (
     AGREED_RECORD,
     REFUSED,
     head_in,
@@ -35,13 +38,10 @@ from mutirao.fleets.flower.messages import (
     unpack,
     without_arrays,
 )
-from mutirao.fleets.flower.stock import is_stock, stock_reply, stock_request_in
-from mutirao.fleets.local import LocalFleet
-from mutirao.recipes.agreeing import sworn
-from mutirao.recipes.task import Task
-from mutirao.runs.audit import Audit
-from mutirao.secure import Open
-from mutirao.secure.settings import summed_in
+from mutirao.privacy.secure_aggregation import Open
+from mutirao.privacy.secure_aggregation.settings import summed_in
+from mutirao.runs.audit_trail import Audit
+from mutirao.simulation.local_fleet import LocalFleet
 
 log = logging.getLogger("mutirao")
 

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mutirao.training.engine.tape import Recorder
+from mutirao.training.engine.tracer import Recorder
 
 try:
     from mutirao.training.engine import _attention  # type: ignore[attr-defined]  # compiled

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mutirao.training.descent import one_thread, seeded
 from mutirao.training.engine.jobs import Job
 from mutirao.training.inputs import call_model, change
+from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 
 # Floating-point operations a call from which on a client keeps a core busy by itself. Measured with models of many

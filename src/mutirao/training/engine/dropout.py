@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mutirao.training.descent import seeded
-from mutirao.training.engine.tape import Unsupported
+from mutirao.training.engine.tracer import Unsupported
+from mutirao.training.optimizers import seeded
 
 NAME = "mask"  # of the buffer through which a layer is given its mask
 

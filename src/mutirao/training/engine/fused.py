@@ -17,16 +17,16 @@ from torch.nn import functional
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import number
-from mutirao.training.adaptors import LIMIT
-from mutirao.training.descent import one_thread, seeded
+from mutirao.training.adapters import LIMIT
+from mutirao.training.engine.compiled_step import close
+from mutirao.training.engine.dropout_masks import masks_for
 from mutirao.training.engine.jobs import Job, storage_of
-from mutirao.training.engine.machine import close
-from mutirao.training.engine.masks import masks_for
-from mutirao.training.engine.tape import Unsupported
-from mutirao.training.engine.workers import run_in_threads
-from mutirao.training.figures import extras_of, mean_metrics
-from mutirao.training.lazy import Lazy
-from mutirao.training.pace import Pace
+from mutirao.training.engine.thread_pool import run_in_threads
+from mutirao.training.engine.tracer import Unsupported
+from mutirao.training.lazy_samples import Lazy
+from mutirao.training.local_steps import Pace
+from mutirao.training.measurements import extras_of, mean_metrics
+from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.pull import NOTHING, Pull
 from mutirao.training.samples import Index, Samples

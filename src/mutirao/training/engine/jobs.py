@@ -13,10 +13,10 @@ from torch import Tensor
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
-from mutirao.schedules import Constant
-from mutirao.training.engine.tape import Unsupported
-from mutirao.training.figures import read_extras
-from mutirao.training.pace import Pace
+from mutirao.training.engine.tracer import Unsupported
+from mutirao.training.local_steps import Pace
+from mutirao.training.lr_schedules import Constant
+from mutirao.training.measurements import read_extras
 from mutirao.training.plain import PlainTrainer, Requests, Sites
 from mutirao.training.pull import Pull
 from mutirao.training.samples import Index, Samples

@@ -11,13 +11,13 @@ from torch.nn import functional
 from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import number
-from mutirao.training.descent import one_thread
+from mutirao.training.engine.compiled_step import Machine
 from mutirao.training.engine.jobs import Job, storage_of
-from mutirao.training.engine.machine import Machine
-from mutirao.training.engine.step import Form
-from mutirao.training.engine.tape import Unsupported
-from mutirao.training.engine.workers import run_in_threads
-from mutirao.training.figures import errors_of, is_classes, join_errors, mean_metrics, noted_losses
+from mutirao.training.engine.local_step import Form
+from mutirao.training.engine.thread_pool import run_in_threads
+from mutirao.training.engine.tracer import Unsupported
+from mutirao.training.measurements import errors_of, is_classes, join_errors, mean_metrics, noted_losses
+from mutirao.training.optimizers import one_thread
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mutirao.training.engine.pools import number_of, rows
+from mutirao.training.engine.pooling import number_of, rows
 
 try:
     from mutirao.training.engine import _winograd as kernel  # type: ignore[attr-defined]  # compiled

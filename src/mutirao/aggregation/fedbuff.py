@@ -1,0 +1,59 @@
+"""FedBuff: a model is made of the first updates that come in, whenever their clients began."""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from mutirao.aggregation.staleness import check, staleness_of
+from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.parts import Merged
+
+
+@dataclass(frozen=True)
+class FedBuff:
+    """The mean of the K updates that come in first, stale ones counting less: x' = x + lr (1/K) sum_k s_k u_k.
+
+    u_k = x_k - x_start,k is what client k changed of the model it began with, and s = (1 + staleness)^-exponent.
+    Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, 2022, with s = 1 / sqrt(1 + staleness); `per_round` clients
+    train at once. Every client counts once, whatever its samples. The sum is divided by K, as in their algorithm, so
+    that stale updates move the model less; FLSim's buffer sums up, which is K times the rate. `buffer` 0 is half of
+    those who train at once.
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> fresh, stale = (Reply({"w": np.array([1.0])}, metrics={"staleness": s}, n=10) for s in (0.0, 3.0))
+    >>> merged = FedBuff()({"w": np.array([0.0])}, {"ana": fresh, "bia": stale}, {})
+    >>> merged.weights, merged.arrays["w"]
+    ({'ana': 0.5, 'bia': 0.25}, array([0.75]))
+    """
+
+    lr: float = 1.0
+    buffer: int = 0
+    exponent: float = 0.5
+
+    needs = frozenset({"replies:staleness"})
+
+    def __post_init__(self) -> None:
+        check("lr", 0 < self.lr < inf, self.lr, "above 0")
+        check("buffer", self.buffer >= 0, self.buffer, "at least 1, or 0 for half of those who train at once")
+        check("exponent", 0 <= self.exponent < inf, self.exponent, "at least 0")
+
+    def buffer_of(self, at_once: int) -> int:
+        """After how many replies a model is made."""
+        return self.buffer or (at_once + 1) // 2
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        clients = sorted(replies)
+        weights = {c: (1 + staleness_of(replies[c])) ** -self.exponent / len(clients) for c in clients}
+        shares = [self.lr * weights[c] for c in clients]
+
+        def stepped(name: str, x: Array) -> Array:
+            values = [replies[c].arrays[name] for c in clients]
+            if x.dtype.kind != "f":
+                return average(values, [1 / len(clients)] * len(clients))
+            return settle(blend([x, *values], [1 - sum(shares), *shares]), x.dtype)
+
+        return Merged({name: stepped(name, x) for name, x in current.items()}, weights)

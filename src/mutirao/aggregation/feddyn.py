@@ -1,0 +1,69 @@
+"""FedDyn: each client's loss is bent so that its own optimum moves towards that of all.
+
+Client k keeps h_k, at first 0, and from the server's model x takes steps y <- y - lr (g(y) - h_k + alpha (y - x)); then
+h_k' = h_k - alpha (y - x), which at an optimum of the bent loss is the gradient there. The server keeps h: with N
+clients of which those in S answered,
+
+    h' = h - alpha / N sum_S (y_k - x),    x' = 1 / |S| sum_S y_k - h' / alpha
+
+Acar, Zhao, Navarro, Mattina, Whatmough and Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.aggregation.base import Checked, Replies, combine, equal_shares, is_moved, population_of, weigh_updates
+from mutirao.config import handed_over
+from mutirao.core.arrays import Arrays, settle
+from mutirao.core.parts import Merged
+
+MEMORY = "feddyn.h."
+
+
+@dataclass(frozen=True)
+class FedDyn(Checked):
+    """Clients add -<h_k, y> + (alpha / 2) |y - x|^2 to their loss; the server takes off what they drift on average.
+
+    Acar, Zhao, Navarro, Mattina, Whatmough and Saligrama, 2021.
+
+    Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> replies = {"ana": Reply({"w": np.array([0.0])}, n=10), "bia": Reply({"w": np.array([2.0])}, n=10)}
+    >>> FedDyn(alpha=0.1, population=4)({"w": np.array([0.0])}, replies, {}).arrays["w"]
+    array([1.5])
+    """
+
+    alpha: float = 0.1
+    population: int | None = handed_over()  # N; who builds a run knows it
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Clients keep h_k, and must know alpha."""
+        return frozenset({"config:correct=feddyn", f"config:mu={self.alpha!r}"})
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        """The next model; h goes into the memory."""
+        shares = equal_shares(replies)
+        merged = combine(current, replies, shares)
+        part = len(replies) / max(len(replies), population_of(self, self.population))
+        arrays = dict(merged.arrays)
+        for name, update in weigh_updates(current, replies, shares).items():
+            key, x = MEMORY + name, current[name]
+            memory[key] = np.asarray(memory.get(key, np.zeros_like(update)) - self.alpha * part * update)
+            arrays[name] = settle(x + update - memory[key] / self.alpha, x.dtype)
+        return Merged(arrays, merged.weights)
+
+
+def bend(model: Arrays, kept: Arrays) -> Arrays:
+    """The correction of a client's steps, -h_k; nothing while it is 0."""
+    return {k: -kept[k] for k, x in model.items() if k in kept and kept[k].shape == x.shape}
+
+
+def renew(start: Arrays, end: Arrays, kept: Arrays, alpha: float) -> Arrays:
+    """h_k' = h_k - alpha (y - x)."""
+    moved = [k for k, x in start.items() if is_moved(k, x)]
+    old = {k: kept[k] if k in kept and kept[k].shape == start[k].shape else np.zeros_like(start[k]) for k in moved}
+    return {k: (old[k] - alpha * (end[k] - start[k])).astype(start[k].dtype) for k in moved}

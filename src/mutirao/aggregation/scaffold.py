@@ -1,0 +1,153 @@
+"""SCAFFOLD: control variates correct the drift of clients whose data differ.
+
+The server keeps c, client k keeps c_k, both at first 0. A client takes steps y <- y - lr (g(y) + c - c_k) from the
+server's model x and then has
+
+    option 1:  c_k' = the gradient of its whole data at x
+    option 2:  c_k' = c_k - c + (x - y) / reach        (K steps without momentum: reach = K lr)
+
+and the server, with N clients of which those in S answered,
+
+    x' = x + lr_g sum_S p_k (y_k - x),    c' = c + sum_S q_k (c_k' - c_k)
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the
+mean size of those who answered first. q_k must be in the proportions of p_k, and the same whenever k has its turn: then
+c stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on who else answered, and ends elsewhere. In
+option 2 nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works
+out. With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mutirao.aggregation.base import (
+    Checked,
+    Floats,
+    Replies,
+    combine,
+    equal_shares,
+    is_moved,
+    population_of,
+    shares_of,
+)
+from mutirao.aggregation.effective_steps import fault_of_reach, reaches_in
+from mutirao.config import handed_over
+from mutirao.core.arrays import Array, Arrays, blend
+from mutirao.core.fleet import Failure, Reply
+from mutirao.core.parts import Merged
+
+CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
+MEMORY, SCALE, SIZE = "scaffold.c", "scaffold.scale", "scaffold.size"
+CAP = 10.0  # times the scale that the change of one client's c_k may have: nobody moves c at will
+
+
+@dataclass(frozen=True)
+class Scaffold(Checked):
+    """FedAvg whose clients' steps are corrected by control variates: y <- y - lr (g + c - c_k).
+
+    Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, 2020.
+
+    The control variate c becomes the clients' mean gradient, found from how far their steps took them:
+
+    >>> import numpy as np
+    >>> from mutirao import Reply
+    >>> memory = {}
+    >>> ends = {"ana": 1.0, "bia": 3.0}
+    >>> replies = {c: Reply({"w": np.array([x])}, metrics={"reach": 0.5}, n=10) for c, x in ends.items()}
+    >>> merged = Scaffold(population=2)({"w": np.array([0.0])}, replies, memory)
+    >>> merged.arrays["w"], memory["scaffold.c"]  # 2 in 0.5 downhill: a gradient of -4
+    (array([2.]), array([-4.], dtype=float32))
+    """
+
+    lr: float = 1.0
+    option: Literal[1, 2] = 2
+    weights: Literal["samples", "equal"] = "samples"
+    population: int | None = handed_over()  # N; who builds a run knows it
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Clients keep c_k, and tell how far they went or send what changed in it."""
+        told = "extras:control" if self.option == 1 else "metrics:reach"
+        return frozenset({f"config:correct=scaffold{self.option}", "comes:control", told})
+
+    def sends(self, current: Arrays, memory: Arrays) -> Arrays:
+        """c, as one vector, once it is not 0."""
+        return {CONTROL: memory[MEMORY]} if MEMORY in memory else {}
+
+    def fault(self, reply: Reply) -> Failure | None:
+        """A reply without what c is made of."""
+        if self.option == 2:
+            return fault_of_reach(reply)
+        sent, size = reply.extras.get(CONTROL), sum(x.size for k, x in reply.arrays.items() if is_moved(k, x))
+        if sent is None or sent.dtype != np.float32 or sent.shape != (size,):
+            return Failure("shape", f"did not send its change of the control variate, {size} numbers of float32")
+        return None
+
+    def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
+        """The next model; the next c goes into the memory."""
+        shares = shares_of(replies) if self.weights == "samples" else equal_shares(replies)
+        merged = combine(current, replies, shares, lambda name, d: self.lr * d)
+        before: Floats = np.asarray(memory.get(MEMORY, np.zeros(len(vector_of(current)), np.float32)), np.float64)
+        if self.option == 1:
+            changes = [replies[c].extras[CONTROL].astype(np.float64) for c in shares]
+        else:
+            start, reaches = vector_of(current), reaches_in(replies)
+            changes = [(start - vector_of(replies[c].arrays)) / reaches[c] - before for c in shares]
+        counts = {c: replies[c].n if self.weights == "samples" else 1 for c in shares}
+        size = memory.setdefault(SIZE, np.asarray(float(np.mean(list(counts.values())))))
+        everyone = float(size) * max(len(replies), population_of(self, self.population))
+        after = before + blend(shorten(changes, memory), [n / everyone for n in counts.values()])
+        memory[MEMORY] = after.astype(np.float32)
+        return merged
+
+
+def shorten(changes: list[Floats], memory: Arrays) -> list[Floats]:
+    """The changes of the c_k, those of absurd length cut: the scale is the largest median length of any round so far.
+
+    Of any: near the optimum changes are short, but that of a client which has its first turn is as long as ever.
+    """
+    lengths = [float(np.linalg.norm(x)) for x in changes]
+    scale = max(float(memory.get(SCALE, np.asarray(0.0))), float(np.median(lengths)))
+    memory[SCALE] = np.asarray(scale)
+    return [x * min(1.0, CAP * scale / length) if length else x for x, length in zip(changes, lengths, strict=True)]
+
+
+def vector_of(arrays: Arrays) -> Floats:
+    """All that gradients move in one vector, in the order of the names."""
+    parts = [np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays) if is_moved(k, arrays[k])]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def arrays_in(vector: Array, like: Arrays) -> Arrays:
+    """The arrays of a vector; ValueError if it is of another length."""
+    names = [k for k in sorted(like) if is_moved(k, like[k])]
+    if vector.ndim != 1 or len(vector) != sum(like[k].size for k in names):
+        raise ValueError("the control variate that came is not of the model's size")
+    out, start = {}, 0
+    for name in names:
+        end = start + like[name].size
+        out[name] = vector[start:end].reshape(like[name].shape).astype(like[name].dtype)
+        start = end
+    return out
+
+
+def correct(model: Arrays, extras: Mapping[str, Array], kept: Array | None) -> Arrays:
+    """The correction of a client's steps, c - c_k; nothing while both are 0."""
+    c = extras.get(CONTROL)
+    if c is None and kept is None:
+        return {}
+    size = len(vector_of(model))
+    if kept is not None and kept.shape != (size,):
+        kept = None  # of another model, such as one with another head: it begins anew
+    gap = (np.zeros(size, np.float32) if c is None else c) - (np.float32(0) if kept is None else kept)
+    return arrays_in(np.asarray(gap, np.float32), model)
+
+
+def renew(start: Arrays, end: Arrays, correction: Arrays, reach: float) -> Floats:
+    """c_k' of option 2, which is (x - y) / reach less the correction c - c_k."""
+    seen = (vector_of(start) - vector_of(end)) / reach
+    return seen - vector_of({k: correction.get(k, np.zeros_like(x)) for k, x in start.items()})

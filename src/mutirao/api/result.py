@@ -1,0 +1,246 @@
+"""What a run gives back: its figures, its curves, its model, and where the rest is."""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mutirao.api.notebook_picture import Drawn, draw_kind
+from mutirao.core.arrays import Arrays, part_of
+from mutirao.errors import ConfigError
+from mutirao.io import load_arrays
+from mutirao.personalization import KEPT
+from mutirao.report import write_report
+from mutirao.report.notebook import PIECES, box, points_of
+from mutirao.report.plots import make_curves
+from mutirao.runs.column_names import metrics_of
+from mutirao.runs.participation import Participation, participation_in
+from mutirao.runs.reader import Record
+from mutirao.runs.run_folder import Folder
+from mutirao.systems.recsys.recommender import Recommender
+from mutirao.systems.recsys.trained import embeddings_of_run
+from mutirao.templates import macros
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from mutirao.systems.cytology.slides.models import Model
+    from mutirao.systems.ranking.ranker import Ranker
+
+MOST = 6  # curves shown in a notebook
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page on disk, usable as a path; a notebook shows it."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        """A link, and the page in a frame: the notebook's own server must reach the folder for that."""
+        return str(macros(PIECES).frame(os.path.relpath(self.path).replace(os.sep, "/")))
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame where pandas is installed, and as a list of dicts where it is not."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return [dict(row) for row in rows]
+    return pandas.DataFrame.from_records([dict(row) for row in rows])
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run, or one that has begun: what its folder says.
+
+    >>> import mutirao as mu
+    >>> _ = mu.execute("quickstart", {"rounds": 2}, "runs/result", pictures=False)
+    >>> result = mu.load("runs/result")
+    >>> len(result.history), result.final["accuracy"] > 0.2, type(result.model()).__name__
+    (2, True, 'Sequential')
+    """
+
+    folder: Path
+    make: Callable[[], "nn.Module"] | None = field(default=None, compare=False)  # a module to hold the weights
+    summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def record(self) -> Record:
+        """The folder, read once."""
+        return Record.of(self.folder)
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The metrics after the last round."""
+        return numbers_in(self.summary.get("final"))
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The metrics of the best round, by the one metric that judges it."""
+        return numbers_in(self.summary.get("best"))
+
+    @property
+    def best_round(self) -> int:
+        """Which round that was."""
+        told = self.summary.get("best_round")
+        return told if isinstance(told, int) else 0
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the final arrays: the same model, data, settings and seed give the same."""
+        return str(self.summary.get("digest", ""))
+
+    @property
+    def history(self) -> Any:
+        """A row a round, as a pandas frame if there is pandas."""
+        return as_frame(self.record.rows)
+
+    @property
+    def clients(self) -> Any:
+        """A row for each client selected in a round, likewise."""
+        return as_frame(self.record.asked)
+
+    @property
+    def participation(self) -> Participation:
+        """Who was selected when, of all clients there are: `times`, `gini`, and `figures` such as `never`."""
+        return participation_in(self.record)
+
+    @property
+    def report(self) -> Page:
+        """The run on one page; it is written if it is not there."""
+        if not (self.folder / "report.html").is_file():
+            write_report(self.folder)
+        return Page(self.folder / "report.html")
+
+    def curves(self, *metrics: str) -> "Figure":
+        """The metrics by round, or these of them, as a matplotlib figure."""
+        rows = self.record.rows
+        figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_of(row))))
+        return shown(figure)
+
+    def plot(self, kind: str, **options: Any) -> Drawn:
+        """A picture of the run: a kind of `mutirao plot` with its options, or one from its folder, such as `groups`.
+
+        `against` may be another result, for `wins`.
+        """
+        against = options.get("against")
+        given = {"against": str(against.folder)} if isinstance(against, Result) else {}
+        return draw_kind(self.folder, kind, **options | given)
+
+    def model(self, round: int | Literal["best", "last"] = "best", group: str = "") -> "nn.Module":
+        """The module with the weights of the best round, of another one, or of the `last`, ready to predict.
+
+        Of a run with groups it is the model of one `group`.
+        """
+        kept = self.record.config.get("personal")
+        if isinstance(kept, Mapping) and kept.get("name") in KEPT:
+            raise ConfigError(f"model: of personal={kept['name']} a part stayed with each client; see Result.arrays()")
+        if self.make is None:
+            right = "give it: mutirao.load(folder, model=...)"
+            raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
+        groups, arrays = list(self.record.groups()), self.arrays(round)
+        if group not in (groups or [""]):
+            right = f"give group={groups[0]!r}; there are {', '.join(groups)}" if groups else "leave group out"
+            raise ConfigError(f"model: the run has {'a model for each group' if groups else 'no groups'}; {right}")
+        return fill(self.make(), part_of(arrays, group) if group else arrays)
+
+    def arrays(self, round: int | Literal["best", "last"] = "best") -> Arrays:
+        """The weights of a round by name."""
+        folder = Folder(self.folder)
+        best = folder.checkpoints / "best.safetensors"
+        if round == "best" and best.exists():
+            return load_arrays(best)[0]
+        if round in ("best", "last"):
+            return folder.newest(states=False).arrays
+        kept = sorted(folder.committed())
+        if round not in kept:
+            raise ConfigError(
+                f"round {round!r}: its weights are not in {self.folder}; kept are {span(kept)}; keep=all keeps all"
+            )
+        return folder.load(int(round))[0].arrays
+
+    def recommender(self, round: Literal["best", "last"] = "best") -> Recommender:
+        """Of a run of recsys: what recommends to anybody from a few ratings, which go nowhere."""
+        return Recommender(embeddings_of_run(self.folder, round))
+
+    def ranker(self, round: Literal["best", "last"] = "best") -> "Ranker":
+        """Of a run of ranking: what scores documents as they stand in a file."""
+        from mutirao.systems.ranking.ranker import Ranker  # late: it brings torch
+
+        return Ranker.load(self.folder, round)
+
+    def network(self, round: Literal["best", "last"] = "best") -> "Model":
+        """Of a run of cytology: body and head as one, from a tile to probabilities. For research only."""
+        from mutirao.systems.cytology.trained import network_of_run  # late: it brings torch
+
+        return network_of_run(self.folder, round)
+
+    def __repr__(self) -> str:
+        """One line."""
+        judge = self.record.judge
+        best = f"{judge} {self.best[judge]:.4f} in round {self.best_round} of " if judge in self.best else ""
+        return f"Result({self.folder}: {best}{self.record.rounds} rounds)"
+
+    def _repr_html_(self) -> str:
+        """The figures and small curves; self-contained, in the notebook's own colours."""
+        names = self.record.metrics
+        head = ("metric", "final", f"best (round {self.best_round})")
+        rows = [(name, number(self.final.get(name)), number(self.best.get(name))) for name in names]
+        curves = [box(n, points_of(self.record.rows, n), self.record.direction(n)) for n in names[:MOST]]
+        return str(macros(PIECES).result(str(self.folder), head, rows, curves))
+
+
+def numbers_in(told: Any) -> dict[str, float]:
+    """The metrics that a summary tells; it is a file, and may say anything."""
+    return {str(k): v for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, Mapping) else {}
+
+
+def number(value: Any) -> str:
+    """A figure as a table shows it."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "-"
+
+
+def span(rounds: Sequence[int]) -> str:
+    """The rounds there are, in a few words."""
+    if len(rounds) > 1 and len(rounds) == rounds[-1] - rounds[0] + 1:
+        return f"{rounds[0]} to {rounds[-1]}"
+    return ", ".join(map(str, rounds)) or "none"
+
+
+def shown(figure: "Figure") -> "Figure":
+    """The figure, which a notebook shows even if nobody imported pyplot."""
+
+    def png() -> bytes:
+        content = BytesIO()
+        figure.savefig(content, format="png", dpi=110)
+        return content.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]
+    return figure
+
+
+def fill(module: "nn.Module", arrays: Arrays) -> "nn.Module":
+    """The module holding these arrays, for predicting; what does not travel stays as it is in the module."""
+    import torch
+
+    own = module.state_dict()
+    for name, array in arrays.items():
+        if name not in own or tuple(own[name].shape) != array.shape:
+            there = f"it has {tuple(own[name].shape)}" if name in own else "it has none"
+            raise ConfigError(f"model: the run's {name!r} has shape {array.shape}, and {there}; give the same module")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            own[name].copy_(torch.from_numpy(array.copy()))
+    return module.eval()

@@ -1,0 +1,209 @@
+"""`mutirao.run`: a model and data, or a recipe by name, run as the command line runs it."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mutirao.api.result import Result
+from mutirao.api.settings import Pairs, route
+from mutirao.config import Common, read, resolve
+from mutirao.errors import ConfigError
+from mutirao.experiments.presets import expand
+from mutirao.experiments.task import NAMES, PYTHON, Recipe, find
+from mutirao.partitioning.flwr_partitioners import is_partitioner
+from mutirao.report import execute
+from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
+from mutirao.runs.progress import Progress, in_notebook
+from mutirao.runs.reader import Record
+from mutirao.runs.trust import check_trust, distrust, is_own_run
+from mutirao.training.lr_schedules import same_past
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mutirao.api.recipe import Handed
+
+Mode = Literal["auto", "lines", "quiet"]
+
+
+def run(
+    model: Any = None,
+    /,  # recipes have a setting of that name, too
+    data: Any = None,
+    *,
+    target: str | None = None,
+    client: str | None = None,
+    test: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    transform: Any = None,
+    rounds: int | None = None,
+    clients: int | None = None,
+    per_round: int | float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    partition: Any = None,
+    select: Any = None,
+    aggregate: Any = None,
+    seed: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    progress: Mode = "auto",
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Result:
+    """Train `model` on `data` over many clients, into a run folder, and return the result.
+
+    `model` is a torch module, whose weights are the start and which is left as it is, or a class or function that makes
+    one, which the seed starts. `data` is a pair (x, y), a Dataset, a DataLoader, a frame, a table or a dict of columns
+    (`target` names the column to learn) that is dealt to the clients; or a dict of clients; or, with `client`, columns
+    of which that one says whose a row is. `test` is the share kept back to judge by, or another data set. `loss` and
+    `optimizer` are torch's or your own: by default cross-entropy of classes, squared error of numbers, and SGD.
+    `partition` may be a partitioner of flwr-datasets, which then says how many clients there are.
+
+    The name of a recipe, a `Recipe` or the path of a config.toml may stand in the place of both. All other keywords are
+    settings, as `mutirao list RECIPE` shows them; a part's own may be given by their name alone.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> result = run(lambda: nn.Linear(4, 2), (x, y), clients=5, alpha=1.0, rounds=10, lr=0.5, out="runs/doc")
+    >>> result.best["accuracy"] > 0.8, type(result.model()).__name__
+    (True, 'Linear')
+    """
+    own = {"rounds": rounds, "clients": clients, "per_round": per_round, "epochs": epochs, "batch_size": batch_size}
+    dealer = partition if is_partitioner(partition) else None
+    own |= {
+        "lr": lr,
+        "partition": None if dealer else partition,
+        "select": select,
+        "aggregate": aggregate,
+        "seed": seed,
+        "optimizer": optimizer,
+    }
+    what = more.pop("model", None) if model is None else model
+    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform, dealer=dealer)
+    name, recipe = name_recipe(entry.recipe)
+    config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
+    folder = Path(out) if out is not None else default_out(name, resume)
+    check_folder(folder, name, config, resume)
+    with Progress(config.rounds, mode=how_shown(progress)) as watch:
+        summary = execute(entry.recipe, config, folder, resume=resume, watch=watch)
+    handed = entry.handed
+    return Result(folder, handed.model.make if handed else lambda: module_of(recipe, config), summary)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is to be run, the settings it comes with, and the model and data, if they were handed over."""
+
+    recipe: str | Recipe
+    base: Mapping[str, Any]
+    handed: "Handed | None" = None
+
+    def settle(self, keywords: Mapping[str, Any]) -> Pairs:
+        """All settings, keywords before those it comes with."""
+        given = {key: value for key, value in keywords.items() if value is not None}
+        if self.handed is not None:
+            given = self.handed.take(given)
+        return route(self.config, {**self.base, **given})
+
+    @property
+    def config(self) -> type[Common]:
+        """The settings there are."""
+        return (self.recipe if isinstance(self.recipe, Recipe) else find(self.recipe)).config
+
+
+def enter(model: Any, data: Any, **handed: Any) -> Entry:
+    """What a model and data, a recipe, its name, or the path of a configuration stand for."""
+    if model is None:
+        raise ConfigError("model: there is none; give a torch module, what makes one, or a recipe's name")
+    if not isinstance(model, str | Path | Recipe):
+        from mutirao.api.recipe import Handed  # late: it brings torch
+
+        whole = Handed.of(model, data, **handed)
+        return Entry(whole.recipe(), whole.settings, whole)
+    recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else expand(str(model))
+    if isinstance(model, Path) or str(recipe).endswith(".toml"):
+        recipe, base = read_config(Path(str(model)))
+    if handed.pop("dealer", None) is not None:
+        raise ConfigError("partition: a recipe takes it by its name, such as flwr_datasets.partitioner:IidPartitioner")
+    told = {key: value for key, value in {"data": data, **handed}.items() if value is not None}
+    for key, value in told.items():
+        if not isinstance(value, bool | int | float | str | Path):
+            raise ConfigError(f"{key}: a recipe takes it as a setting, not as a {type(value).__name__}; give a model")
+    return Entry(recipe, {**base, **told})
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The recipe and settings that a file names; code in it is run only if the user ran the same file before."""
+    table = read(path)
+    check_trust(path, table, distrust, (), lambda: path.name == "config.toml" and is_own_run(path.parent))
+    recipe = str(table.pop("recipe", ""))
+    if not recipe:
+        raise ConfigError(f'{path} does not say which recipe it is for; add: recipe = "quickstart"')
+    return recipe, table
+
+
+def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
+    """Refuse a folder that holds another run, or one that nobody asked to go on with."""
+    if (folder / "study.json").exists():
+        raise ConfigError(f"out: {folder} holds a study; choose another")
+    if not (folder / "config.toml").exists():
+        return
+    if not resume:
+        raise ConfigError(f"out: {folder} already holds a run; resume=True goes on with it, or choose another")
+    other, then = differing(folder, name, config), Record.of(folder).config
+    if "rounds" in other and same_past(config.schedule, int(then["rounds"]), config.rounds):
+        other.remove("rounds")
+    if fixed := [key for key in other if key == "rounds" or key not in MAY_CHANGE]:
+        here = name if fixed[0] == "recipe" else getattr(config, fixed[0])
+        said = f"there it is {then.get(fixed[0])}, here {here}"
+        raise ConfigError(f"{fixed[0]} cannot change in a run that has begun: {said}; choose another out")
+
+
+def how_shown(progress: str) -> Mode:
+    """How rounds are shown: on a terminal and in a notebook by a line that moves, and not at all in a pipe."""
+    if progress not in ("auto", "lines", "quiet"):
+        raise ConfigError(f"progress: {progress!r} is none of auto, lines, quiet")
+    if progress == "auto" and in_notebook() is None and not sys.stderr.isatty():
+        return "quiet"
+    return progress  # type: ignore[return-value]  # it is one of the three
+
+
+def module_of(recipe: Recipe, config: Any) -> "nn.Module":
+    """A fresh module of a recipe whose clients train one."""
+    from mutirao.training.plain import PlainTrainer
+
+    handler = recipe.prepare(config).handler
+    handler = getattr(handler, "trainer", handler) if config.personal.name != "none" else handler
+    if not isinstance(handler, PlainTrainer):
+        raise ConfigError("model: the clients of this recipe do not train one torch module; see Result.arrays()")
+    return handler.model()
+
+
+def load(folder: Path | str, model: Any = None) -> Result:
+    """The result of a run that lies in a folder; `model` is the module, or makes it, if the run came from Python.
+
+    >>> run("quickstart", rounds=2, epochs=1, out="runs/two").digest == load("runs/two").digest
+    True
+    """
+    path = Path(folder)
+    record = Record.of(path)
+    if model is not None:
+        from mutirao.api.input_model import Model  # late: it brings torch
+
+        return Result(path, Model.of(model).make, record.summary)
+    recipe = str(record.config.get("recipe", ""))
+    known = recipe in NAMES or (recipe != PYTHON and is_own_run(path))
+    return Result(path, (lambda: remade(path, recipe)) if known else None, record.summary)
+
+
+def remade(folder: Path, recipe: str) -> "nn.Module":
+    """A fresh module of the run in a folder."""
+    _, table = read_config(folder / "config.toml")
+    return module_of(find(recipe), resolve(find(recipe).config, table))

@@ -1,0 +1,126 @@
+"""CFL (Sattler, Müller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
+under Privacy Constraints", IEEE TNNLS 2021): one model, parted in two where it stands still though its clients do not.
+"""
+
+# ruff: noqa: D102  # what each does stands in `Grouper`
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.clustering.auto import Points
+from mutirao.clustering.base import Grouper, Heard, unsigned
+from mutirao.clustering.context import Scene
+from mutirao.clustering.group_state import Grouping, open_group
+from mutirao.clustering.late_joiners import Admission
+from mutirao.clustering.membership import Groups
+from mutirao.core.arrays import Arrays, as_part, flat, weighted_mean
+from mutirao.core.fleet import ClientId, Reply
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cfl(Grouper):
+    """After a round a group is parted if |sum_i (n_i / n) u_i| < eps1 and max_i |u_i| > eps2, u_i its clients' updates.
+
+    It is parted so that the largest cosine between clients of both parts, a, is least, and if sqrt((1 - a) / 2) is over
+    gamma. Each part goes on with the mean of its own clients' models. eps1 and eps2 are lengths of updates and fit one
+    model and rate; 0.4 and 1.6 stand in the authors' code.
+
+    Clients whose updates cancel out, though each is long, are parted:
+
+    >>> updates = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
+    >>> Cfl(eps1=0.4, eps2=0.9).part(updates, np.ones(4))
+    array([ True,  True, False, False])
+    """
+
+    eps1: float = 0.4
+    eps2: float = 1.6
+    gamma: float = 0.0
+    rounds: int = 0  # before which nobody is parted; 20 in the authors' code
+    warms = False
+    hears = True
+    moves = True
+
+    def __post_init__(self) -> None:
+        for name in ("eps1", "eps2", "gamma", "rounds"):
+            if (value := vars(self)[name]) < 0:
+                raise ValueError(f"{name} is {value!r}, but must be at least 0")
+
+    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
+        return unsigned(replies, np.zeros(len(replies)))
+
+    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+        if state.groups.count > 1:
+            return super().admit(scene, state, replies)
+        return {client: Admission(state.groups.names[0], 0.0, 1.0) for client in replies}
+
+    def after(self, scene: Scene, state: Grouping, heard: Mapping[str, Heard]) -> None:
+        places = {name: i for i, name in enumerate(state.groups.names)}  # names get a digit more if there are many
+        for group in sorted(heard):
+            what = heard[group]
+            names = sorted(what.replies)
+            if scene.run.round <= self.rounds or len(names) <= 2:
+                continue
+            updates = updates_of(what.model, [what.replies[c] for c in names])
+            part = self.part(updates, np.array([what.replies[c].n for c in names], np.float64))
+            if part is None:
+                continue
+            leave = [c for c, first in zip(names, part == part[0], strict=True) if not first]
+            stay = [c for c in names if c not in leave]
+            home = state.groups.names[places[group]]
+            classes = state.classes[home]
+            open_group(scene.run, state, leave, mean_of(what, leave), classes)
+            home = state.groups.names[places[group]]
+            scene.run.arrays = scene.run.arrays | as_part(mean_of(what, stay), home)
+
+    def part(self, updates: Points, sizes: Points) -> Mask | None:
+        """Who is in one of the two parts, or None if the group stays together."""
+        mean, longest = stillness(updates, sizes)
+        if not (mean < self.eps1 and longest > self.eps2):
+            return None
+        cosines = cosines_of(updates)
+        one = bipartition(cosines)
+        across = float(cosines[np.ix_(one, ~one)].max())
+        return one if math.sqrt(max(0.0, 1 - across) / 2) > self.gamma else None
+
+
+def updates_of(model: Arrays, replies: list[Reply]) -> Points:
+    """How each client moved the model, a row each; counters do not count."""
+    floats = [k for k, v in model.items() if v.dtype.kind == "f"]
+    start = flat({k: model[k] for k in floats}).astype(np.float64)
+    return np.stack([flat({k: r.arrays[k] for k in floats}) - start for r in replies])
+
+
+def stillness(updates: Points, sizes: Points) -> tuple[float, float]:
+    """The length of the mean update, by samples, and of the longest one."""
+    mean = (sizes / sizes.sum()) @ updates
+    return float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
+
+
+def cosines_of(updates: Points) -> Points:
+    """The cosine between each two updates."""
+    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+    unit = updates / np.where(lengths > 0, lengths, 1.0)
+    return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))
+
+
+def bipartition(cosines: Points) -> Mask:
+    """Two parts such that the largest cosine across is least: the last merge of single linkage (their algorithm 1)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    apart = 1 - cosines
+    np.fill_diagonal(apart, 0.0)
+    tree = linkage(squareform((apart + apart.T) / 2, checks=False), "single")
+    return np.asarray(fcluster(tree, 2, "maxclust") == 1)
+
+
+def mean_of(heard: Heard, clients: list[ClientId]) -> Arrays:
+    """The mean of these clients' models, by samples."""
+    replies = {c: heard.replies[c] for c in clients}
+    return weighted_mean({c: r.arrays for c, r in replies.items()}, {c: float(r.n) for c, r in replies.items()})

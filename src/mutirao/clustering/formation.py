@@ -1,0 +1,95 @@
+"""Forming groups of clients that are alike: signatures in, groups out, by any clusterer there is."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.clustering.auto import Labels, normalise
+from mutirao.clustering.clusterers import Auto, run_clusterer
+from mutirao.clustering.late_joiners import middles, place_clients
+from mutirao.clustering.membership import MOST, WAITS, Groups
+from mutirao.core.fleet import ClientId
+from mutirao.randomness import rng
+
+NoiseRule = Literal["nearest", "own", "wait"]
+
+
+def form(
+    signatures: Mapping[ClientId, npt.ArrayLike],
+    cluster: Any = None,
+    noise: NoiseRule = "nearest",
+    directions: bool = False,
+    seed: int = 0,
+    most: int = MOST,
+) -> Groups:
+    """Group clients by their signatures; `cluster` is `Auto()` by default.
+
+    With `directions` only the directions in which signatures leave the middle of all are compared. A client that the
+    clusterer leaves out joins the `nearest` group, gets its `own`, or has to `wait`. Groups are numbered in the order
+    of their first clients' names. Of more than `most` clients so many are drawn, and the rest is admitted.
+
+    >>> near, far = {"ana": [0, 0], "bia": [0, 0.1], "rui": [0.1, 0]}, {"eva": [9, 9], "ivo": [9.1, 9], "leo": [9, 9.1]}
+    >>> groups = form(near | far)
+    >>> groups.members()
+    {'g0': ['ana', 'bia', 'rui'], 'g1': ['eva', 'ivo', 'leo']}
+    """
+    names = tuple(sorted(signatures))
+    if not names:
+        raise ValueError("there is nobody to group")
+    points = np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names])
+    draw = rng(seed, 0, "groups")
+    chosen = np.arange(len(names)) if len(names) <= most else np.sort(draw.choice(len(names), most, replace=False))
+    labels = np.full(len(names), WAITS, np.int64)
+    labels[chosen], looked = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
+    founders = Groups(names, labels, points, directions, looked=tuple(looked))
+    rest = np.setdiff1d(np.arange(len(names)), chosen)
+    if len(rest) and founders.count:
+        found = place_clients(founders, points[rest])
+        labels[rest] = np.where(found.inside, found.label, WAITS)
+    lost = np.flatnonzero(labels == WAITS)
+    if len(lost) and noise == "own":
+        labels[lost] = labels.max(initial=WAITS) + 1 + np.arange(len(lost))
+    elif len(lost) and noise == "nearest":
+        labels[lost] = place_clients(founders, points[lost]).label if founders.count else 0
+    return Groups(names, in_order(labels), points, directions, looked=tuple(looked))
+
+
+def in_order(labels: Labels) -> Labels:
+    """The same groups, numbered as they appear."""
+    kinds, first = np.unique(labels[labels >= 0], return_index=True)
+    new = np.full(int(labels.max(initial=WAITS)) + 2, WAITS, np.int64)
+    new[kinds[np.argsort(first)]] = np.arange(len(kinds))
+    return np.asarray(new[labels], np.int64)  # the last place, -1, is for those who wait
+
+
+def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict[str, float]:
+    """How many groups, the share that waits, how well apart they are, and the adjusted Rand index if it is known.
+
+    Silhouette (Rousseeuw, 1987): 1 if groups are tight and far apart, 0 if they touch. `within` is the mean distance
+    of a client to the middle of its group, `between` the smallest between the middles of two groups.
+
+    >>> groups = form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]})
+    >>> found = quality(groups, truth={"ana": 0, "bia": 0, "eva": 1, "ivo": 1})
+    >>> found["groups"], round(found["silhouette"], 2), found["rand"]
+    (2.0, 0.99, 1.0)
+    """
+    from scipy.spatial.distance import pdist
+    from sklearn.metrics import adjusted_rand_score, silhouette_score
+
+    known = groups.labels >= 0
+    points, labels = normalise(groups.signatures, groups.directions)[known], groups.labels[known]
+    out = {"groups": float(groups.count), "waiting": float(np.mean(~known))}
+    if 1 < groups.count < len(labels) and groups.signed:
+        most = {"sample_size": MOST, "random_state": 0} if len(labels) > MOST else {}
+        out["silhouette"] = float(silhouette_score(points, labels, **most))
+    if groups.count and groups.signed:
+        centres = middles(points, labels, groups.count)
+        out["within"] = float(np.linalg.norm(points - centres[labels], axis=1).mean())
+        if 1 < groups.count <= MOST:
+            out["between"] = float(pdist(centres).min())
+    if truth is not None:
+        who = [c for c in groups.labelled if c in truth]
+        out["rand"] = float(adjusted_rand_score([truth[c] for c in who], [groups.labelled[c] for c in who]))
+    return out

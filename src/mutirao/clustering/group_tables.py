@@ -1,0 +1,160 @@
+"""What a run leaves of its groups: who is where, what the choice rests on, and what pictures of both show."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.clustering.auto import Division, Points, Range, divide, knee, min_samples_for, normalise, scan
+from mutirao.clustering.clusterers import NAMES
+from mutirao.clustering.formation import quality
+from mutirao.clustering.group_state import Grouping
+from mutirao.clustering.membership import MOST, Groups
+from mutirao.core.fleet import ClientId
+from mutirao.core.rounds import Run
+from mutirao.io import write_whole
+from mutirao.randomness import rng
+
+COMPARED = 200  # clients among whom other clusterers are tried
+
+
+def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, judge: str = "accuracy") -> dict[str, Any]:
+    """What summary.json says of the groups, which `judge` judges."""
+    state = Grouping.from_memory(run.memory)
+    if state is None:
+        return {}
+    return {
+        "groups": state.groups.members(),
+        "waiting": state.groups.waiting(),
+        f"group_{judge}": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
+        "class_maps": state.classes,
+        "settled": state.settled,
+        "group_quality": quality(state.groups, truth),
+        "other_clusterers": count_by_others(state.groups, run.seed),
+        "eps_range": fitting_range(state.groups),
+        **({"true_groups": by_true_group(run, truth)} if truth else {}),
+    }
+
+
+def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str, float]]:
+    """The mean of what the clients of each true group last measured on their own test data."""
+    out: dict[str, dict[str, float]] = {}
+    for group in sorted(set(truth.values())):
+        rows = [run.roster.row(c) for c, g in truth.items() if g == group and run.roster.knows(c)]
+        values = {name: run.roster.figure(f"own_{name}")[rows] for name in ("accuracy", "accuracy_known")}
+        out[str(group)] = {k: float(np.nanmean(v)) for k, v in values.items() if np.isfinite(v).any()}
+    return out
+
+
+def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
+    """How many groups each clusterer finds in the same signatures."""
+    if not groups.signed:
+        return {}
+    points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
+    makers = {name: make for name, make in NAMES.items() if name not in ("one", "dbscan")}
+    found = {name: make()(points, groups.directions, rng(seed, 0, "groups"))[0] for name, make in makers.items()}
+    return {name: int(labels.max(initial=-1)) + 1 for name, labels in found.items()}
+
+
+def fitting_range(groups: Groups) -> list[float] | None:
+    """From which eps to which DBSCAN finds as many groups as were formed, with nobody left out; None if nowhere."""
+    points = thin(groups)
+    if len(points) < 2:
+        return None
+    fitting = [r for r in scan(points, neighbours(groups)) if r.groups == groups.count and r.noise == 0]
+    return [fitting[0].low, min(fitting[-1].high, 1e9)] if fitting else None
+
+
+def thin(groups: Groups) -> Points:
+    """The founders' signatures as distances are taken between them; of very many, some, and none if nobody signed."""
+    if not groups.signed:
+        return groups.signatures[:0]
+    return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
+
+
+def neighbours(groups: Groups) -> int:
+    """The `min_samples` of the choice, or what it would have been."""
+    return groups.looked[0].min_samples if groups.looked else min_samples_for(min(len(groups.clients), MOST))
+
+
+def evidence(groups: Groups) -> dict[str, Any]:
+    """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
+    points, k = thin(groups), neighbours(groups)
+    looked = groups.looked or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
+    rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
+    return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
+
+
+def scans(groups: Groups) -> dict[str, list[Range]]:
+    """The eps scan among all numbers of the signatures, and among the components in which the choice was made."""
+    points, k = thin(groups), neighbours(groups)
+    if len(points) < k:
+        return {}
+    found, within = divide(points, min_samples=k)
+    return {"signatures": scan(points, k), f"first {found.components} components": scan(within, k)}
+
+
+def write_evidence(run: Run, path: Path, judge: str = "accuracy") -> None:
+    """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
+    if (state := Grouping.from_memory(run.memory)) is not None:
+        scores = {g: [{"round": r, judge: v} for r, v in rows] for g, rows in state.scores.items()}
+        table = summarise_groups(run, judge=judge) | {"scores": scores, "evidence": evidence(state.groups)}
+        write_whole(path, json.dumps(table, indent=1) + "\n")
+
+
+def write_scan(run: Run, path: Path) -> None:
+    """Write `eps_scan.csv`: from which eps to which DBSCAN finds how many groups."""
+    if (state := Grouping.from_memory(run.memory)) is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["space", "from", "to", "groups", "noise"])
+        for space, rows in scans(state.groups).items():
+            writer.writerows([space, f"{r.low:.6g}", f"{r.high:.6g}", r.groups, f"{r.noise:.4f}"] for r in rows)
+        write_whole(path, text.getvalue())
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The clients in the plane of the first two principal components of their signatures."""
+
+    groups: Groups
+    points: Points  # a row a client
+    shares: tuple[float, float]  # of the variance, that the two components have
+
+
+def plane_of(run: Run) -> Plane | None:
+    """Where the clients of a run lie; None if no groups were formed, or not by signatures."""
+    if (state := Grouping.from_memory(run.memory)) is None or not state.groups.signed:
+        return None
+    groups = state.groups
+    points = normalise(groups.signatures, groups.directions)
+    away = points - points.mean(0)
+    _, s, components = np.linalg.svd(away[:: max(1, len(away) // MOST)], full_matrices=False)
+    plane, wide = np.zeros((len(points), 2)), min(2, len(s))
+    plane[:, :wide] = away @ components[:wide].T
+    first, second = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0][:2]
+    return Plane(groups, plane, (first, second))
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """How many groups DBSCAN finds for each eps, by the space it looks in, and the division that was chosen."""
+
+    tables: dict[str, list[Range]]
+    chosen: Division
+
+
+def scan_of(run: Run) -> Scan | None:
+    """The scan of a run; None if no groups were formed, or of too few."""
+    state = Grouping.from_memory(run.memory)
+    if state is None or not (tables := scans(state.groups)):
+        return None
+    return Scan(tables, divide(thin(state.groups), min_samples=neighbours(state.groups))[0])
+
+
+FILES = {"eps_scan.csv": write_scan, "groups.json": write_evidence}

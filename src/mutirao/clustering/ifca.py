@@ -1,0 +1,69 @@
+"""IFCA (Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020):
+k models from the start, and each client trains the one that errs least on its data.
+"""
+
+# ruff: noqa: D102  # what each does stands in `Grouper`
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutirao.clustering.base import Grouper, unsigned
+from mutirao.clustering.context import Scene
+from mutirao.clustering.group_state import Grouping, move
+from mutirao.clustering.late_joiners import Admission
+from mutirao.clustering.membership import Groups
+from mutirao.core.fleet import ClientId, Failure, Reply, Request
+from mutirao.core.validation import fault_of_extras
+
+
+@dataclass(frozen=True)
+class Ifca(Grouper):
+    """`groups` models that begin apart; before each round all go to all clients, and s_i = argmin_j F_i(theta_j).
+
+    F_i is the mean loss over the client's training samples. Clients answer with the number of a model and no loss.
+
+    >>> Ifca(groups=3).warms  # clients choose among the three models; nobody sends a signature
+    False
+    """
+
+    groups: int = 5  # IFCA has to be told
+    warms = False
+    apart = True
+    moves = True
+    asks = ("choose",)
+    extras = ("choice",)
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError(f"groups is {self.groups!r}, but must be at least 1")
+
+    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
+        return unsigned(replies, np.zeros(len(replies)), least=self.groups)
+
+    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+        first = state.groups.names[0]  # until they choose, before this very round
+        return {client: Admission(first, 0.0, 0.0) for client in replies}
+
+    def before(self, scene: Scene, state: Grouping) -> None:
+        run, names = scene.run, state.groups.names
+        models = {k: v for k, v in run.arrays.items() if k.partition("/")[0] in names}
+        common = Request("choose", models, {"seed": run.seed, "round": run.round + 1})
+        here = [c for c in scene.fleet.clients() if c in state.groups.labelled]
+        replies = scene.ask(dict.fromkeys(here, common), "choice", lambda reply: fault_of_choice(reply, len(names)))
+        move(state, {c: names[int(r.extras["choice"][0])] for c, r in replies.items()})
+
+
+def fault_of_choice(reply: Reply, groups: int) -> Failure | None:
+    """What is wrong with a choice, or None: it is the number of one of so many models."""
+    if (wrong := fault_of_extras(reply)) is not None:
+        return wrong
+    choice = reply.extras.get("choice")
+    if choice is None:
+        return Failure("missing_key", "did not say which model it chose")
+    if choice.dtype != np.int64 or choice.shape != (1,):
+        return Failure("shape", f"sent a choice of {choice.dtype} {choice.shape}, expected one int64")
+    if not 0 <= choice[0] < groups:
+        return Failure("too_large", f"chose model {choice[0]} of {groups}")
+    return None

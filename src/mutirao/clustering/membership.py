@@ -1,0 +1,88 @@
+"""Who is in which group, and who waits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from mutirao.clustering.auto import Division, Labels, Points
+from mutirao.core.roster import ClientId
+
+MOST = 2000  # clients among whom groups are sought; of more, so many are drawn, and the others are admitted
+WAITS = -1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who is in which group: the clients it was formed of, with their signatures, and those admitted later.
+
+    A label is the number of a group; -1 is a client that waits.
+
+    >>> from mutirao.clustering import form
+    >>> groups = form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]})
+    >>> groups.members(), groups.group_of("eva")
+    ({'g0': ['ana', 'bia'], 'g1': ['eva', 'ivo']}, 'g1')
+    """
+
+    clients: tuple[ClientId, ...]
+    labels: Labels
+    signatures: Points
+    directions: bool = False
+    later: Mapping[ClientId, int] = field(default_factory=dict)
+    looked: tuple[Division, ...] = ()
+    least: int = 0  # so many groups there are, even if nobody is in the last of them
+
+    @cached_property
+    def labelled(self) -> dict[ClientId, int]:
+        """The label of each client, founders and others."""
+        return dict(zip(self.clients, self.labels.tolist(), strict=True)) | dict(self.later)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the groups: g0, g1, ..."""
+        return [group_name(i, self.count) for i in range(self.count)]
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return max(self.least, int(self.labels.max(initial=WAITS)) + 1)
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
+        return bool(self.signatures.shape[1])
+
+    def group_of(self, client: ClientId) -> str:
+        """The group of a client; empty for one that waits or is not known."""
+        label = self.labelled.get(client, WAITS)
+        return group_name(label, self.count) if label >= 0 else ""
+
+    def members(self) -> dict[str, list[ClientId]]:
+        """The clients of each group, sorted."""
+        table: dict[str, list[ClientId]] = {name: [] for name in self.names}
+        for client in sorted(self.labelled):
+            if name := self.group_of(client):
+                table[name].append(client)
+        return table
+
+    def waiting(self) -> list[ClientId]:
+        """The clients in no group."""
+        return sorted(c for c, label in self.labelled.items() if label < 0)
+
+    def with_later(self, labels: Mapping[ClientId, int]) -> "Groups":
+        """The same groups with more clients in them; where the groups lie is left to those who formed them."""
+        return replace(self, later={**self.later, **labels})
+
+    def with_moved(self, labels: Mapping[ClientId, int]) -> "Groups":
+        """The same clients, these of them in other groups, be it new ones; a group that all have left stays."""
+        founders = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
+        known = set(self.clients)
+        later = {**self.later, **{c: label for c, label in labels.items() if c not in known}}
+        most = max(self.count, *(label + 1 for label in labels.values())) if labels else self.count
+        return replace(self, labels=founders.astype(np.int64), later=later, least=most)
+
+
+def group_name(label: int, count: int) -> str:
+    """g0, g1, ...; as many digits as the last needs, so that names sort."""
+    return f"g{label:0{len(str(max(0, count - 1)))}d}"

@@ -1,0 +1,97 @@
+"""How a model does at each client, not only on a common test set: the mean hides who is served badly."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from mutirao.core.bounds import SIZE_CAP, cap_sizes
+from mutirao.core.fleet import ClientId, Fleet, Request
+from mutirao.core.rounds import Run
+from mutirao.core.validation import fault_of_extras, sift
+from mutirao.errors import ConfigError
+
+AT_ONCE = 10_000  # clients asked at a time: a million of them need no more memory than that
+NONE: Mapping[str, bool] = {}
+
+
+def across_clients(
+    fleet: Fleet,
+    run: Run,
+    clients: Sequence[ClientId] | None = None,
+    metric: str = "accuracy",
+    higher_is_better: bool = True,
+    also: Mapping[str, bool] = NONE,
+) -> dict[str, float]:
+    """Ask all clients, or these, to evaluate the current model; mean, worst client and decile, percentiles.
+
+    The mean is over clients, each counting the same. `also` are further metrics, and whether higher is better of each:
+    clients that tell them are summed up in the same way. Usable in any flow, every few rounds:
+
+        for done in train(run, fleet, ...):
+            if run.round % 10 == 0:
+                done.row.update(across_clients(fleet, run))
+            yield done
+
+    >>> import numpy as np
+    >>> from mutirao import LocalFleet, Reply
+    >>> def answer(request, site):
+    ...     return Reply({}, metrics={"accuracy": site.data}, n=10)
+    >>> told = across_clients(LocalFleet(answer, {"ana": 0.9, "bia": 0.5}), Run({"w": np.zeros(1)}))
+    >>> told["accuracy_mean"], told["accuracy_worst"]
+    (0.7, 0.5)
+    """
+    names = list(fleet.clients() if clients is None else clients)
+    config = {"seed": run.seed, "round": run.round}
+    told: dict[str, list[float]] = {name: [] for name in (metric, *also)}
+    for start in range(0, len(names), AT_ONCE):
+        requests = {c: Request("evaluate", run.arrays, config) for c in names[start : start + AT_ONCE]}
+        answers = sift(fleet.ask(requests), fault_of_extras)
+        for name, values in told.items():
+            values += [float(r.metrics[name]) for r in answers.replies.values() if name in r.metrics]
+    if not any(told.values()):
+        raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
+    ways = {**also, metric: higher_is_better}
+    return {k: v for name, values in told.items() for k, v in summarise(name, values, ways[name]).items()}
+
+
+def join_judgements(fleet: Fleet, run: Run, metrics: Collection[str], size_cap: float = SIZE_CAP) -> dict[str, float]:
+    """The current model as its clients judge it on their own test data, where the server has none.
+
+    Means weighted by samples, of squares for `rmse`: of accuracy, losses and errors that is the figure of all test data
+    together; of AUC, F1, balanced accuracy and R2 it is a mean over clients. Nobody counts for more than `size_cap`
+    allows.
+    """
+    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
+    replies = sift(fleet.ask(asked), fault_of_extras).replies
+    sizes = {c: r.n for c, r in replies.items()}
+    sizes |= cap_sizes(sizes, run.roster, size_cap)
+    means = {}
+    for name in metrics:
+        told = [(sizes[c], float(r.metrics[name])) for c, r in sorted(replies.items()) if name in r.metrics]
+        if told:
+            power = 2 if name == "rmse" else 1
+            total = sum(n for n, _ in told)
+            means[name] = (sum(n * value**power for n, value in told) / total) ** (1 / power)
+    return means
+
+
+def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
+    """How many clients there are, their mean, the worst, the worst tenth's mean, and 10th, 50th, 90th percentile.
+
+    >>> told = summarise("accuracy", [0.5, 0.9])
+    >>> told["accuracy_mean"], told["accuracy_worst"], told["accuracy_p90"]
+    (0.7, 0.5, 0.86)
+    """
+    if not values:
+        return {}
+    worst_first = np.sort(values) if higher_is_better else -np.sort(-np.asarray(values))
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return {
+        f"{metric}_clients": float(len(values)),
+        f"{metric}_mean": float(np.mean(values)),
+        f"{metric}_worst": float(min(values) if higher_is_better else max(values)),
+        f"{metric}_worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
+        f"{metric}_p10": float(low),
+        f"{metric}_p50": float(middle),
+        f"{metric}_p90": float(high),
+    }

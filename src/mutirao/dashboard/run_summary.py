@@ -1,0 +1,196 @@
+"""What the list shows of a run or study: read from the smallest files there are, and never believed."""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mutirao.dashboard.curves import LINE, History, read_column, spark
+from mutirao.dashboard.settings import read_settings
+from mutirao.metrics import direction_of
+from mutirao.report.run_state import RunState, holder, state_of
+from mutirao.report.study_report import best_of
+from mutirao.runs.changed_settings import differences
+from mutirao.runs.column_names import likely_judge
+from mutirao.runs.linked_trails import table_in
+from mutirao.runs.notes import read_notes
+from mutirao.runs.reader import json_of, text_of
+
+Facts = dict[str, Any]
+READ = frozenset(
+    {"config.toml", "history.csv", "audit.jsonl", "summary.json", "clients.csv", "partition.csv", "plane.csv"}
+)
+READ |= {"groups.json", "run.log", "study.json", "table.json", "reproduction.json", "notes.md", ".lock"}
+LARGEST = {"config.toml": 1 << 20, "summary.json": 1 << 24, "study.json": 1 << 24, "table.json": 1 << 26}
+MOST_WORDS = 160  # letters of a note or a setting that the list shows
+MOST_SETTINGS = 30  # that differ
+QUIET = 600.0  # seconds without a word after which a run at work is called stale, if its rounds are not as long
+
+
+def problem_in(folder: Path) -> str:
+    """Why a folder is not read at all: links and devices in place of files, files too large to be what they say."""
+    for entry in os.scandir(folder):
+        if entry.name not in READ:
+            continue
+        if not entry.is_file(follow_symlinks=False):
+            return f"{entry.name} is not a plain file, and links are not followed"
+        if entry.stat(follow_symlinks=False).st_size > LARGEST.get(entry.name, 1 << 31):
+            return f"{entry.name} is too large to be one"
+    return ""
+
+
+def facts_of_run(path: Path, history: History) -> Facts:
+    """A run: its state, how far it came, its best, and in what it differs."""
+    first, last, resumed = ends_of(path / "audit.jsonl")
+    state, why = state_of(path, last, resumed), ""
+    try:
+        config = read_settings(text_of(path / "config.toml"))
+    except (ValueError, RecursionError) as error:
+        config, why = {}, f"config.toml cannot be read: {error}"
+    summary = json_of(path / "summary.json") if state.name == "finished" else {}
+    if state.name in ("running", "waiting") and (silent := silence(path, history)):
+        state, why = RunState("stale", state.why, resumed, state.pid), f"at work, but nothing came for {silent}"
+    began, changed = str(first.get("time", "")), str(last.get("time", ""))
+    facts = state_facts(state, why) | {
+        "broken": why.startswith("config.toml"),
+        "recipe": short(config.get("recipe", "")),
+        "of": whole(config.get("rounds")),
+        "began": began,
+        "changed": changed,
+        "diff": {
+            short(k): short(v)
+            for k, v in list(differences(config, table_in(first, "defaults")).items())[:MOST_SETTINGS]
+        },
+        "note": short(read_notes(path).text),
+    }
+    return facts | (ended(path, summary) if summary else under_way(history, began, changed))
+
+
+def ended(path: Path, summary: Facts) -> Facts:
+    """What the summary of a finished run says, and its curve."""
+    final, best, judge = table_in(summary, "final"), table_in(summary, "best"), str(summary.get("judge", ""))
+    return {
+        "rounds": whole(summary.get("rounds")),
+        "judge": short(judge),
+        "way": direction_of(judge, table_in(summary, "directions")),
+        "value": final.get(judge),
+        "best": best.get(judge),
+        "seconds": summary.get("seconds"),
+        "spark": spark(read_column(path / "history.csv", judge)),
+    }
+
+
+def under_way(history: History, began: str, changed: str) -> Facts:
+    """What the curves of a run say that is not finished."""
+    history.read_on()
+    judge = likely_judge(history.columns)
+    values, way = [v for v in history.column(judge) if v == v], direction_of(judge)
+    best = (min if way == "lower" else max)(values) if values and way else None
+    rest = {"seconds": apart(began, changed), "spark": spark(values), "way": way}
+    return {"rounds": len(history), "judge": judge, "value": values[-1] if values else None, "best": best, **rest}
+
+
+def silence(path: Path, history: History) -> str:
+    """For how long a run at work has said nothing, if that is longer than its rounds let expect."""
+    try:
+        quiet = time.time() - max((path / name).stat().st_mtime for name in ("audit.jsonl", "config.toml"))
+    except OSError:
+        return ""
+    seconds = [s for s in list(history.column("seconds"))[-20:] if s == s]
+    return f"{quiet / 60:.0f} minutes" if quiet > max(QUIET, 10 * max(seconds, default=0.0)) else ""
+
+
+def ends_of(trail: Path) -> tuple[Facts, Facts, bool]:
+    """The first and the last event of an audit trail, and whether an unfinished run was ever resumed."""
+    try:
+        with trail.open("rb") as file:
+            first = file.readline(LINE)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LINE))
+            tail = file.read()
+            last = event(tail[: tail.rfind(b"\n")].rpartition(b"\n")[2])
+            if last.get("event") == "finished":
+                return event(first), last, False
+            file.seek(0)
+            return event(first), last, any(b'"event": "resumed"' in line for line in file)
+    except OSError:
+        return {}, {}, False
+
+
+def event(line: bytes) -> Facts:
+    """One event, or nothing."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def facts_of_study(path: Path, cells: Iterable[Facts]) -> Facts:
+    """A study: how many of its runs are finished, and its best method."""
+    plan, table = json_of(path / "study.json"), json_of(path / "table.json")
+    pid, alive = holder(path)
+    begun = list(cells)
+    done = sum(cell["state"] == "finished" for cell in begun)
+    planned = plan.get("cells")
+    total = max(len(planned) if isinstance(planned, list) else 0, len(begun))
+    name = "running" if alive else "finished" if done >= total > 0 and table else "stopped"
+    lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and isinstance(x.get("mean"), int | float)]
+    metric = str(lines[0].get("metric", "")) if lines else ""
+    top = best_of([x for x in lines if x.get("metric") == metric], metric, table) or {}
+    began, changed = min_of(begun, "began"), max((cell["changed"] for cell in begun), default="")
+    methods = list(dict.fromkeys(str(x.get("method", "")) for x in lines))
+    return state_facts(RunState(name, pid=pid), "") | {
+        "recipe": short(plan.get("recipe") or table.get("recipe") or ""),
+        "rounds": done,
+        "of": total,
+        "judge": short(metric),
+        "way": direction_of(metric, table_in(table, "directions")),
+        "value": top.get("mean"),
+        "best": top.get("mean"),
+        "winner": short(top.get("method", "")),
+        "began": began,
+        "changed": changed,
+        "seconds": apart(began, changed) if name == "finished" else None,
+        "methods": [short(m) for m in methods[:MOST_SETTINGS]],
+        "note": short(read_notes(path).text),
+        "resumable": bool(plan.get("file")),
+    }
+
+
+def unreadable(why: str) -> Facts:
+    """A folder that says it is a run but cannot be read as one."""
+    return state_facts(RunState("unreadable"), why) | {"recipe": "", "rounds": 0, "of": 0, "began": "", "changed": ""}
+
+
+def state_facts(state: RunState, why: str) -> Facts:
+    """How it stands."""
+    told = {"state": state.name, "why": short(why or state.why), "resumed": state.resumed}
+    return told | {"ours": bool(state.pid), "resumable": state.name != "unreadable"}
+
+
+def short(value: Any) -> str:
+    """A text from a folder as the list shows it: one line, not too long."""
+    text = " ".join(str(value)[: 4 * MOST_WORDS].split())
+    return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
+
+
+def whole(value: Any) -> int:
+    """A count, 0 if it is none."""
+    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+
+
+def min_of(facts: Iterable[Facts], key: str) -> str:
+    """The first time that is known."""
+    return min((f[key] for f in facts if f[key]), default="")
+
+
+def apart(began: str, ended: str) -> float | None:
+    """Seconds between two times of a trail."""
+    try:
+        return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+    except (ValueError, TypeError):
+        return None

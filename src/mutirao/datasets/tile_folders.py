@@ -1,0 +1,143 @@
+"""Class folders of tiles that know where they were cut: `origins.csv` names each one's place, `tiles.json` the scale.
+
+A model that learnt from tiles of one size and scale knows nothing of others, so both are kept with what it learnt from.
+"""
+
+import csv
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from mutirao.config import one_line
+from mutirao.datasets.image_layouts import GLOBAL_TEST, TEST, TRAINING, clients_in
+from mutirao.errors import ConfigError
+from mutirao.io import write_whole
+from mutirao.text_files import read_text
+
+SCALE, ORIGINS = "tiles.json", "origins.csv"
+KIND = "mutirao tiles"
+CLASS_NAME = re.compile(r"[^\W_][\w .:+()-]{0,59}(?<! )")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What one tile shows: its side in pixels, and micrometres a pixel."""
+
+    size: int
+    mpp: float
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.size <= 65536 or not 0.02 <= self.mpp <= 50:
+            raise ConfigError(f"tiles of {self.size!r} pixels at {self.mpp!r} micrometres a pixel cannot be")
+
+    def __str__(self) -> str:
+        return f"{self.size} x {self.size} pixels at {self.mpp:g} micrometres a pixel"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A line of `origins.csv`; x and y are the tile's corner in the slide's finest pixels, "" where nobody knows."""
+
+    file: str
+    slide: str
+    laboratory: str = ""
+    mpp: float | str = ""
+    x: int | str = ""
+    y: int | str = ""
+    size: int | str = ""
+    label: str = ""
+    source: str = ""
+    reader: str = ""
+
+
+COLUMNS = tuple("class" if f.name == "label" else f.name for f in fields(Origin))
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a class can be called so: it is a folder's name, and stands in lists that commas separate.
+
+    >>> is_class_name("light dysplastic"), is_class_name("../x"), is_class_name("a,b"), is_class_name("global_test")
+    (True, False, False, False)
+    """
+    layout = {GLOBAL_TEST, TRAINING, TEST}
+    return bool(CLASS_NAME.fullmatch(name)) and name not in layout and not name.startswith("client_")
+
+
+def read_scale(folder: Path) -> Scale | None:
+    """The scale of the tiles in a folder, if it says; ConfigError if it says something that cannot be."""
+    path = folder / SCALE
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(read_text(path))
+        return Scale(int(found["size"]), float(found["mpp"]))
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{path} does not say size and mpp of the tiles: {one_line(error)}") from error
+
+
+def scale_of(data: Path) -> Scale | None:
+    """The one scale of a set of pictures in any layout; None where nothing says it, ConfigError where parts differ.
+
+    Tiles of different scales in one training set would be one class's cells twice as large as another's.
+    """
+    root = data if data.is_dir() else data.parent
+    places = [root, *(root / name for name in (TRAINING, TEST, GLOBAL_TEST)), *clients_in(root)]
+    known = {place: found for place in places if (found := read_scale(place))}
+    if len(set(known.values())) > 1:
+        told = "; ".join(f"{place}: {found}" for place, found in known.items())
+        raise ConfigError(f"the tiles are of different scales: {told}; cut them alike")
+    return next(iter(known.values()), None)
+
+
+def copy_scale(data: Path, *folders: Path) -> None:
+    """Let copies of parts of a set say the scale that the set says."""
+    if scale := scale_of(data):
+        for folder in folders:
+            write_scale(folder, scale)
+
+
+def write_scale(folder: Path, scale: Scale) -> None:
+    """Write `tiles.json`."""
+    write_whole(folder / SCALE, json.dumps({"kind": KIND, "size": scale.size, "mpp": scale.mpp}) + "\n")
+
+
+def table_of(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, each cell to the letter: a file's name with two blanks in it is still that file's."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def write_set(
+    out: Path, classes: Sequence[str], tiles: Iterable[tuple[Origin, Callable[[Path], None]]], scale: Scale | None
+) -> list[Origin]:
+    """Write class folders of tiles with `origins.csv` and `tiles.json`, whole or not at all.
+
+    `out` must be new or empty. Each tile comes with what writes its file. A class without a tile has an
+    empty folder, so that all parties agree on the list.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty; choose another --out")
+    building = out.with_name(f".{out.name}.part")
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        for name in classes:
+            (building / name).mkdir(parents=True)
+        made = []
+        for origin, write in tiles:
+            write(building / origin.file)
+            made.append(origin)
+        write_whole(building / ORIGINS, table_of([COLUMNS, *map(astuple, made)]))
+        if scale:
+            write_scale(building, scale)
+        if out.exists():
+            out.rmdir()
+        building.replace(out)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return made

@@ -1,0 +1,282 @@
+"""The site's policy around any handler: what is asked is judged before it is done, what came of it before it leaves.
+
+The seam: a handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
+process with the site's installed code; a refusal is raised as `Refused`, which every fleet turns into a failure of
+kind `refused` that names the rule. `deploy/flower/client.py` calls `approve` before a task is made and puts `guarded`
+around its handler, if the node has a policy; whatever else a site is run by does the same with the same two calls.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mutirao.compression import Compress, Whole
+from mutirao.core.agreement import AGREE
+from mutirao.core.arrays import Arrays, digest, nbytes
+from mutirao.core.digests import reply_fingerprint
+from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
+from mutirao.core.hyperparameters import BY_METHODS, TOLD
+from mutirao.core.parts import AnyHandler
+from mutirao.core.sparse_rows import ROWS, whole
+from mutirao.deploy.policy.pins import hold_model, hold_pins
+from mutirao.deploy.policy.privacy_ledger import Ledger, alone, difference, enter, without_noise
+from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeatable_in
+from mutirao.deploy.site.pause import hold_open
+from mutirao.errors import MutiraoError, Refused
+from mutirao.privacy import RELEASES, add_noise, clip_update
+from mutirao.privacy.accounting import NOTHING, Releases, add_releases
+from mutirao.privacy.secure_aggregation import Open, Secure
+from mutirao.privacy.secure_aggregation.settings import KEYS, SHARES, UNMASK
+from mutirao.randomness import Secret
+from mutirao.selection import PROBE_SAMPLES
+
+Facts = dict[str, Any]
+VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
+WITHOUT_DATA = {KEYS, SHARES, UNMASK, AGREE}  # nothing leaves that depends on data: stages of a sum, an agreement
+UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks, as far as a site can know: which run, for which recipe, and where the server's own trail stands."""
+
+    run: str = ""
+    recipe: str = ""
+    site: str = ""  # the name under which the site was asked
+    server: Mapping[str, Scalar] = field(default_factory=dict)  # what `Audit.where` says on its side
+    repeatable: bool = False  # whether the noise of this run comes from its seed
+
+    def facts(self) -> Facts:
+        """What the trail says of it."""
+        facts = {"site": self.site, "run": self.run, "recipe": self.recipe, "server": dict(self.server)}
+        return {k: v for k, v in facts.items() if v}
+
+
+def approve(
+    policy: Policy,
+    asker: Asker,
+    run_config: Mapping[str, Scalar],
+    settle: Callable[[], Mapping[str, Scalar]] | None = None,
+) -> Asker:
+    """Judge a recipe and its settings; a refusal is written down and raised. The asker comes back with what is known.
+
+    What the server says is judged before anything of the recipe is imported, then what comes of it with the recipe's
+    defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
+    """
+    with discreet(policy, asker.facts()):
+        hold_open(policy)
+        replaces = settle is not None
+        policy.approve(asker.recipe, run_config, replaces)
+        own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
+        settings = settle() if settle else {**own, **dict(assignments(run_config))}
+        policy.hold(asker.recipe, settings, replaces)
+    return replace(asker, repeatable=bool(repeatable_in(settings)))
+
+
+@contextlib.contextmanager
+def discreet(policy: Policy, about: Facts) -> Iterator[None]:
+    """Write down what goes wrong; the server learns of a rule or of a kind of error, never an error's text."""
+    try:
+        yield
+    except Refused as error:
+        more = {"detail": error.detail} if error.detail else {}
+        write_event(policy, "refused", rule=error.rule, reason=failure_of(error).reason, **more, **about)
+        raise
+    except Exception as error:
+        write_event(policy, "raised", reason=failure_of(error).reason, **about)
+        raise MutiraoError(f"{type(error).__name__} at the site, whose own records say more") from error
+
+
+def write_event(policy: Policy, event: str, **facts: Any) -> None:
+    """Write an event to the site's trail."""
+    enter(policy.audit, event, **facts)
+
+
+@dataclass(frozen=True)
+class Held:
+    """How many samples a site holds to train on, and to judge by; None if that cannot be known without using them."""
+
+    train: int | None = None
+    test: int | None = None
+
+    @classmethod
+    def of(cls, data: Any) -> "Held":
+        """Counted in a site's data."""
+        if isinstance(data, cls):
+            return data
+        if isinstance(data, tuple | list):
+            counted = [part for part in data if not isinstance(part, tuple | dict)]  # several inputs are no rows
+            sizes = {len(part) for part in counted if hasattr(part, "__len__")}
+            return cls(sizes.pop() if len(sizes) == 1 else None)
+        return cls(count(getattr(data, "train", data)), count(getattr(data, "test", None)))
+
+    def used_by(self, do: str) -> int | None:
+        """How many of them a request may use at most."""
+        return self.test if do in ("evaluate", "take") else self.train
+
+
+def count(samples: Any) -> int | None:
+    """How many samples there are, if they can be counted: rows in batches, or of a table."""
+    countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
+    return len(samples) if countable else None
+
+
+@dataclass(frozen=True)
+class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
+    """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule.
+
+    >>> import numpy as np
+    >>> from mutirao.deploy.policy.rules import Asked, Leaving, Policy
+    >>> def answer(request, site):
+    ...     return Reply({"w": np.zeros(1)}, metrics={"loss": 0.5, "patients": 3.0}, n=40)
+    >>> policy = Policy(asked=Asked(requests=("train",)), reply=Leaving(arrays=("w",), metrics=("loss",)))
+    >>> guarded(answer, policy)(Request("train", {"w": np.zeros(1)}, {"round": 1}), Site("ana", list(range(40))))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.Refused: reply.metrics: one of the metrics of the reply may not leave
+    """
+
+    handler: AnyHandler
+    policy: Policy
+    asker: Asker = field(default_factory=Asker)
+    secure: Secure = Open()  # what is judged in the clear leaves as this makes it
+    compress: Compress = Whole()  # and then as this does
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The reply as the site lets it leave."""
+        about = self.asker.facts() | {"site": site.id, "do": str(request.do)[:40]}
+        about["round"] = request.config.get("round", 0)
+        came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
+        if request.extras:
+            came["extras"] = sorted(name[:80] for name in request.extras)
+        if told := told_in(request):
+            came["told"] = [f"{k}={str(v)[:40]}" for k, v in sorted(told.items())]
+        write_event(self.policy, "asked", **came, **about)
+        with discreet(self.policy, about):
+            hold_open(self.policy)
+            spent = site.state.get(RELEASES)
+            leaving = self.compress.at_client(self.secure.at_client(self.judge))(request, site)
+            return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
+
+    def judge(self, request: Request, site: Site) -> Reply:
+        """What the handler does, if it may be asked, as far as it may leave."""
+        held, spent = self.before(request, site), site.state.get(RELEASES)
+        reply = self.handler(request, site)
+        by_handler = difference(spent, site.state.get(RELEASES))
+        return self.after(request, reply, held, noised=len(by_handler) > 0)
+
+    def before(self, request: Request, site: Site) -> Held:
+        """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
+        asked, held = self.policy.asked, Held.of(site.data)
+        if request.do not in asked.requests:
+            right = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
+            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{right}")
+        for name in sorted(request.extras):
+            if not is_allowed(name, asked.extras):
+                raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
+        pins = self.policy.pinned.get(self.asker.recipe, {})
+        hold_model(pins, request.do, request.arrays)
+        told = told_in(request)
+        for name in BY_METHODS:
+            if name in told and not is_allowed(f"{name}={told[name]}", asked.told):
+                raise Refused("asked.told", f"{name}={str(told[name])[:40]} may not be told here")
+        hold_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
+        if held.train is not None and held.train < asked.min_samples:
+            raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
+        probed = request.config.get("probe_samples", PROBE_SAMPLES)
+        if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
+            raise Refused("asked.probe_samples", f"a model is probed on {asked.probe_samples} samples here, no others")
+        wanted = {name.strip() for name in str(request.config.get("extras", "")).split(",")}
+        if (request.do == "probe" or wanted - {"", "squared_errors"}) and asked.probe_samples < asked.min_samples:
+            raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
+        return held
+
+    def after(self, request: Request, reply: Reply, held: Held, noised: bool = False) -> Reply:
+        """The reply as it may leave; Refused if it may not. `noised`: by the handler, which has counted it."""
+        rules = self.policy.reply
+        if not isinstance(reply, Reply):
+            raise Refused("reply", "the handler gave no Reply")
+        if request.do == AGREE:
+            return self.bare(reply)
+        self.count(request.do, reply, held, noised)
+        for name in sorted(reply.arrays):
+            if not is_allowed(name, rules.arrays):
+                raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
+        extras = self.permit("extras", reply.extras, rules.extras)
+        metrics = self.permit("metrics", reply.metrics, rules.metrics)
+        metrics = {k: round(float(v), rules.decimals) for k, v in metrics.items()} if rules.decimals < 17 else metrics
+        n = max(1, reply.n // rules.samples_step * rules.samples_step)
+        arrays = reply.arrays
+        if self.policy.privacy.clip and arrays:
+            arrays = self.cover(request, arrays)
+            n = 1 if self.policy.privacy.noise else n  # there is no noise on the number of samples
+        out = Reply(arrays, extras, metrics, n)
+        if (size := bytes_of(out)) > rules.largest:
+            raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
+        return out
+
+    def bare(self, reply: Reply) -> Reply:
+        """Whoever agrees says no more than that, and what may leave of versions and counts."""
+        keeps_account = bool(self.policy.privacy.budget or self.policy.privacy.run_budget)
+        extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
+        return Reply({}, {} if keeps_account else extras, {}, 1)
+
+    def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
+        """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
+        least, here = self.policy.asked.min_samples, held.used_by(do)
+        if noised and here is not None and reply.n == 1:
+            return  # there is no noise on the number of samples, so it does not tell it; enough are here
+        if reply.n < least:
+            raise Refused("asked.min_samples", f"fewer than {least} samples were used")
+        if here is not None and 0 < here - reply.n < least:
+            raise Refused("asked.min_samples", f"fewer than {least} of the samples that are here were left out")
+        if held.test is not None and held.test < least and any(name.startswith(VALIDATED) for name in reply.metrics):
+            raise Refused("asked.min_samples", f"fewer than {least} samples were kept back to validate on")
+
+    def cover(self, request: Request, arrays: Arrays) -> Arrays:
+        """An update clipped and noised as the policy asks for; what is no update cannot be, and is refused."""
+        cover, model = self.policy.privacy, request.arrays
+        if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
+            raise Refused("privacy.clip", "only an update of the model that was sent can be clipped")
+        full = whole(model, arrays)
+        for name, sent in model.items():
+            same = full[name].shape == sent.shape and (full[name].dtype.kind == "f") == (sent.dtype.kind == "f")
+            if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
+                raise Refused("privacy.clip", "an array of the update is of another kind or shape than sent", name[:80])
+        update, _ = clip_update(model, full, cover.clip)
+        return add_noise(model, update, Secret(), cover.noise * cover.clip)  # whole numbers: as sent
+
+    def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
+        """The values whose names may leave; others are taken out or end it, as the policy says."""
+        for name in sorted(values):
+            if not is_allowed(name, patterns) and not self.policy.reply.remove:
+                raise Refused(f"reply.{kind}", f"one of the {kind} of the reply may not leave", name[:80])
+        return {k: v for k, v in values.items() if is_allowed(k, patterns)}
+
+    def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
+        """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
+        hold_open(self.policy)  # it may have been paused while this was made
+        cover, spent = self.policy.privacy, None
+        if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
+            own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
+            known = without_noise(by_handler) if self.asker.repeatable else by_handler
+            releases = own if len(own) else known
+            if not len(releases):
+                raise Refused("privacy.budget", UNCOUNTED)
+            with alone(self.policy.ledger):
+                spent = Ledger(self.policy.ledger).charge(cover, self.asker.run, releases)
+        gone: Facts = {"reply": reply_fingerprint(reply), "bytes": bytes_of(reply), "n": int(reply.n)}
+        gone |= {kind: sorted(getattr(reply, kind)) for kind in ("arrays", "extras", "metrics")}
+        write_event(self.policy, "sent", **gone, **({} if spent is None else {"epsilon": spent}), **about)
+        return reply
+
+
+def told_in(request: Request) -> dict[str, Scalar]:
+    """What a request tells to train by."""
+    return {name: request.config[name] for name in TOLD if name in request.config}
+
+
+def bytes_of(reply: Reply) -> int:
+    """How many bytes of numbers a reply holds."""
+    return nbytes(reply.arrays) + nbytes(reply.extras) + 8 * (len(reply.metrics) + 1)

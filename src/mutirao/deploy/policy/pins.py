@@ -1,0 +1,101 @@
+"""What a run must be like at a site: settings by their values, the model by a digest of its arrays' shapes.
+
+A server that may choose the model, the batch size or the number of steps can choose them so that single samples stand
+in an update (`mutirao drill leak` shows it). A policy pins them, by default to what the recipe says.
+"""
+
+import functools
+import hashlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mutirao.config import constants_of, dump, flatten, lines, load_name, quote, resolve
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Scalar
+from mutirao.errors import ConfigError, Refused
+from mutirao.experiments.task import Recipe, Task, find
+
+ARCHITECTURE = "architecture"
+# Settings that are the server's affair: nothing that a site does with its own data depends on them, or other rules of
+# a policy hold for them (`data`, `privacy`). How many `clients` there are is agreed on when all have come.
+FREE = frozenset(
+    {"rounds", "clients", "per_round", "select", "aggregate", "screen", "available", "devices", "device", "privacy"}
+    | {"secure", "compress", "personal", "exclude", "engine", "min_replies", "wait", "evaluate_every", "clients_every"}
+    | {"track", "data", "size_cap"}
+)
+# Recipes in which the arrays of a request are not the same for all clients: heads of groups, item rows of a user.
+VARYING = {"groups", "recsys"}
+
+
+def architecture_of(arrays: Arrays) -> str:
+    """sha256 over the names, types and shapes of a model's arrays; no number in them counts.
+
+    >>> import numpy as np
+    >>> architecture_of({"w": np.zeros((2, 3))}) == architecture_of({"w": np.ones((2, 3))})
+    True
+    """
+    parts = sorted(f"{name}\x1f{array.dtype.str}\x1f{array.shape}\x1e" for name, array in arrays.items())
+    return f"sha256:{hashlib.sha256(''.join(parts).encode()).hexdigest()}"
+
+
+def settings_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> dict[str, Scalar]:
+    """All settings of a recipe as they would be used, `key` or `part.key`, the part itself as `part.name`."""
+    return dict(flatten(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, sets)))))
+
+
+def held_settings(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
+    """The same with what earlier versions had as settings, which policies may still pin, at the constants of now."""
+    chosen = list(sets)
+    return {**constants_of(resolve(find(recipe).config, {}, chosen)), **settings_of(recipe, chosen)}
+
+
+@functools.lru_cache(maxsize=2)
+def prepared(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, Task]:
+    """A recipe's configuration with these settings, and its task: reading the data is done once for all that asks."""
+    found = find(recipe)
+    config = resolve(found.config, {}, sets)
+    return config, found.prepare(config)
+
+
+def model_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> str:
+    """The architecture of a recipe's model with these settings; ConfigError if it is not one for all clients."""
+    if recipe in VARYING:
+        raise ConfigError(f"the models of {recipe!r} differ from client to client: they have no one architecture")
+    first = prepared(recipe, tuple(sets))[1].initial()
+    if not first:
+        raise ConfigError("the model is made when clients have agreed on what they hold; a schema pins it")
+    return architecture_of(first)
+
+
+@functools.lru_cache(maxsize=16)
+def pin_lines(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> str:
+    """The table of a policy that pins a recipe to its settings, and to its model if that can be made here."""
+    name = recipe if recipe.isidentifier() else quote(recipe)
+    if ":" in recipe and not isinstance(load_name(recipe), Recipe):  # a site's own function from Flower's context
+        return f"# [pinned.{name}]\n# what its code reads of a run's settings, such as: batch_size = 16"
+    pinned = {k: v for k, v in settings_of(recipe, sets).items() if k.partition(".")[0] not in {"recipe", *FREE}}
+    try:
+        model = f"{ARCHITECTURE} = {quote(model_of(recipe, sets))}"
+    except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
+        why = " ".join(str(error).split())
+        model = f'# {ARCHITECTURE} = "sha256:..."  (mutirao site hash {recipe} --architecture; now: {why[:160]})'
+    return "\n".join([f"[pinned.{name}]", model, *lines(pinned)])
+
+
+def hold_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> None:
+    """Refused if a setting is not what it is pinned to; the model is looked at when it comes."""
+    for key, wanted in pins.items():
+        if key == ARCHITECTURE:
+            continue
+        found = settings.get(key)
+        if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+            said = "is not set" if found is None else f"is {str(found)[:40]!r}"
+            raise Refused(f"pinned.{key}", f"{key} {said} in this run, and {wanted!r} is agreed on here")
+
+
+def hold_model(pins: Mapping[str, Scalar], do: str, arrays: Arrays) -> None:
+    """Refused if the model of a request has other arrays than agreed on."""
+    wanted = pins.get(ARCHITECTURE)
+    if wanted is not None and (arrays or do == "train") and architecture_of(arrays) != wanted:
+        raise Refused(f"pinned.{ARCHITECTURE}", "the model has other arrays, types or shapes than agreed on here")

@@ -1,0 +1,111 @@
+"""The privacy account of a site on its own disk: what each run was allowed to learn, and what that adds up to."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.deploy.policy.rules import Cover
+from mutirao.errors import Damaged, Refused
+from mutirao.io import write_whole
+from mutirao.privacy.accounting import NOTHING, Releases, add_releases, epsilon, join_releases
+from mutirao.runs.audit_trail import Audit
+
+
+class Ledger:
+    """Releases by run, in a JSON file that is replaced whole; hold `alone` while you read, decide and write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[str, Releases] = {}
+        if not path.exists():
+            return
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for run, rows in content["runs"].items():
+                self.runs[str(run)] = np.array(rows, np.float64).reshape(-1, 3)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{path} cannot be read: without it nobody knows what was spent") from error
+
+    def total(self) -> Releases:
+        """The releases of all runs."""
+        return functools.reduce(join_releases, self.runs.values(), NOTHING)
+
+    def charge(self, cover: Cover, run: str, releases: Releases) -> float:
+        """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
+        mine = join_releases(self.runs.get(run, NOTHING), releases)
+        everything = join_releases(self.total(), releases)
+        for rule, table, budget in (
+            ("privacy.run_budget", mine, cover.run_budget),
+            ("privacy.budget", everything, cover.budget),
+        ):
+            if budget and (after := cost(table, cover)) > budget:
+                raise Refused(rule, f"epsilon would be {after:.4g}, {budget:g} is the most")
+        self.runs[run] = mine
+        spent = cost(everything, cover)
+        runs = {name: rows.tolist() for name, rows in self.runs.items()}
+        facts = {"delta": cover.delta, "epsilon": spent, "runs": runs}
+        write_whole(self.path, json.dumps(facts, indent=1) + "\n")
+        return spent
+
+
+def cost(table: Releases, cover: Cover) -> float:
+    """The epsilon of these releases; infinite if one has no noise, or so little that it cannot be worked out."""
+    if not np.all(table[:, 0] > 0):
+        return math.inf
+    try:
+        spent = epsilon(table, cover.delta, cover.accountant)
+    except (ArithmeticError, ValueError):
+        return math.inf
+    return math.inf if math.isnan(spent) else spent
+
+
+def without_noise(table: Releases) -> Releases:
+    """The same releases with noise that the server knows, which is none: their epsilon is infinite."""
+    return functools.reduce(lambda out, row: add_releases(out, 0.0, row[1], int(row[2])), table.tolist(), NOTHING)
+
+
+def difference(before: Releases | None, after: Releases | None) -> Releases:
+    """What a request added to a table of releases."""
+    table = NOTHING
+    old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
+    for noise, rate, times in (NOTHING if after is None else after).tolist():
+        if (more := int(times - old.get((noise, rate), 0))) > 0:
+            table = add_releases(table, noise, rate, more)
+    return table
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock beside `path`: a site may answer two requests in two processes, but decides one after the other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+def enter(trail: Path, event: str, **facts: Any) -> None:
+    """Write an event to an audit trail to which other processes write, too."""
+    with alone(trail):
+        Audit(trail).append(event, **facts)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock in this file, which is made if it is not there."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except ImportError:  # not on Windows
+            pass
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,62 @@
+"""Flower's own commands on the server's machine, with the secret that opens the door: `flwr`, and what its SuperLink
+starts.
+
+`mutirao site up` writes them into `FOLDER/bin`, which stands first in the SuperLink's PATH.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mutirao.deploy import flower_patches
+from mutirao.deploy.keys import secret_in
+from mutirao.deploy.layout import MARK, Server, bracket, server_in
+from mutirao.deploy.server.access_control import SECRET_HEADER
+from mutirao.errors import ConfigError
+
+COMMANDS = {
+    "flwr": "flwr.cli.app:app",
+    "flower-superexec": "flwr.supercore.cli:flower_superexec",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+}
+
+
+def main() -> None:
+    """`insider FOLDER COMMAND ...`: the command with its own arguments, for the server of this folder."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    sys.argv = [name, *sys.argv[3:]]
+    try:
+        server = server_in(folder)
+        secret = secret_in(server.secret)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    for key, value in ({"FLWR_HOME": str(server.flower_home), MARK: str(server.folder)} | quiet).items():
+        os.environ.setdefault(key, value)
+    send_secret(server, secret)
+    module, _, function = COMMANDS[name].partition(":")
+    sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def send_secret(server: Server, secret: str) -> None:
+    """Let Flower's clients send the secret with each request, over TLS to this very server and to no other."""
+    from flwr.supercore.address import resolve_bind_address
+
+    own = {f"https://{server.here}", f"https://{resolve_bind_address(f'{bracket(server.host)}:{server.port}')}"}
+
+    def with_secret(begin: Callable[..., None]) -> Callable[..., None]:
+        def begin_with_secret(self: Any, base_url: str, **options: Any) -> None:
+            begin(self, base_url, **options)
+            if base_url.rstrip("/") in own:
+                self._client.headers[SECRET_HEADER] = secret
+
+        return begin_with_secret
+
+    flower_patches.replace(flower_patches.CALL, with_secret)
+
+
+if __name__ == "__main__":
+    main()

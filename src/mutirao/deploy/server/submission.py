@@ -1,0 +1,192 @@
+"""Hand a recipe to the running SuperLink: as the small Flower app that any recipe is."""
+
+import json
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import lines, write_value
+from mutirao.core.fleet import Scalar
+from mutirao.deploy.layout import server_in
+from mutirao.deploy.policy.privacy_ledger import enter
+from mutirao.deploy.processes import answers, flwr
+from mutirao.errors import MutiraoError
+from mutirao.io import write_whole
+from mutirao.runs.csv_tables import Table
+
+ASK = 20.0  # seconds after which Flower is asked about a run that says nothing itself
+SHOWN = ("round", "seconds", "replied", "failed", "loss")
+APP = {
+    "pyproject.toml": """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "mutirao-app"
+version = "1.0.0"
+description = "A recipe of Mutirão as a Flower app"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["mutirao_app"]
+
+[tool.flwr.app]
+publisher = "mutirao"
+
+[tool.flwr.app.components]
+serverapp = "mutirao_app.server_app:app"
+clientapp = "mutirao_app.client_app:app"
+
+[tool.flwr.app.config]
+recipe = "quickstart"
+set = ""
+out = ""
+resume = false
+timeout = 600.0
+""",
+    "mutirao_app/__init__.py": '"""A recipe of Mutirão as a Flower app."""\n',
+    "mutirao_app/server_app.py": "from mutirao.deploy.flower import server_app\n\napp = server_app()\n",
+    "mutirao_app/client_app.py": "from mutirao.deploy.flower import client_app\n\napp = client_app()\n",
+}
+
+
+def submit(
+    folder: Path,
+    recipe: str,
+    sets: Iterable[tuple[str, Scalar]] = (),
+    out: Path | None = None,
+    resume: bool = False,
+    timeout: float = 600.0,
+) -> str:
+    """Start a run of a recipe on the federation whose server is in `folder`; returns Flower's number of the run.
+
+    It goes on by itself: `out` (by default `<folder>/runs/RECIPE`) fills, and `summary.json` there is its end.
+    """
+    server = server_in(folder)
+    if not answers(server):
+        raise MutiraoError(
+            f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
+        )
+    for name, text in APP.items():
+        if not (file := server.folder / "app" / name).exists() or file.read_text(encoding="utf-8") != text:
+            write_whole(file, text)
+    words = shlex.join(f"{key}={value if isinstance(value, str) else write_value(value)}" for key, value in sets)
+    where = str(run_folder(folder, recipe, out))
+    config: dict[str, Scalar | None] = {"recipe": recipe, "set": words, "out": where, "resume": resume}
+    config["timeout"] = float(timeout)
+    with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
+        file = Path(place) / "run.toml"
+        write_whole(file, "\n".join(lines(config)) + "\n")
+        done = flwr(server, "run", str(server.folder / "app"), "here", "--run-config", str(file), "--format", "json")
+    content: dict[str, Any] = {}
+    try:
+        content = json.loads(done.stdout[done.stdout.index("{") :])
+        if done.returncode == 0 and content.get("run-id"):
+            enter(server.trail, "submitted", run=str(content["run-id"]), recipe=recipe, out=where, resume=resume)
+            return str(content["run-id"])
+    except ValueError:
+        pass
+    said = str(content.get("error-message") or done.stdout + done.stderr)
+    raise MutiraoError(f"the run was not taken: {' '.join(said.split())[:300]}")
+
+
+def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
+    """Where a run is written: `out`, or `<folder>/runs/RECIPE`."""
+    return (out or folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
+
+
+class Rounds:
+    """The rounds of a run in a folder, a line each, as `watch` has not been told them yet."""
+
+    def __init__(self, out: Path, since: float, watch: Callable[[str], None]) -> None:
+        self.table, self.since, self.watch, self.told = Table(out / "history.csv"), since, watch, 0
+
+    def __call__(self, *_: Any) -> None:
+        """Tell those that were made since the last call."""
+        rows = self.table.read() if newer(self.table.path, self.since) else []
+        for row in rows[self.told :]:
+            shown = {k: v for k, v in row.items() if v and (k in SHOWN or "accuracy" in k)}
+            self.watch(" ".join(f"{k}={short(v)}" for k, v in shown.items()))
+        self.told = max(self.told, len(rows))
+
+
+def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watch: Callable[[str], None]) -> None:
+    """Wait for the end of a run that was submitted; MutiraoError says why it failed. `watch` gets a line a round.
+
+    The run folder tells all that matters; Flower is asked now and then, for a run that ends before it has one.
+    """
+    tell, deadline, ask = Rounds(out, since, watch), time.monotonic() + seconds, time.monotonic() + ASK
+    while True:
+        ended = newer(out / "summary.json", since)
+        tell()
+        if ended:
+            return
+        if reason := why_failed(out / "audit.jsonl", since):
+            raise MutiraoError(f"the run failed: {reason}")
+        if time.monotonic() > ask:
+            status = status_of(folder, run)
+            if status.startswith("finished") and not newer(out / "summary.json", since):
+                if status == "finished:completed":
+                    return  # there was nothing left to do
+                log = server_in(folder).logs / "superlink.log"
+                reason = why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run)
+                raise MutiraoError(f"the run failed: {reason}" if reason else f"the run ended as {status}; see {log}")
+            ask = time.monotonic() + ASK
+        if time.monotonic() > deadline:
+            raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
+        time.sleep(0.3)
+
+
+def why_app_ended(folder: Path, run: str) -> str:
+    """Why the server's process of a run ended, as its own log tells, which Flower keeps; empty if that says nothing."""
+    return last_error(flwr(server_in(folder), "log", run, "here", "--show").stdout)
+
+
+def last_error(text: str) -> str:
+    """The last line of the last traceback in a log, without the name of an error of ours.
+
+    >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no rows\\nERROR :  Exit Code: 201")
+    'ValueError: no rows'
+    """
+    found = re.findall(r"^([A-Za-z_][\w.]*): (.+)$", text.rpartition("Traceback (most recent")[2], re.MULTILINE)
+    name, said = found[-1] if found and "Traceback (most recent" in text else ("", "")
+    return said[:500] if name.startswith("mutirao.") else f"{name}: {said}"[:500] if name else ""
+
+
+def status_of(folder: Path, run: str) -> str:
+    """What Flower says of a run: `running`, `finished:completed`, `finished:failed`, ..."""
+    done = flwr(server_in(folder), "list", "here", "--run-id", run, "--format", "json")
+    try:
+        return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def newer(path: Path, since: float) -> bool:
+    """Whether a file was written after a moment."""
+    try:
+        return path.stat().st_mtime >= since
+    except OSError:
+        return False
+
+
+def why_failed(trail: Path, since: float) -> str:
+    """Why the run failed, if the last event of its trail says so."""
+    if not newer(trail, since):
+        return ""
+    try:
+        event = json.loads(trail.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError, RecursionError):  # it is being written
+        return ""
+    return str(event.get("reason", "")) if isinstance(event, dict) and event.get("event") == "failed" else ""
+
+
+def short(text: str) -> str:
+    """A number as a person reads it."""
+    return f"{float(text):.4g}" if "." in text else text

@@ -1,0 +1,190 @@
+"""`flwr-clientapp` as a site runs it: the site's installed code answers, and no code that came over the network.
+
+Flower sends the app of a run, code and all, to every SuperNode, which starts `flwr-clientapp` for each message. A
+policy binds only if that program ignores the code. `own_command(folder)` writes such a `flwr-clientapp` into a folder;
+a SuperNode started with that folder first in its PATH runs it. Nothing is unpacked, nothing is installed.
+
+The first message also starts the site's herald: a process that has imported Flower and this project, works on nothing,
+and forks a client process for each later message, so that not each of them has to import all that again.
+"""
+
+import importlib
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mutirao.config import load_name
+from mutirao.deploy import flower_patches
+from mutirao.deploy.policy.privacy_ledger import locked
+from mutirao.deploy.site import launcher
+from mutirao.deploy.site.task_stamp import code_stamp
+from mutirao.deploy.site.worker_client import IDLE, Warm, listen_at, start_resident
+from mutirao.errors import ConfigError
+from mutirao.io import write_whole
+
+COMMAND = "flwr-clientapp"
+
+
+def own_command(folder: Path, task: str = "") -> Path:
+    """Write the command; `task` names the site's own function from Flower's context to a Task (`my_site:task_of`)."""
+    if os.name == "nt":
+        raise ConfigError("a site's own flwr-clientapp is a shell script: it needs Linux or macOS")
+    return write_command(folder, [sys.executable, "-I", "-S", launcher.__file__, *([f"--task={task}"] if task else [])])
+
+
+def write_command(folder: Path, words: Sequence[str], name: str = COMMAND) -> Path:
+    """A command of that name that runs these words with its own arguments after them."""
+    path = folder / name
+    write_whole(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def main() -> None:
+    """Answer the message that a SuperNode holds for us."""
+    words = sys.argv[1:]
+    parent = launcher.parent_in(words)
+    if os.environ.get("MUTIRAO_WORKER", "on").lower() not in launcher.OFF:
+        start_herald(parent, words)
+    prepare()
+    answer_one_message(words, parent)
+
+
+def prepare() -> None:
+    """Import all that a client process needs, and put our functions in place of those that load a server's code."""
+    importlib.import_module("mutirao.flower")
+
+    def leave_it(*_: Any, **__: Any) -> None:
+        """The app that the server sent stays packed."""
+
+    for internal in (flower_patches.UNPACK, flower_patches.FOLDER):
+        flower_patches.replace(internal, lambda _: leave_it)
+
+
+def answer_one_message(words: list[str], parent: int) -> None:
+    """What Flower's own command does, without importing the whole SuperNode for it, which takes half a second."""
+    import argparse
+
+    from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
+    from flwr.supercore.constant import SUPERNODE_DEFAULT_CLIENT_ADDRESS
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    from mutirao.deploy.flower import client_app
+
+    parser = argparse.ArgumentParser(COMMAND)
+    parser.add_argument("--runtime-api-address", default=SUPERNODE_DEFAULT_CLIENT_ADDRESS)
+    parser.add_argument("--task", default="")
+    add_args_flwr_app_common(parser)
+    args = parser.parse_args(words)
+
+    def load(*_: Any, **__: Any) -> Any:
+        return lambda *_: client_app(later(args.task) if args.task else None, Warm(parent))
+
+    flower_patches.replace(flower_patches.LOAD, lambda _: load)
+    run_clientapp(
+        runtime_api_address=args.runtime_api_address,
+        token=try_obtain_flwr_app_token(args),
+        insecure=args.insecure,
+        certificates=validate_and_resolve_root_certificates(args.root_certificates, args.insecure),
+        parent_pid=args.parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+def later(name: str) -> Any:
+    """A function of the site by its dotted path, imported when it is called: mostly the worker does that."""
+
+    def task_of(context: Any) -> Any:
+        return load_name(name)(context)
+
+    task_of.__module__, _, task_of.__qualname__ = name.partition(":")
+    return task_of
+
+
+def start_herald(parent: int, words: list[str]) -> None:
+    """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
+    task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
+    try:
+        folder = launcher.folder_of(parent)
+        with locked(folder / "lock"):
+            if not (folder / "herald.pid").exists() or not launcher.birth(int((folder / "herald.pid").read_text())):
+                about = ["--herald", str(parent), code_stamp(task), task]
+                process = start_resident("mutirao.deploy.site.clientapp", folder, *about)
+                write_whole(folder / "herald.pid", str(process.pid), durable=False)
+    except (OSError, ValueError, launcher.WorkerDied):
+        return
+
+
+def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
+    """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
+    prepare()
+    born, last = launcher.birth(parent), time.monotonic()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    listener = listen_at(folder / "herald", 16)
+    while born and launcher.birth(parent) == born and time.monotonic() - last < IDLE:
+        try:
+            link = listener.accept()[0]
+        except TimeoutError:
+            continue
+        last = time.monotonic()
+        with link:
+            if not launcher.same_user(link):
+                continue
+            if code_stamp(task) != made_of:
+                (folder / "herald.pid").unlink(missing_ok=True)
+                break  # whoever called does it the long way, and starts another herald
+            link.settimeout(launcher.GREET)
+            try:
+                text, files, _, _ = socket.recv_fds(link, launcher.MOST, 2)
+            except OSError:
+                continue
+            words = words_in(text)
+            if words is not None and len(files) == 2 and os.fork() == 0:
+                listener.close()
+                become_client(link, words, files)
+            for file in files:
+                os.close(file)
+
+
+def words_in(text: bytes) -> list[str] | None:
+    """The arguments a caller sent; None if that is something else."""
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
+def become_client(link: socket.socket, words: list[str], files: list[int]) -> None:
+    """Go on as the process that was called, with its output, and tell it that this one does the work."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 1
+    try:
+        for number, file in zip((1, 2), files, strict=True):
+            os.dup2(file, number)
+            os.close(file)
+        link.sendall(b"1")
+        link.close()
+        answer_one_message(words, launcher.parent_in(words))
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:3] == ["--herald"]:
+        herald(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    else:
+        main()

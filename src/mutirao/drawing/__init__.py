@@ -1,1 +1,0 @@
-"""Pictures: of data, of runs and of studies."""

@@ -1,0 +1,1 @@
+"""Tasks, recipes, and the flow that trains them."""

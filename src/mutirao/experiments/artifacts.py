@@ -1,0 +1,44 @@
+"""What a run leaves for people besides its record: recipes hand over data, and others draw it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.rounds import Run
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A kind of picture, by its name in `mutirao.report.run_plots`, and the data it shows; None: there are none.
+
+    >>> from mutirao.partitioning import describe
+    >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
+    >>> picture.data(Run({})).sizes
+    array([2, 2])
+    """
+
+    kind: str
+    data: Callable[[Run], Any]
+
+
+@dataclass(frozen=True)
+class Exhibits:
+    """Pictures and files by their names in the run folder, and what else the summary says.
+
+    >>> from mutirao.partitioning import describe
+    >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
+    >>> exhibits = Exhibits(pictures={"partition.png": picture}, findings=lambda run: {"arrays": len(run.arrays)})
+    >>> sorted(exhibits.pictures), exhibits.findings(Run({}))
+    (['partition.png'], {'arrays': 0})
+    """
+
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+    files: Mapping[str, Callable[[Run, Path], None]] = field(default_factory=dict)
+    findings: Callable[[Run], Mapping[str, Any]] | None = None  # more entries of summary.json, found in the run
+    constant: frozenset[str] = frozenset()  # metrics that hardly change, so that there is no curve to draw
+
+
+def partition_of(describe: Callable[[], Any]) -> Exhibits:
+    """The picture that most recipes leave: who holds how much of what, as `mutirao.partitioning.describe` says it."""
+    return Exhibits({"partition.png": Picture("partition", lambda run: describe())})

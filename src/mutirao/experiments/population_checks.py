@@ -1,0 +1,39 @@
+"""Whether there are as many clients as a configuration counts on; said before the first round."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from mutirao.core.exclusion import names_in
+from mutirao.core.parts import AnyAggregator, as_aggregator
+from mutirao.errors import ConfigError
+from mutirao.selection import how_many
+
+
+def check_asked(config: Any, population: Collection[str]) -> None:
+    """Refuse a round of more clients than there are, if somebody asked for it: a default means "at most so many".
+
+    Who was excluded counts: a run without a client that withdraws keeps its settings.
+    """
+    clients = len(population) + len(names_in(config.exclude))
+    if config.centralised or not population:
+        return
+    usual = {f.name: f.default for f in dataclasses.fields(config)}["per_round"]
+    wanted = {"select.count": config.select.settings.get("count", 0)}
+    if config.per_round != usual:
+        wanted["per_round"] = config.per_round
+    for key, count in wanted.items():
+        if isinstance(count, int) and count > clients:
+            raise ConfigError(
+                f"{key}: {count} clients a round, but there are {clients}; use {clients}, or a share such as 0.5"
+            )
+
+
+def check_fewest(config: Any, aggregate: AnyAggregator, population: Collection[str]) -> None:
+    """Refuse a method that needs more clients than a round asks, such as Krum where all of them may lie."""
+    asked = how_many(config.select.settings.get("count", config.per_round), len(population))
+    fewest = as_aggregator(aggregate).fewest
+    if not config.centralised and population and asked < fewest:
+        part = ", ".join(f"{k}={v}" for k, v in config.aggregate.settings.items())
+        how = f"aggregate={config.aggregate.name} with {part}"
+        raise ConfigError(f"{how} needs {fewest} clients a round, and per_round asks {asked}")

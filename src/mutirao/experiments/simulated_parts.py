@@ -1,0 +1,59 @@
+"""The parts of a flow, made as a configuration asks for them."""
+
+import math
+from typing import Any
+
+from mutirao.config import build
+from mutirao.core.fleet import Fleet
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, complete
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError
+from mutirao.simulation.availability import Churn
+from mutirao.simulation.clock import Timed
+from mutirao.simulation.devices import Model
+from mutirao.simulation.drift import Dated
+
+
+def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
+    """The fleet with the clients' drift, devices and coming and going, if the configuration models any."""
+    if config.drift.name != "none":
+        fleet = Dated(fleet, build("drift", config.drift), run)
+    if config.devices.name != "none":
+        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs, config.per_round)
+    if config.available.name != "always":
+        fleet = Churn(fleet, build("available", config.available), run)
+    return fleet
+
+
+def overcommit_of(config: Any) -> float:
+    """How many times more clients are asked than are wanted; 1 without simulated devices."""
+    return complete(build("devices", config.devices), Model).overcommit  # type: ignore[type-abstract]
+
+
+def build_select(config: Any, classes: int | None) -> AnySelector:
+    """The selector that the configuration asks for, of as many clients as are asked in a round."""
+    count, over = config.per_round, overcommit_of(config)
+    if over > 1:
+        if "count" in config.select.settings:
+            raise ConfigError("select.count cannot be set with devices.overcommit, which goes by per_round")
+        count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
+    return build("select", config.select, count=count, classes=classes, rounds=config.rounds)  # type: ignore[no-any-return]
+
+
+def build_aggregate(config: Any, task: Any, clients: int | None = None) -> AnyAggregator:
+    """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
+    population = len(task.population) if clients is None else clients
+    about = {"classes": task.classes, "population": population or None, "client_lr": config.lr, "sums": sums_of(config)}
+    return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
+
+
+def sums_of(config: Any) -> str:
+    """What the server may look at: each update by itself (`none`), sums (`exact`), or sums with noise (`noised`)."""
+    if config.privacy.name in ("central", "local"):
+        return "noised"
+    return "exact" if config.secure.name != "none" else "none"
+
+
+def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
+    """The filter that the configuration asks for, if any."""
+    return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()

@@ -1,0 +1,91 @@
+"""Requests to train that no round waits for all answers to: what is not in goes on, and counts when it comes."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, collect
+from mutirao.flower.mailbox import Mailbox
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request on its way, without its arrays: to whom, to which node, and when it was sent."""
+
+    client: ClientId
+    node: int
+    request: Request
+    at: float = field(default_factory=time.monotonic)
+
+
+class Turns(Generic[T]):
+    """At most `at_once` requests are on their way; the first `buffer` replies are returned, the others later.
+
+    What does not come within `timeout` seconds is late, and makes room. Answers that nobody waits for any more, and
+    second ones, count for nothing.
+    """
+
+    def __init__(
+        self,
+        buffer: int,
+        at_once: int,
+        timeout: float,
+        mailbox: Mailbox[T],
+        send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, Sent], dict[ClientId, Failure]]],
+        judge: Callable[[Sent, T | Failure], Reply | Failure],
+        closed: threading.Event,
+    ) -> None:
+        self.buffer, self.at_once, self.timeout, self.mailbox = buffer, at_once, timeout, mailbox
+        self.send, self.judge, self.closed = send, judge, closed
+        self.queue: dict[ClientId, Request] = {}
+        self.sent: dict[str, Sent] = {}
+        self.come: deque[tuple[ClientId, Reply | Failure]] = deque()  # and not returned yet
+
+    def clients(self) -> frozenset[ClientId]:
+        """Who was asked and has not been returned yet."""
+        return frozenset({*self.queue, *(one.client for one in self.sent.values()), *(c for c, _ in self.come)})
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """Ask these as soon as there is room, and return when the next `buffer` replies are in."""
+        awaited, began = self.clients(), time.monotonic()
+        self.queue |= {c: r for c, r in requests.items() if c not in awaited}
+        found: dict[ClientId, Reply | Failure] = {}
+        self._send()
+        while not self.closed.is_set():
+            while self.come and sum(isinstance(one, Reply) for one in found.values()) < self.buffer:
+                client, outcome = self.come.popleft()
+                found[client] = outcome
+            if sum(isinstance(one, Reply) for one in found.values()) >= self.buffer or not self.clients():
+                break  # before the next begin: they get the model that is made of these
+            self._send()
+            if not self._look():
+                self.closed.wait(self.mailbox.pause(time.monotonic() - began))
+        return collect(found, found.items())
+
+    def _send(self) -> None:
+        while self.queue and len(self.sent) < self.at_once:
+            names = list(self.queue)[: self.at_once - len(self.sent)]
+            sent, failed = self.send({c: self.queue.pop(c) for c in names})
+            self.sent |= sent
+            self.come += failed.items()
+            self.mailbox.expect(sent)
+
+    def _look(self) -> bool:
+        """Take in what has come, and what is too late; whether there was anything."""
+        found: dict[str, T | Failure] = {}
+        for message_id, answer in self.mailbox.look():
+            found[message_id] = Failure("twice", "answered more than once") if message_id in found else answer
+        now = time.monotonic()
+        for message_id, one in self.sent.items():
+            if message_id not in found and now - one.at > self.timeout:
+                found[message_id] = Failure("late", "no answer in time")
+                self.mailbox.forget(message_id)
+        known = [(self.sent.pop(i), answer) for i, answer in found.items() if i in self.sent]
+        known.sort(key=lambda pair: (pair[0].at, pair[0].client))  # of those there at once, who was asked first
+        self.come += [(one.client, self.judge(one, answer)) for one, answer in known]
+        return bool(known)

@@ -1,0 +1,217 @@
+"""Requests, replies and names as Flower's messages carry them, bit for bit.
+
+Whatever comes from the other side is a stranger's: nothing of it is believed before it was compared with what it should
+be, and an answer that is none becomes the `Failure` of whoever sent it.
+"""
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array as Parcel
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+
+from mutirao.core.agreement import AGREED
+from mutirao.core.arrays import NUMBERS, Array, Arrays
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
+from mutirao.flower.serialization import STYPE, MalformedError, bundle, unbundle
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+CLOCKS = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
+LONGEST_NAME = 100
+GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+# What is no training: whatever else is done counts as that.
+KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
+NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
+AGREED_RECORD = "agreed"  # the record of an answer in which a site says by digest what it worked with
+ROOM = 16 * 2**20  # bytes of arrays in one parcel; Flower needs thrice the memory of a parcel while it opens it
+REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
+
+
+def pack(arrays: Arrays) -> ArrayRecord:
+    """Arrays as Flower's own apps send them, bit for bit, one by one."""
+    return ArrayRecord({k: Parcel.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
+
+
+def pack_together(arrays: Arrays) -> ArrayRecord:
+    """Arrays as ours send them, bit for bit: in as few parcels as may be, none of which takes much memory to open."""
+    groups: list[Arrays] = []
+    room = 0
+    for name, value in arrays.items():
+        whole = np.asarray(value)
+        if not groups or whole.nbytes > room:
+            groups.append({})
+            room = ROOM
+        groups[-1][name] = whole
+        room -= whole.nbytes
+    return ArrayRecord({str(i): bundle(group) for i, group in enumerate(groups)})
+
+
+def unpack(record: ArrayRecord) -> Arrays:
+    """The arrays of a record; MalformedError if one is not what it says it is."""
+    arrays: Arrays = {}
+    for name, parcel in record.items():
+        found = unbundle(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
+        if not arrays.keys().isdisjoint(found):
+            raise MalformedError("two arrays of one name")
+        arrays |= found
+    return arrays
+
+
+def unpack_one(name: str, parcel: Parcel) -> Array:
+    """One array in NumPy's file format. The header is believed only after it was compared with the bytes that came."""
+    if parcel.stype != "numpy.ndarray":
+        raise MalformedError(f"{name!r} is serialised as {parcel.stype[:40]!r}, not as numpy.ndarray")
+    stream = io.BytesIO(parcel.data)
+    try:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = read[np.lib.format.read_magic(stream)](stream)
+        declared = np.dtype(parcel.dtype)
+    except Exception as error:
+        raise MalformedError(f"{name!r} cannot be decoded") from error
+    if dtype.kind not in NUMBERS:
+        raise MalformedError(f"{name!r} holds {dtype}, not numbers")
+    if declared != dtype or tuple(parcel.shape) != shape:
+        raise MalformedError(f"{name!r} declares {declared} {tuple(parcel.shape)} and holds {dtype} {shape}")
+    size = len(parcel.data) - stream.tell()
+    if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
+        raise MalformedError(f"{name!r} declares {dtype} {shape} and holds {size} bytes")
+    flat = np.frombuffer(parcel.data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")  # handlers may write into it
+
+
+def request_message(
+    request: Request, packed: Mapping[str, ArrayRecord], node: int, timeout: float, where: Mapping[str, Scalar]
+) -> Message:
+    """A request on its way to a node; `packed` are its arrays and extras, `where` says what the server has recorded."""
+    config = ConfigRecord({k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()})
+    about: dict[str, Any] = {"do": request.do, **where}
+    content = RecordDict({**packed, "config": config, "request": ConfigRecord(about)})
+    kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
+    return Message(content, node, kind, ttl=timeout + CLOCKS, group_id=group)
+
+
+def request_in(message: Message) -> Request:
+    """The request a message carries."""
+    content = message.content
+    config: dict[str, Any] = dict(record_of(content, "config", ConfigRecord))
+    do = str(record_of(content, "request", ConfigRecord)["do"])
+    extras = unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {}
+    return Request(do, unpack(record_of(content, "arrays", ArrayRecord)), config, extras)
+
+
+def reply_content(reply: Reply) -> RecordDict:
+    """All that leaves a client."""
+    return RecordDict(
+        {
+            "arrays": pack_together(reply.arrays),
+            **({"extras": pack_together(reply.extras)} if reply.extras else {}),
+            "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
+            "count": MetricRecord({"n": int(reply.n)}),
+        }
+    )
+
+
+def reply_in(message: Message, node: int) -> Reply | Failure:
+    """The reply a message carries, or what is wrong with it; nothing a client sends makes this raise."""
+    try:
+        if (failure := failure_in(message, node)) is not None:
+            return failure
+        content = message.content
+        metrics = record_of(content, "metrics", MetricRecord)
+        n = record_of(content, "count", MetricRecord).get("n")
+        if not isinstance(n, int):
+            raise MalformedError("the number of samples is missing or no whole number")
+        if any(isinstance(v, list) for v in metrics.values()):
+            raise MalformedError("a metric is a list, not a number")
+        return Reply(
+            unpack(record_of(content, "arrays", ArrayRecord)),
+            unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {},
+            {k: float(v) for k, v in metrics.items() if not isinstance(v, list)},
+            n,
+        )
+    except MalformedError as error:
+        return Failure("malformed", to_line(str(error)))
+    except Exception as error:
+        return Failure("malformed", failure_of(error).reason)
+
+
+def without_arrays(message: Message) -> Message:
+    """A message that was read, without its arrays: they may be large, and Flower's own copy of them is not needed."""
+    for name in [name for name, record in message.content.items() if isinstance(record, ArrayRecord)]:
+        del message.content[name]
+    return message
+
+
+def name_in(message: Message, node: int) -> ClientId | Failure:
+    """The name a node declares, or why it cannot be one: names end up in logs and tables."""
+    if (failure := failure_in(message, node)) is not None:
+        return failure
+    record = message.content.get("name")
+    name = record.get("name") if isinstance(record, ConfigRecord) else None
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        return Failure("malformed", f"a name is a text of 1 to {LONGEST_NAME} characters")
+    if not name.isprintable() or "," in name or name != name.strip():
+        return Failure("malformed", f"{name!r} has characters that a name may not have")
+    return name
+
+
+def head_in(message: Message, record: str) -> dict[str, Scalar]:
+    """Where the other side's audit trail stands, as a message says; empty if it says nothing sound."""
+    found = message.content.get(record) if message.has_content() else None
+    if not isinstance(found, ConfigRecord):
+        return {}
+    seq, hashes = found.get("seq"), {k: found.get(k) for k in ("first", "head")}
+    if not isinstance(seq, int) or not all(re.fullmatch("[0-9a-f]{64}", str(v)) for v in hashes.values()):
+        return {}
+    return {"seq": seq, **{k: str(v) for k, v in hashes.items()}}
+
+
+def fault_of_agreed(message: Message, request: Request) -> Failure | None:
+    """What is wrong with the digests that an answer must bring of all that its request says is agreed on."""
+    found = message.content.get(AGREED_RECORD)
+    told = dict(found) if isinstance(found, ConfigRecord) else {}
+    for key, wanted in request.config.items():
+        name = key.removeprefix(AGREED)
+        if name != key and told.get(name) != wanted:
+            fault = "another digest" if name in told else "no digest"
+            return Failure("refused", f"{key}: its answer comes with {fault} of the {name} that it worked with")
+    return None
+
+
+def failure_in(message: Message, node: int) -> Failure | None:
+    """Why a message is not the answer of that node's client code, if so."""
+    if message.has_error():  # first: what became of a lost node is told by the SuperLink, in its own name
+        code = message.error.code
+        kind = "gone" if code in GONE else "refused" if code == REFUSED else "raised"
+        return Failure(kind, to_line(message.error.reason or f"Flower's error {message.error.code}"))
+    if message.metadata.src_node_id != node:
+        return Failure("malformed", "the answer comes from another node")
+    if not message.has_content() or not message.content:
+        return Failure("empty", "sent nothing")
+    return None
+
+
+def tag(node: int) -> str:
+    """A node as a log may name it: always the same, and nothing by which anybody could speak for it."""
+    return hashlib.sha256(f"node {node}".encode()).hexdigest()[:8]
+
+
+def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """The record of that name and kind; MalformedError without it."""
+    record = content.get(name)
+    if not isinstance(record, kind):
+        raise MalformedError(f"the record {name!r} is missing or no {kind.__name__}")
+    return record
+
+
+def to_line(text: str) -> str:
+    """Text of a stranger, fit for a log: one line, without the numbers of nodes and messages."""
+    text = NUMBERS_OF_FLOWER.sub("...", text[:1000])
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

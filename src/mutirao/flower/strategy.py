@@ -1,0 +1,295 @@
+"""Our aggregators, selectors and filters as one of Flower's strategies: an existing Flower app changes one line.
+
+The round is ours, cut in two at the place where Flower sends the messages: `configure_train` selects, `aggregate_train`
+checks, filters and merges. Clients are known by the numbers of their nodes.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log as flower_log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+
+from mutirao.config import Part, build, complete
+from mutirao.core.arrays import Arrays
+from mutirao.core.bounds import SIZE_CAP
+from mutirao.core.fleet import Answers, ClientId, Fleet, collect
+from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, tell
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import (
+    Cohort,
+    Patience,
+    Run,
+    choose,
+    findings,
+    gather,
+    keep_vectors,
+    mean_metrics,
+    merge,
+    rows_of,
+    sort_out,
+    trouble,
+)
+from mutirao.core.validation import fault_of_extras, faults, set_aside, sift
+from mutirao.errors import ConfigError, Diverged
+from mutirao.flower.compat import COUNT, ERRORS, ROUND, config_for, errors_in, stock_reply_in
+from mutirao.flower.messages import pack, unpack
+from mutirao.flower.serialization import MalformedError
+from mutirao.selection import Uniform
+
+log = logging.getLogger("mutirao")
+
+Errors = Callable[[Arrays], npt.ArrayLike]  # the squared error of each sample of the server's, by a client's model
+KINDS = {"aggregate": "aggregator", "select": "selector", "screen": "filter"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of those present, but so many at least, each as likely as any other: as Flower's FedAvg selects."""
+
+    share: float
+    least: int
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """The clients selected."""
+        here = len(roster.here())
+        return Uniform(min(here, max(int(here * self.share), self.least, 1)))(roster, round, rng)
+
+
+class Nodes(Fleet):
+    """The nodes of a grid by their numbers, which is all that Flower knows of them."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def clients(self) -> list[ClientId]:
+        """The numbers of the nodes that are connected."""
+        return sorted(map(str, set(self.grid.get_node_ids())))
+
+
+class Strategy(FlowerStrategy):
+    """A Flower strategy made of our parts, each an object or its name: `Strategy("fedadam")`, `Strategy(FedAdam(0.1))`.
+
+    `select` says who trains (by name: `min_train_nodes` clients; None: a share `fraction_train` of those connected,
+    drawn evenly, and so many at least), `filters` whose replies are left out. `errors` gives the squared errors of a
+    client's model on samples of the server's, for methods that need `squared_errors` and clients that send none. Every
+    reply is checked: what is broken, not finite or too large is left out and named in the log. A round with too few
+    usable replies keeps the model; the third such round in a row ends the run. The other settings are those of
+    Flower's FedAvg.
+
+    >>> strategy = Strategy("fedrisk", select="aoiu", min_train_nodes=2)
+    >>> sorted(strategy.wanted)  # what each client's reply must hold besides its model
+    ['entropy', 'squared_errors']
+    """
+
+    def __init__(
+        self,
+        aggregate: str | AnyAggregator = "fedavg",
+        *,
+        select: str | AnySelector | None = None,
+        filters: Sequence[str | AnyFilter] = (),
+        errors: Errors | None = None,
+        seed: int = 0,
+        size_cap: float = SIZE_CAP,
+        min_replies: int | None = None,
+        wait: float = 3600.0,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = COUNT,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+    ) -> None:
+        for name, share in {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}.items():
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{name} is {share!r}, but must be from 0 to 1")
+        self.cohort = Cohort(
+            Share(fraction_train, min_train_nodes) if select is None else made("select", select, count=min_train_nodes),
+            made("aggregate", aggregate),
+            filters=[made("screen", one) for one in filters],
+            size_cap=size_cap,
+        )
+        if asked := sorted(names_of(self.cohort.needs, "probe")):
+            right = "take one that does not, or a FlowerFleet with client_app"
+            raise ConfigError(
+                f"{self.cohort.select!r} asks clients for {asked[0]!r} before it selects, which Flower's own apps "
+                f"cannot answer; {right}"
+            )
+        if "replies:staleness" in self.cohort.needs:
+            right = "take a FlowerFleet with server_app and client_app"
+            raise ConfigError(f"{self.cohort.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
+        self.errors, self.seed = errors, seed
+        self.patience = Patience(min_replies, wait=wait)
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.count_key, self.keys = weighted_by_key, (arrayrecord_key, configrecord_key)
+        self.chosen: list[ClientId] = []
+        self.judges: list[ClientId] = []
+        self.run, self.lost = Run({}, seed), 0
+
+    @property
+    def wanted(self) -> set[str]:
+        """What each reply must hold besides a model and the number of samples."""
+        needed = names_of(self.cohort.needs, "metrics") | names_of(self.cohort.needs, "extras")
+        return needed - ({ERRORS} if self.errors else set())
+
+    def summary(self) -> None:
+        """Log what the strategy is made of."""
+        flower_log(INFO, "\t├──> Aggregate: %r", self.cohort.aggregate)
+        flower_log(INFO, "\t├──> Select: %r", self.cohort.select)
+        flower_log(INFO, "\t├──> Filters: %r", self.cohort.filters)
+        flower_log(INFO, "\t└──> Asked of each reply: %s", ", ".join([self.count_key, *sorted(self.wanted)]))
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Select the clients of a round and write to them."""
+        if self.fraction_train == 0:
+            return []
+        if server_round == 1:
+            self.run, self.lost = Run({}, self.seed), 0
+        run = self.run
+        run.arrays, run.round = model_in(arrays), server_round - 1
+        gather(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
+        self.chosen = choose(run, self.cohort, 1)
+        run.roster.sent(server_round, self.chosen)
+        method = config_for({"round": server_round, **tell(self.cohort.needs)})  # as it must be, whatever the app says
+        asked = {"extras": ",".join(wanted)} if (wanted := sorted(self.wanted - USUAL)) else {}
+        told = {"seed": self.seed, **config, **method, **asked}
+        return self.write(arrays, ConfigRecord(told), self.chosen, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check, screen and merge the replies of a round; no model if too few of them can be used."""
+        if not self.chosen:
+            return None, None
+        run, cohort = self.run, self.cohort
+        answers = self.read(self.chosen, replies, self.wanted)
+        self.refuse_if_nobody_sends(answers)
+        if self.errors is not None:  # only of models that are whole
+            answers = with_errors(set_aside(answers, faults(run.arrays, answers.replies)), self.errors)
+        result = sort_out(run, cohort, 1, self.chosen, answers, self.patience)
+        rows = rows_of(run, result, alone=True)  # says who is lost
+        if not result.is_enough:
+            run.roster.mark(server_round, result.chosen, {})
+            self.lost += 1
+            why = trouble(server_round, Patience(tries=self.lost), [result], rows)
+            if self.lost >= self.patience.tries or isinstance(why, Diverged):
+                raise why
+            log.warning("round %d: the model stays as it is: %s", server_round, why)
+            return None, None
+        memory = dict(run.memory)
+        merged = merge(run, result, memory)
+        found = findings(run, result, merged)
+        run.roster.mark(server_round, result.chosen, {c: r.n for c, r in result.replies.items()})
+        for client, figures in found.items():
+            run.roster.hear(server_round, client, figures)
+        keep_vectors(run, result)
+        run.arrays, run.memory, run.round, self.lost = merged.arrays, memory, server_round, 0
+        return pack(merged.arrays), MetricRecord({**mean_metrics(result.replies)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask a share of the clients how good the model is."""
+        if self.fraction_evaluate == 0:
+            return []
+        gather(self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience)
+        ask = Share(self.fraction_evaluate, self.min_evaluate_nodes)
+        self.judges = ask(self.run.roster, server_round, self.run.rng("evaluate"))
+        return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.judges, MessageType.EVALUATE)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What the clients say, weighted by their samples."""
+        if self.fraction_evaluate == 0:
+            return None
+        answers = sift(self.read(self.judges, replies, ()), fault_of_extras)
+        for client, why in answers.failures.items():
+            log.warning("round %d: %s judges not: %s", server_round, client, why)
+        return MetricRecord({**mean_metrics(answers.replies)}) if answers.replies else None
+
+    def write(self, arrays: ArrayRecord, config: ConfigRecord, clients: Iterable[ClientId], kind: str) -> list[Message]:
+        """The same message to each of these clients."""
+        content = RecordDict({self.keys[0]: arrays, self.keys[1]: config})
+        return [Message(content, int(client), kind) for client in clients]
+
+    def read(self, asked: Iterable[ClientId], replies: Iterable[Message], wanted: Collection[str]) -> Answers:
+        """The answers of those who were asked."""
+        nodes = [(message, message.metadata.src_node_id) for message in replies]
+        return collect(asked, ((str(n), stock_reply_in(m, n, wanted, self.count_key)) for m, n in nodes))
+
+    def refuse_if_nobody_sends(self, answers: Answers) -> None:
+        """ConfigError if no client sends what a part needs: then it is the app that does not fit, and no client."""
+        lacking = [why for why in answers.failures.values() if why.kind == "missing_key"]
+        if answers.replies or not lacking or not self.wanted:
+            return
+        part = next(p for p in self.cohort.parts if names_of(p.needs, "metrics") | names_of(p.needs, "extras"))
+        also = ", or give the strategy errors=" if ERRORS in self.wanted else ""
+        raise ConfigError(
+            f"{part!r} needs {', '.join(sorted(self.wanted))} from the clients, who send none: "
+            f"add it to the MetricRecord of the ClientApp{also}"
+        )
+
+
+def made(kind: str, given: Any, **offers: Any) -> Any:
+    """A part by its name, with settings that it takes if it has them, or the part itself."""
+    if not isinstance(given, str):
+        if not callable(given):
+            raise ConfigError(f"{given!r} is neither {KINDS[kind]} nor the name of one")
+        return given
+    return build(kind, complete(kind, Part(given)), **offers)
+
+
+def model_in(arrays: ArrayRecord) -> Arrays:
+    """The model that an app begins with."""
+    try:
+        return unpack(arrays)
+    except MalformedError as error:
+        raise ConfigError(f"initial_arrays: {error}") from error
+
+
+def with_errors(answers: Answers, errors: Errors) -> Answers:
+    """The replies with the errors that their models make on the server's samples."""
+    try:
+        found = {c: errors_in({ERRORS: np.asarray(errors(r.arrays))}) for c, r in answers.replies.items()}
+    except MalformedError as error:
+        raise ConfigError(f"errors: {error}") from error
+    return replace(answers, replies={c: replace(r, extras=r.extras | found[c]) for c, r in answers.replies.items()})
+
+
+def errors_on(module: Any, batches: Iterable[Any]) -> Errors:
+    """For `errors=`: (predicted class - class)^2 of each sample in `batches`, by the torch `module` with those arrays.
+
+    A batch is a pair of inputs and classes, or a dict whose first value are the inputs and whose last the classes.
+
+    >>> import torch
+    >>> module = torch.nn.Linear(1, 2, bias=False)
+    >>> errors = errors_on(module, [(torch.tensor([[1.0], [1.0]]), torch.tensor([0, 1]))])
+    >>> errors({"weight": np.array([[0.0], [1.0]], np.float32)})  # it says class 1 of both samples
+    array([1, 0])
+    """
+    import torch
+
+    def errors(arrays: Arrays) -> npt.ArrayLike:
+        state = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
+        module.load_state_dict(state)
+        module.eval()
+        found = []
+        with torch.no_grad():
+            for batch in batches:
+                x, *_, y = batch.values() if isinstance(batch, Mapping) else batch
+                found.append((module(x).argmax(-1) - y).square())
+        return torch.cat(found).numpy()
+
+    return errors

@@ -1,0 +1,85 @@
+"""Feature skew: clients whose labels are alike and whose inputs are ever noisier, from the first client to the last.
+
+A partition deals rows, and noise changes what stands in them; so `noise` deals them, and whoever holds the inputs
+changes them with `disturb_rows`. Recipes that cannot do that refuse it by name.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.partitioning.base import Indices, check_labels, rows_by_owner
+from mutirao.randomness import rng as stream
+
+Floats = npt.NDArray[np.float64]
+Form = Literal["paper", "code"]
+WHITE = 255.0  # pictures of bytes are numbers from 0 to 1, times this
+
+
+def noise(
+    labels: npt.ArrayLike, clients: int, rng: np.random.Generator, sigma: float = 0.1, form: Form = "paper"
+) -> list[Indices]:
+    """Deal samples evenly, labels alike; client i of N then has Gaussian noise of variance sigma i / N on its inputs.
+
+    Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", ICDE 2022: noise-based feature imbalance. Their
+    code has noise of *deviation* sigma (i - 1) / (N - 1) instead, which is much less: `form="code"`.
+
+    >>> [len(p) for p in noise([0, 0, 0, 1, 1, 1, 1], 3, np.random.default_rng(0))]
+    [3, 2, 2]
+    """
+    y = check_labels(labels, clients)
+    deviations(clients, sigma, form)  # refuses what cannot be
+    if clients > len(y):
+        raise ConfigError(
+            f"partition=noise: {len(y)} samples are not enough for {clients} clients; take at most {len(y)}"
+        )
+    return rows_by_owner(rng.permutation(len(y)), np.arange(len(y)) % clients, clients)
+
+
+def deviations(clients: int, sigma: float = 0.1, form: Form = "paper") -> Floats:
+    """The standard deviation of the noise at each client: sqrt(sigma i / N), or sigma (i - 1) / (N - 1).
+
+    >>> deviations(4, 1.0).round(3).tolist(), deviations(3, 1.0, "code").tolist()
+    ([0.5, 0.707, 0.866, 1.0], [0.0, 0.5, 1.0])
+    """
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ConfigError(f"partition.sigma: {sigma!r} is not a number of 0 or above")
+    if form == "code":
+        return np.asarray(sigma * np.arange(clients) / max(1, clients - 1))
+    return np.asarray(np.sqrt(sigma * np.arange(1, clients + 1) / clients))
+
+
+def levels_of(name: str, settings: Mapping[str, Any], clients: int) -> tuple[float, ...]:
+    """The deviation of the noise on each client's inputs that a partition of that name asks for; none of others."""
+    return tuple(deviations(clients, **settings).tolist()) if name == "noise" else ()
+
+
+def disturb(x: npt.NDArray[Any], deviation: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """x + deviation z with z ~ N(0, 1), as float32; of pictures of bytes, noise on a scale from 0 to 1, uncut."""
+    if x.dtype.kind != "f" and x.dtype != np.uint8:
+        raise ConfigError(f"partition=noise: inputs are {x.dtype}, and noise goes on numbers or on pictures of bytes")
+    wide = np.float32(deviation * (WHITE if x.dtype == np.uint8 else 1.0))
+    return x.astype(np.float32) + wide * rng.standard_normal(x.shape, np.float32)
+
+
+def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """All inputs with each client's noise on its own rows: one copy for all clients, as no row belongs to two.
+
+    Without levels they are as they were.
+    """
+    if not levels:
+        return x
+    out = np.asarray(x).astype(np.float32)
+    for i, (part, level) in enumerate(zip(parts, levels, strict=True)):
+        if len(part):
+            out[part] = disturb(x[part], level, stream(seed, 0, "noise", str(i)))
+    return out
+
+
+def disturb_test(levels: Sequence[float], seed: int, client: int, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The test inputs of a client with noise of its own level; without levels they are as they were."""
+    return disturb(x, levels[client], stream(seed, 0, "noise of test", str(client))) if levels else x

@@ -1,0 +1,206 @@
+"""Personal models by name: each client has one of its own.
+
+Of a kind that *keeps* arrays, those are the client's: they lie in its state, never travel, and are laid over what it
+receives. The others send the whole model, and a client makes its own of it. A client is judged by its own model on its
+own test data. Whoever has not trained yet fits what is personal first, and so does a new client, one of the share `new`
+of all that never trains. `mutirao.personalization.handler` is what a client does.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mutirao.core.fleet import ClientId
+from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng
+from mutirao.selection import check_setting
+
+
+class Personal:
+    """What every kind offers to the flow and to those who make tasks; as it is, all have one model."""
+
+    name = "none"
+    new: float = 0.0
+    whole: bool = True  # whether the run's model is whole, so that it can be judged by itself, too
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler as the client runs it."""
+        return handler
+
+    def strangers(self, clients: Collection[ClientId], seed: int) -> frozenset[ClientId]:
+        """The new clients: a share `new` of all by lot, at least one if there are to be any."""
+        if not self.new:
+            return frozenset()
+        count = max(1, round(self.new * len(clients)))
+        if count >= len(clients):
+            raise ConfigError(f"personal.new={self.new:g}: of {len(clients)} clients nobody is left to train")
+        drawn = rng(seed, 0, "new clients").choice(sorted(clients), count, replace=False)
+        return frozenset(str(client) for client in drawn)
+
+
+@dataclass(frozen=True)
+class OneModel(Personal):
+    """No personal models: all clients have the one that they train together.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.initial(0))  # all of the model travels
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+
+
+@dataclass(frozen=True)
+class Settings(Personal):
+    """What all kinds have in common: the `epochs` of what is personal (0: as many as of a round), and who is new."""
+
+    epochs: int = 0
+    new: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_setting("epochs", self.epochs >= 0, self.epochs, "0 (as many as of a round) or above")
+        check_setting("new", 0 <= self.new < 1, self.new, "0 (nobody) or above, and below 1")
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler with a model of the client's own."""
+        return as_handler(handler).personal_training(self)
+
+
+@dataclass(frozen=True)
+class Keeps(Settings):
+    """What the kinds have in common that keep arrays at the client."""
+
+    whole = False
+
+
+@dataclass(frozen=True)
+class FedPer(Keeps):
+    """The last layer, or the `layers` named (patterns, separated by commas), is personal; all is trained at once.
+
+    Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019. `epochs` are
+    those in which a new client fits them, the rest frozen.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedPer()).initial(0))  # the last layer does not travel
+    ['0.bias', '0.weight']
+    """
+
+    layers: str = ""
+    name = "fedper"
+
+
+@dataclass(frozen=True)
+class FedRep(Keeps):
+    """As FedPer, but in turn: first `epochs` of the personal layers alone, then the round's epochs of the others alone.
+
+    Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
+    ICML 2021.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedRep(layers="2", epochs=3)).initial(0))
+    ['0.bias', '0.weight']
+    """
+
+    layers: str = ""
+    name = "fedrep"
+
+
+@dataclass(frozen=True)
+class FedRecon(Keeps):
+    """The personal layers are rebuilt whenever they are needed, and forgotten: a client keeps no state at all.
+
+    A round draws a share of the client's samples, its `support`; the layers are fitted to it for `epochs` at the rate
+    `lr` (0: the round's), from where all begin, the rest of the model frozen. Then that rest is trained on the other
+    samples, the query, with those layers frozen, and alone is sent. With `support` = 1 all samples do both. Singhal,
+    Sidahmed, Garrett, Wu, Rush and Prakash, "Federated Reconstruction: Partially Local Federated Learning", NeurIPS
+    2021.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> personal = trainer.personal_training(FedRecon(layers="0", support=0.5))
+    >>> sorted(personal.initial(0))  # the first layer is rebuilt where it is needed
+    ['2.bias', '2.weight']
+    """
+
+    layers: str = ""
+    support: float = 0.5
+    lr: float = 0.0
+    name = "fedrecon"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("support", 0 < self.support <= 1, self.support, "above 0 and at most 1 (all samples do both)")
+        check_setting("lr", 0 <= self.lr < math.inf, self.lr, "0 (that of the round) or above")
+
+
+@dataclass(frozen=True)
+class FedBN(Keeps):
+    """Batch normalisation is personal: its weights, biases and statistics stay at the client.
+
+    Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
+    2021. `epochs` are those in which a new client fits them, the rest frozen.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(FedBN()).initial(0))  # nothing of layer 1
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+
+    name = "fedbn"
+
+
+@dataclass(frozen=True)
+class Ditto(Settings):
+    """A second model v beside the common w: v <- v - lr (g(v) + lam (v - w)), from the first w that the client got.
+
+    Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. `epochs`
+    are those of v in a round, with w as it was received.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(Ditto(lam=0.1)).initial(0))  # the whole common model; the second one stays
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+
+    lam: float = 0.1
+    name = "ditto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("lam", 0 <= self.lam < math.inf, self.lam, "0 (no pull towards the common model) or above")
+
+
+@dataclass(frozen=True)
+class Finetune(Settings):
+    """One model for all, which a client trains for `epochs` on its own data whenever it is to use it; nothing is kept.
+
+    Yu, Bagdasaryan and Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020.
+
+    >>> from torch import nn
+    >>> from mutirao import Trainer
+    >>> trainer = Trainer(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> sorted(trainer.personal_training(Finetune(epochs=5)).initial(0))  # the whole model travels, nothing is kept
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    """
+
+    name = "finetune"
+
+
+NAMES: dict[str, type[Personal]] = {
+    "none": OneModel,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbn": FedBN,
+    "fedrecon": FedRecon,
+    "ditto": Ditto,
+    "finetune": Finetune,
+}
+KEPT = frozenset(name for name, kind in NAMES.items() if not kind.whole)  # of these no model is whole at the server

@@ -1,0 +1,405 @@
+"""Differential privacy by name: `none`, `central`, `local`, `dpsgd`. Updates are clipped, Gaussian noise is added.
+
+Who adds the noise is whom clients need not trust: the server (central), or each client itself (local, dpsgd). What
+was spent is kept as a table of releases (see `accounting`): for central in the run's memory, otherwise in the site's
+own state, so a run that is resumed goes on counting where it was. `docs/privacy.md` says what is promised to whom.
+
+The noise comes from the operating system's randomness, not from the run's seed: who knows the seed could take it off
+again. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
+
+How much noise there is can be said, or found: `epsilon=3` gives the noise that the rounds planned need.
+"""
+
+import functools
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mutirao.config import Part, Scalar, build, handed_over
+from mutirao.core.arrays import Arrays
+from mutirao.core.bounds import SIZE_CAP, lower_median
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
+from mutirao.core.rounds import Round, Run
+from mutirao.core.sparse_rows import whole
+from mutirao.errors import BudgetSpent, ConfigError, Refused
+from mutirao.privacy.accounting import Releases, add_releases, at_worst, epsilon
+from mutirao.privacy.central_noise import CLIP, Noised, Poisson
+from mutirao.privacy.central_noise import RELEASES as RELEASES
+from mutirao.privacy.clipping import Follow
+from mutirao.privacy.clipping import add_noise as add_noise
+from mutirao.privacy.clipping import clip_update as clip_update
+from mutirao.privacy.settings import EPSILON as EPSILON
+from mutirao.privacy.settings import NEXT as NEXT
+from mutirao.privacy.settings import NOISE, AtServer
+from mutirao.privacy.settings import Outlook as Outlook
+from mutirao.privacy.settings import Privacy as Privacy
+from mutirao.privacy.settings import Settings as Settings
+from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many
+
+log = logging.getLogger("mutirao")
+
+SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
+
+
+@dataclass(frozen=True)
+class Open(Privacy):
+    """No differential privacy.
+
+    >>> from mutirao.config import Common, resolve
+    >>> build_privacy(resolve(Common, {}))  # by default
+    Open()
+    """
+
+
+@dataclass(frozen=True)
+class Central(Settings):
+    """The server clips each client's update to `clip` and adds noise to their sum: x' = x + (sum_k d_k + N) / m.
+
+    N is Gaussian with deviation `noise` x `clip`, m the number of clients expected a round, whoever came. Each client
+    takes part with probability m / clients, independently, in place of `select=uniform`. The unit that is protected
+    is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
+
+    With `clip_quantile` above 0 the clip follows that quantile of the updates' lengths, beginning at `clip`; the share
+    of clients below it gets noise of deviation `clip_noise` (0: m / 20, or `noise` if that is more), and the updates
+    so much more that both together cost what `noise` says.
+
+    >>> from mutirao.config import Common, resolve
+    >>> privacy = build_privacy(resolve(Common, {"privacy": {"name": "central", "noise": 1.0, "clip": 0.5}}))
+    >>> privacy.noise * privacy.clip  # the deviation of the noise on the sum of a round
+    0.5
+    """
+
+    clip_quantile: float = 0.0
+    clip_lr: float = 0.2
+    clip_noise: float = 0.0
+    protects = "a client with all its data"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("clip_quantile", 0 <= self.clip_quantile < 1, self.clip_quantile, "0 (a fixed clip) or below 1")
+        check_setting("clip_lr", 0 < self.clip_lr < math.inf, self.clip_lr, "above 0")
+        check_setting("clip_noise", 0 <= self.clip_noise < math.inf, self.clip_noise, "0 (a choice of ours) or above")
+
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
+        """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
+        if not as_aggregator(aggregate).mean_only:
+            raise ConfigError(
+                f"privacy=central adds noise to the mean update, and {aggregate!r} needs each update by itself"
+            )
+        if config.screen.name != "none":
+            raise ConfigError(
+                f"screen={config.screen.name} cannot be set with privacy=central: whom it drops depends on the others, "
+                "which the account does not cover"
+            )
+        if config.min_replies:
+            raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
+        select, rate, expected = self.sample(select, clients)
+        noise = self.noise_for(rate, 1)
+        follow, draw = self.follow(noise, expected), functools.partial(self.draw, config.seed)
+        added = float(config.secure.settings.get("noise", 0.0))
+        return select, Noised(aggregate, noise, self.clip, rate, expected, follow, added, draw)
+
+    def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
+        """Who draws the clients, with which probability each is drawn, and how many are expected a round."""
+        if isinstance(select, Uniform):
+            expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
+            rate = min(1.0, expected / clients)
+            return Poisson(rate, self.repeatable), rate, max(1.0, expected)
+        if isinstance(select, RoundRobin) or select is everyone:
+            count = select.count if isinstance(select, RoundRobin) else clients
+            return select, 1.0, max(1.0, how_many(count, clients))  # nobody's turn is secret
+        raise ConfigError(
+            f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
+        )
+
+    def follow(self, noise: float, expected: float) -> Follow | None:
+        """How the clip moves, if it does."""
+        if not self.clip_quantile:
+            return None
+        count_noise = self.clip_noise or max(expected / 20, noise)
+        if noise >= 2 * count_noise:
+            raise ConfigError(
+                f"privacy.clip_noise is {count_noise:g}, but must be above half of the noise, {noise:.4g}"
+            )
+        return Follow(self.clip_quantile, self.clip_lr, count_noise)
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The noise that the rate asks for."""
+        if self.noise is not None:
+            return super().found(config, clients)
+        _, rate, _ = self.sample(build("select", config.select, count=config.per_round), clients)
+        return self.written(self.noise_for(rate, 1))
+
+    def figures(self, run: Run) -> dict[str, float]:
+        """What was spent and, if the clip moves, what it was; of groups, the longest."""
+        clips = [float(v[0]) for key, v in run.memory.items() if key == CLIP or key.endswith("/" + CLIP)]
+        return super().figures(run) | ({"clip": max(clips)} if clips else {})
+
+    def spent(self, run: Run) -> float | None:
+        """What the released models cost any client: one of groups has part in those of its own alone."""
+        return max((self.cost(table) for table in tables_in(run.memory)), default=0.0)
+
+    def after_another(self, run: Run, outlook: Outlook) -> float:
+        """With one more model released, of every group."""
+        parts = [(memory, part) for memory, part in outlook if isinstance(part, Noised)]
+        after = [add_releases(memory.get(RELEASES), part.noise, part.rate, 1) for memory, part in parts]
+        return max([self.spent(run) or 0.0, *map(self.cost, after)])
+
+
+@dataclass(frozen=True)
+class AtClient(Settings):
+    """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
+
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
+        """Both as they are, which find no metrics: only updates leave."""
+        if config.clients_every > 0:
+            raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
+        return select, aggregate
+
+    def spent(self, run: Run) -> float | None:
+        """What the client that spent most has told, but no more than the server finds it can have spent."""
+        return self.highest(run, EPSILON, 0, 1)
+
+    def after_another(self, run: Run, outlook: Outlook) -> float:
+        """The same, were it asked once more; of one with next to no samples, which refuses for itself in time."""
+        known = run.roster.first_n[run.roster.first_n > 0]
+        return self.highest(run, NEXT, 1, lower_median(known) / SIZE_CAP if len(known) else 1)
+
+    def highest(self, run: Run, figure: str, more: int, fewest: float) -> float:
+        """The highest figure told, each held to what it can be if the client answered whenever it was asked.
+
+        Those told most are looked at first: as a rule one is enough.
+        """
+        roster, most = run.roster, 0.0
+        told = roster.figure(figure, 0.0)
+        for i in np.argsort(-told, kind="stable").tolist():
+            if told[i] <= most:
+                break
+            n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
+            noise, rate, times = self.releases(n)
+            table = add_releases(at_worst(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
+            limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
+            if told[i] > 1.001 * limit:
+                log.warning("%s tells %s=%.4g; %.4g counts, the most it can be", roster.ids[i], figure, told[i], limit)
+            most = max(most, min(float(told[i]), limit))
+        return most
+
+    @abstractmethod
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """Noise, rate and number of the releases that a client with n samples makes in a round."""
+
+    def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
+        """The site's account with these releases in it; Refused if its budget does not allow them."""
+        table = add_releases(site.state.get(RELEASES), noise, rate, times)
+        if self.budget and (after := self.cost(table)) > self.budget:
+            before = self.cost(site.state.get(RELEASES))
+            raise Refused(
+                "privacy.budget", f"epsilon {before:.3g} of {self.budget:g} is spent; this would make {after:.3g}"
+            )
+        return table
+
+    def tell_spent(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
+        """What a client tells of its account: nothing in it depends on its data but their number."""
+        return {EPSILON: self.cost(table), NEXT: self.cost(add_releases(table, noise, rate, times))}
+
+
+@dataclass(frozen=True)
+class Local(AtClient):
+    """Each client clips its update to `clip` and adds noise of deviation `noise` x `clip` before anything leaves.
+
+    No two data sets a client may hold can be told apart, so the sensitivity is 2 `clip`; nothing is gained by
+    sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
+
+    >>> Local(noise=4.0, clip=0.5).deviation  # times the clip; an account enters half of it
+    4.0
+    """
+
+    protects = "all data of a client"
+
+    @property
+    def deviation(self) -> float:
+        """The noise, as a multiple of the clip; an account enters half of it, as a release may move by 2 `clip`."""
+        return self.noise_for(1.0, 1, sensitivity=2.0)
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The noise for a client that is asked in every round."""
+        return self.written(self.deviation)
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler with clipping and noise around it."""
+        return Shielded(handler, self)
+
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One, whatever it holds."""
+        return self.deviation / 2, 1.0, 1
+
+
+@dataclass(frozen=True)
+class DPSGD(AtClient):
+    """Each step of a client clips every sample's gradient to `clip` and adds noise of deviation `noise` x `clip`.
+
+    The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
+    not. With `epsilon`, each client finds its own noise, as few samples need more of it than many. Abadi, Chu,
+    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server knows `batch_size` and `epochs` from
+    the configuration.
+
+    A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
+
+    >>> noise, rate, steps = DPSGD(noise=1.1, clip=1.0, batch_size=100, epochs=1).releases(1000)
+    >>> noise, rate, steps
+    (1.1, 0.1, 10)
+    """
+
+    batch_size: int | None = handed_over()
+    epochs: int | None = handed_over()
+    protects = "a sample of a client"
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The trainer's model, loss and optimiser, with private gradients."""
+        return as_handler(handler).private_training(self)
+
+    def releases(self, n: float) -> tuple[float, float, int]:
+        """One a step."""
+        batch = self.batch_size or 1
+        rate, steps = min(1.0, batch / n), (self.epochs or 1) * math.ceil(n / batch)
+        return self.noise_for(rate, steps), rate, steps
+
+
+NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
+
+
+class Shielded:
+    """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
+
+    def __init__(self, handler: AnyHandler, privacy: Local) -> None:
+        self.handler, self.privacy = as_handler(handler), privacy
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Nothing but what was spent; what the handler can be told, it can be told still."""
+        return SPENT | {p for p in self.handler.provides if p.startswith("config:")}
+
+    @property
+    def many(self) -> Many | None:
+        """For many clients at once, if the handler has such a way."""
+        many = self.handler.many
+        return None if many is None else functools.partial(self._many, many)
+
+    def agree(self, request: Request, site: Site) -> None:
+        """What the handler says: nothing leaves with it."""
+        self.handler.agree(request, site)
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The noised update, and what has been spent."""
+        table = self._charge(request, site)
+        return self._cover(self.handler(request, site), request, site, table)
+
+    def _many(
+        self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        tables: dict[ClientId, Releases] = {}
+        outcomes: dict[ClientId, Reply | Failure] = {}
+        for client, request in requests.items():
+            try:
+                tables[client] = self._charge(request, sites[client])
+            except Refused as error:
+                outcomes[client] = failure_of(error)
+        replies = many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
+        return outcomes | {
+            c: self._cover(r, requests[c], sites[c], tables[c]) if isinstance(r, Reply) else r
+            for c, r in replies.items()
+        }
+
+    def _charge(self, request: Request, site: Site) -> Releases:
+        if request.do != "train":
+            raise Refused("privacy=local", f"only noised updates leave, no answer to {request.do!r}")
+        return self.privacy.charge(site, self.privacy.deviation / 2, 1.0, 1)
+
+    def _cover(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
+        noise, clip, config = self.privacy.deviation, self.privacy.clip, request.config
+        update, _ = clip_update(request.arrays, whole(request.arrays, reply.arrays), clip)
+        draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
+        moved = add_noise(request.arrays, update, draw, noise * clip)
+        site.state[RELEASES] = table
+        return Reply(moved, metrics=self.privacy.tell_spent(table, noise / 2, 1.0, 1), n=1)
+
+
+def tables_in(memory: Arrays) -> list[Releases]:
+    """The accounts in a run's memory: of the one model there is, or of each group."""
+    return [table for key, table in sorted(memory.items()) if key == RELEASES or key.endswith("/" + RELEASES)]
+
+
+def within_budget(
+    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, outlook: Callable[[], Outlook]
+) -> Iterator[Round]:
+    """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much.
+
+    `outlook` says what the round to come would add to.
+    """
+    while True:
+        counts = privacy.budget and run.round < wanted
+        if counts and (after := privacy.after_another(run, outlook())) > privacy.budget:
+            raise BudgetSpent(
+                f"the privacy budget ends the run after round {run.round} of {wanted}: {privacy.column} is "
+                f"{privacy.spent(run) or 0.0:.4g} of {privacy.budget:g}, and another round would make it {after:.4g}; "
+                "the model of that round is kept"
+            )
+        if (done := next(rounds, None)) is None:
+            return  # all rounds are made, or all groups have settled
+        if figures := privacy.figures(run):
+            for name in (EPSILON, NEXT):
+                done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
+            done.row.update(figures)
+        yield done
+
+
+def build_privacy(config: Any) -> Privacy:
+    """The privacy that a configuration asks for, told what is planned.
+
+    >>> from mutirao.config import Common, resolve
+    >>> privacy = build_privacy(resolve(Common, {"rounds": 50, "privacy": {"name": "local", "epsilon": 8.0}}))
+    >>> type(privacy).__name__, privacy.rounds, privacy.budget
+    ('Local', 50, 8.0)
+    """
+    part, said = config.privacy, config.privacy.settings
+    if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
+        raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")
+    made: Privacy = build("privacy", part, rounds=config.rounds, batch_size=config.batch_size, epochs=config.epochs)
+    return made
+
+
+def settle(config: Any, clients: int) -> Part:
+    """The privacy of a run as it is written down: with the noise that was found, and the rounds it was found for."""
+    part, privacy = config.privacy, build_privacy(config)
+    found = privacy.found(config, clients)
+    if "rounds" in found and "rounds" not in part.settings:
+        noise = f"noise {found['noise']:.4g}" if "noise" in found else "each client finds its own noise"
+        log.warning("privacy.epsilon=%g over %s rounds: %s", part.settings["epsilon"], found["rounds"], noise)
+    if privacy.repeatable:
+        log.warning("privacy.repeatable=true: noise and draws follow from the seed, so that NOBODY is protected")
+    return Part(part.name, {**part.settings, **found}, part.home)
+
+
+def asked(part: Part) -> Part:
+    """The privacy of a run as it was asked for, without what `settle` wrote down."""
+    said = part.settings
+    drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
+    return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
+
+
+def promise(part: Part, run: Run) -> dict[str, Any] | None:
+    """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
+    privacy: Privacy = build("privacy", part)
+    spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)
+    if spent is None:
+        return None
+    protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
+    terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
+    whom = protects if privacy.repeatable else privacy.protects
+    return {"kind": part.name, "protects": whom, privacy.column: spent, **terms, "budget": privacy.budget}

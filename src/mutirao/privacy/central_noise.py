@@ -1,0 +1,91 @@
+"""What the server does in central privacy: it draws clients in secret, and joins them by a noised mean alone."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.parts import AnyAggregator, Merged, as_aggregator
+from mutirao.core.roster import Roster
+from mutirao.core.sparse_rows import ROWS
+from mutirao.privacy.accounting import add_releases
+from mutirao.privacy.clipping import Follow, add_noise, clip_update
+from mutirao.randomness import Draw, Secret
+from mutirao.selection import names_in
+
+RELEASES = "privacy.releases"  # where the table lies in the run's memory, or in a site's state
+CLIP = "privacy.clip"  # where a clip that moves lies: of the last round, and of the next one
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each available client with the same probability, independently; sometimes nobody (Poisson sampling).
+
+    The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
+    nothing here, unless it is to be `repeatable`.
+
+    >>> roster = Roster()
+    >>> roster.meet([f"c{i}" for i in range(100)])
+    >>> selector = Poisson(rate=0.1, repeatable=True)
+    >>> [len(selector(roster, 1, np.random.default_rng(seed))) for seed in range(5)]  # ten on average
+    [10, 8, 11, 8, 7]
+    """
+
+    rate: float
+    repeatable: bool = False
+    may_be_nobody = True
+
+    def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
+        """Who takes part."""
+        here, draw = roster.here(), rng if self.repeatable else Secret()
+        return names_in(roster, here[draw.random(len(here)) < self.rate])
+
+
+@dataclass(frozen=True)
+class Noised:
+    """An aggregator that gets to see one model only: the current one moved by the noised mean of clipped updates.
+
+    x' = x + (sum_k d_k + N) / m, each d_k cut to length C, N Gaussian of deviation noise x C, m `expected` clients.
+    Arrays that are not of floating point stay as they are: a client's counter would tell of it.
+    """
+
+    then: AnyAggregator
+    noise: float
+    clip: float
+    rate: float
+    expected: float
+    follow: Follow | None = None
+    added: float = 0.0  # noise that each client has added before it was summed: so much less is left to add
+    draw: Callable[[int], Draw] = field(default=lambda release: Secret(), repr=False)  # for each release
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the wrapped aggregator needs of the clients; of long tables, the rows that came are enough."""
+        return as_aggregator(self.then).needs | {"replies:rows"}
+
+    def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
+        """The next model; the release is entered into the run's account."""
+        table = add_releases(memory.get(RELEASES), self.noise, self.rate, 1)
+        clip = float(memory[CLIP][1]) if self.follow and CLIP in memory else self.clip
+        sums: Arrays = {k: np.zeros(v.shape) for k, v in current.items() if v.dtype.kind == "f"}
+        scales: dict[ClientId, dict[str, float]] = {}
+        for client in sorted(replies):
+            arrays = replies[client].arrays
+            update, scale = clip_update(current, arrays, math.inf if self.added else clip)  # clipped before the noise
+            for name, value in update.items():
+                sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
+            scales[client] = {"clip_scale": scale}
+        draw, noise = self.draw(int(table[:, 2].sum())), self.noise
+        if self.follow:
+            halves = sum(0.5 if found["clip_scale"] == 1.0 else -0.5 for found in scales.values())
+            halves += float(draw.normal(0.0, self.follow.count_noise, 1)[0])
+            memory[CLIP] = np.array([clip, self.follow.next(clip, halves, self.expected)])
+            noise = self.follow.left(noise)
+        noise = math.sqrt(max(0.0, noise**2 - len(replies) * self.added**2))
+        moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
+        merged = self.then(current, {"everybody": Reply(moved, n=max(1, round(self.expected)))}, memory)
+        memory[RELEASES] = table
+        return Merged(merged.arrays, dict.fromkeys(sorted(replies), 1 / self.expected), scales)

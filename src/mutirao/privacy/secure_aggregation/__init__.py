@@ -1,0 +1,10 @@
+"""Secure aggregation by name: `none`, `secagg+`. The server gets to see sums of updates, never one by itself.
+
+`docs/secure.md` says against whom that protects, and against whom it does not.
+"""
+
+from mutirao.privacy.secure_aggregation.kinds import Open, SecAggPlus, Secure
+
+NAMES = {"none": Open, "secagg+": SecAggPlus}
+
+__all__ = ["NAMES", "Open", "SecAggPlus", "Secure"]

@@ -1,0 +1,142 @@
+"""Updates as whole numbers that add up modulo 2^32 or 2^64 without ever wrapping, and the mean they stand for.
+
+A number d of an update becomes q = round(d / step), step = range / 2^(bits - 1), and a client adds w q to the sum, w
+its samples. The weighted mean sum(w q) step / sum(w) is then within step / 2 of the exact one (step, if lengths are
+clipped: numbers are rounded towards 0 then, so that no update gets longer by it). Exact are the weights, and integer
+arrays, whose change is summed as it is.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.fleet import Reply
+from mutirao.errors import ConfigError
+from mutirao.privacy import clip_update
+from mutirao.privacy.secure_aggregation.settings import Settings
+from mutirao.randomness import Secret
+
+Words = npt.NDArray[Any]  # uint32 or uint64
+METRIC = 2.0**20  # metrics are cut at this
+SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers of one sum are written: for so many `clients`, and the `metrics` that are summed with the update."""
+
+    secure: Settings
+    clients: int
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.secure.bits + self.count_bits > 64 or self.fraction < 4:
+            raise ConfigError(
+                f"secure: {self.clients} clients of {self.secure.most_samples} samples each do not fit with "
+                f"{self.secure.bits} bits; lower secure.most_samples or secure.bits"
+            )
+
+    @property
+    def count_bits(self) -> int:
+        """Bits of the largest sum of weights."""
+        return (self.secure.most_samples * self.clients).bit_length()
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """The smallest word in which no sum of updates wraps: |sum| <= clients most 2^(bits - 1), below half of it."""
+        return np.dtype(np.uint32 if self.secure.bits + self.count_bits <= 32 else np.uint64)
+
+    @property
+    def step(self) -> float:
+        """What 1 stands for in an update."""
+        return math.ldexp(self.secure.range, 1 - self.secure.bits)
+
+    @property
+    def fraction(self) -> int:
+        """Bits after the point of a metric."""
+        return min(30, 62 - 20 - self.count_bits)
+
+    def write(self, current: Arrays, reply: Reply, weight: int) -> tuple[Words, Words]:
+        """A client's part of the sum: its update in words, and, in wide words, weight, metrics, integers."""
+        update, most = self.update_of(current, reply) if reply.arrays else {}, 2.0 ** (self.secure.bits - 1)
+        with np.errstate(over="ignore"):
+            scaled = np.clip(flat(update) / self.step, -most, most)
+        whole = (np.trunc(scaled) if self.secure.clip else np.rint(scaled)).astype(np.int64) * weight
+        wide = [weight]
+        for name in self.metrics:
+            value = reply.metrics.get(name)
+            known = value is not None
+            level = round(math.ldexp(min(max(value, -METRIC), METRIC), self.fraction)) if value is not None else 0
+            wide += [weight * known, weight * level]
+        rest = [self.change_of(current[k], reply.arrays[k]) * weight for k in integers(current)] if reply.arrays else []
+        return whole.astype(self.word), np.concatenate([np.array(wide, np.int64), *rest]).view(np.uint64)
+
+    def update_of(self, current: Arrays, reply: Reply) -> Arrays:
+        """The update of the arrays of floating point, no longer than it may be."""
+        if self.secure.clip:
+            update, deviation = clip_update(current, reply.arrays, self.secure.clip)[0], self.secure.noise
+            if deviation:  # a share of the noise of the sum, which nobody sees without it
+                return {k: u + Secret().normal(0.0, deviation * self.secure.clip, u.shape) for k, u in update.items()}
+            return update
+        return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
+
+    def change_of(self, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """By how much integers have changed, as far as the sum can hold it."""
+        most = 2 ** (62 - self.count_bits)
+        return np.ravel(np.clip(theirs.astype(np.int64) - mine.astype(np.int64), -most, most))
+
+    def sizes(self, current: Arrays, trained: bool) -> tuple[int, int]:
+        """How many words and wide words a part has."""
+        update = sum(v.size for v in current.values() if v.dtype.kind == "f") if trained else 0
+        rest = sum(current[k].size for k in integers(current)) if trained else 0
+        return update, 1 + 2 * len(self.metrics) + rest
+
+    def read(self, current: Arrays, update: Words, wide: Words, trained: bool) -> tuple[Arrays, dict[str, float], int]:
+        """The mean model, the mean metrics and the sum of weights that a sum stands for."""
+        counts = wide.view(np.int64)
+        total, known = int(counts[0]), counts[1 : 1 + 2 * len(self.metrics)].reshape(-1, 2)
+        if not 0 < total <= self.secure.most_samples * self.clients:
+            raise ValueError("the sum of the weights cannot be")
+        metrics = {
+            name: math.ldexp(float(level) / float(weight), -self.fraction)
+            for name, (weight, level) in zip(self.metrics, known.tolist(), strict=True)
+            if weight > 0
+        }
+        if not trained:
+            return {}, metrics, total
+        mean, arrays, at = update.view(SIGNED[update.dtype]) * (self.step / total), dict(current), 0
+        for name in sorted(k for k, v in current.items() if v.dtype.kind == "f"):
+            x = current[name]
+            arrays[name] = settle(x + mean[at : at + x.size].reshape(x.shape), x.dtype)
+            at += x.size
+        rest, at = counts[1 + 2 * len(self.metrics) :], 0
+        for name in integers(current):
+            x = current[name]
+            arrays[name] = shift(x, rest[at : at + x.size].reshape(x.shape), total)
+            at += x.size
+        return arrays, metrics, total
+
+    def text(self) -> str:
+        """The settings by which numbers are written; all parties must have the same."""
+        names = ("threshold", "least", "clip", "range", "bits", "most_samples", "sizes", "noise")
+        return json.dumps({k: getattr(self.secure, k) for k in names}, sort_keys=True)
+
+
+def integers(arrays: Mapping[str, npt.NDArray[Any]]) -> Sequence[str]:
+    """The names of arrays of integers and truth values."""
+    return sorted(k for k, v in arrays.items() if v.dtype.kind in "iub")
+
+
+def shift(x: npt.NDArray[Any], change: npt.NDArray[np.int64], total: int) -> npt.NDArray[Any]:
+    """Integers moved by the rounded mean change; halves go to the even result, as the mean of all would."""
+    low, left = np.divmod(change, total)
+    if x.dtype.kind == "b":
+        return np.asarray(2 * (x.astype(np.int64) * total + change) >= total)
+    up = (2 * left > total) | ((2 * left == total) & ((x.astype(np.int64) + low) % 2 == 1))
+    return np.asarray((x.astype(np.int64) + low + up).astype(x.dtype))

@@ -1,0 +1,52 @@
+"""A client's part of a sum under masks: one of its own, and one with each neighbour that cancels against theirs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.fleet import ClientId
+from mutirao.privacy.secure_aggregation.fixed_point import Words
+from mutirao.privacy.secure_aggregation.key_agreement import agree, mask_of
+
+Part = tuple[Words, Words]  # of an update, and of what goes with it
+
+
+def own_mask(session: str, secret: bytes, like: Part) -> Part:
+    """The mask that a client lays over its part alone."""
+    return cut(mask_of(session, secret, sum(words.nbytes for words in like)), like)
+
+
+def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: Part) -> Part:
+    """The mask between two clients as one of them adds it: what the other adds is the same with the other sign."""
+    update, wide = own_mask(session, agree(secret, public), like)
+    return (update, wide) if me < peer else (minus(update), minus(wide))
+
+
+def cut(stream: npt.NDArray[np.uint8], like: Part) -> Part:
+    """A stream of bytes as words, the same numbers on every machine."""
+    update, wide = like
+    words, doubles = stream[: update.nbytes], stream[update.nbytes :]
+    return (
+        words.view(update.dtype.newbyteorder("<")).astype(update.dtype),
+        doubles.view(wide.dtype.newbyteorder("<")).astype(wide.dtype),
+    )
+
+
+def minus(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """-words, modulo their size."""
+    return np.asarray(np.negative(words))
+
+
+def plus(one: Part, other: Part) -> Part:
+    """The sum of two parts, modulo the size of their words."""
+    return one[0] + other[0], one[1] + other[1]
+
+
+def cover(session: str, part: Part, me: ClientId, own: bytes, pairwise: bytes, peers: Mapping[ClientId, bytes]) -> Part:
+    """A part under all its masks; `peers` are the neighbours' public keys."""
+    part = plus(part, own_mask(session, own, part))
+    for peer, public in sorted(peers.items()):
+        part = plus(part, shared_mask(session, pairwise, public, me, peer, part))
+    return part

@@ -1,0 +1,120 @@
+"""The terms of a promise of privacy: how much noise, how long a clip, at which delta, and how much epsilon at most."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mutirao.config import Scalar
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError
+from mutirao.privacy.accounting import Accountant, Releases, add_releases, at_worst, epsilon, find_noise
+from mutirao.privacy.central_noise import RELEASES
+from mutirao.randomness import Draw, Secret, rng
+from mutirao.selection import check_setting
+
+Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
+AtServer = tuple[AnySelector, AnyAggregator]
+EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
+NOISE = 1.0  # unless it is said or found
+IF_SECRET = "epsilon_if_secret"  # what it would be if the noise were not `repeatable`: nobody shall take it for epsilon
+
+
+class Privacy:
+    """What every kind of privacy offers to the flow and to those who make tasks; as it is, nothing is promised."""
+
+    budget: float = 0.0
+    repeatable: bool = False
+    protects = "nobody"
+
+    def at_client(self, handler: AnyHandler) -> AnyHandler:
+        """The handler as the client runs it."""
+        return handler
+
+    def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
+        """The selector and the aggregator as the server runs them."""
+        return select, aggregate
+
+    def spent(self, run: Run) -> float | None:
+        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
+        return None
+
+    def after_another(self, run: Run, outlook: Outlook) -> float:
+        """Epsilon if one more round is made: of the one model there is, or of each group's."""
+        return 0.0
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The settings that follow from the others, to be written down with a run."""
+        return {}
+
+    def figures(self, run: Run) -> dict[str, float]:
+        """What a round's line in the history says of privacy."""
+        spent = self.spent(run)
+        return {} if spent is None else {self.column: spent}
+
+    @property
+    def column(self) -> str:
+        """What the history calls what was spent."""
+        return IF_SECRET if self.repeatable else EPSILON
+
+
+@dataclass(frozen=True)
+class Settings(Privacy):
+    """What all kinds have in common: noise (as a multiple of the clip), clip, delta, and epsilon's budget (0: none).
+
+    Instead of the noise, `epsilon` can be set: what `rounds` rounds shall cost together, which is then the budget too.
+    """
+
+    noise: float | None = None  # None: as `epsilon` asks for, or else 1
+    clip: float = 1.0
+    delta: float = 1e-5
+    budget: float = 0.0
+    accountant: Accountant = "rdp"
+    repeatable: bool = False
+    epsilon: float = 0.0
+    rounds: int | None = None  # those that `epsilon` is to last for: all of the run
+
+    def __post_init__(self) -> None:
+        check_setting("epsilon", 0 <= self.epsilon < math.inf, self.epsilon, "0 (not set) or above")
+        if self.noise is None and not self.epsilon:
+            object.__setattr__(self, "noise", NOISE)
+        if self.epsilon and not self.budget:
+            object.__setattr__(self, "budget", self.epsilon)
+        check_setting("noise", self.noise is None or 0 < self.noise < math.inf, self.noise, "above 0")
+        check_setting("clip", 0 < self.clip < math.inf, self.clip, "above 0")
+        check_setting("delta", 0 < self.delta < 1, self.delta, "above 0 and below 1")
+        check_setting("rounds", self.rounds is None or self.rounds > 0, self.rounds, "above 0")
+        check_setting("budget", 0 <= self.budget < math.inf, self.budget, "0 (none) or above")
+
+    def cost(self, table: Releases | None) -> float:
+        """The epsilon of these releases."""
+        return epsilon(table, self.delta, self.accountant)
+
+    def noise_for(self, rate: float, times: int, sensitivity: float = 1.0) -> float:
+        """The noise as it was set, or what `epsilon` asks for with so many releases a round at this rate."""
+        if self.noise is not None:
+            return self.noise
+        if self.rounds is None:
+            raise ConfigError("privacy.epsilon finds the noise for the rounds planned: set privacy.rounds")
+        return sensitivity * find_noise(self.epsilon, self.delta, self.accountant, rate, times * self.rounds)
+
+    def found(self, config: Any, clients: int) -> dict[str, Scalar]:
+        """The noise, if it is the same for all."""
+        return self.written(self.noise)
+
+    def written(self, noise: float | None) -> dict[str, Scalar]:
+        """What is found, as settings: if `epsilon` asked for it, with the rounds it holds for."""
+        said: dict[str, Scalar] = {} if noise is None else {"noise": noise}
+        return said | ({"rounds": self.rounds} if self.epsilon and self.rounds else {})
+
+    def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
+        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
+        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
+        return {RELEASES: add_releases(worst, noise, 1.0, 1)}
+
+    def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
+        """Where the noise of one release comes from, and whatever else must stay unknown."""
+        return rng(seed, round, "privacy", client) if self.repeatable else Secret()

@@ -1,0 +1,82 @@
+"""The kinds of pictures that `mutirao plot` can draw of a finished or running run, or of a study, by name."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mutirao.config import load_name, nearest
+from mutirao.errors import ConfigError
+from mutirao.report.participation_plots import draw_best, draw_participation, draw_shares
+from mutirao.report.plots import draw_curves
+from mutirao.runs.column_names import metrics_of
+from mutirao.runs.participation import participation_in
+from mutirao.runs.reader import Record
+from mutirao.studies.selection_policies import check_metric, targets_of, write_comparison
+from mutirao.studies.targets import runs_of
+
+# What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
+KINDS = {
+    "curves": ("the metrics of a run by round", "pictures"),
+    "participation": ("who was selected when and how evenly, in a run", "pictures"),
+    "selection": ("selection policies side by side, with tables, in a study", "pictures"),
+    "wins": ("queries won and lost against another run (--against), of a ranking run", "wins"),
+    # For papers: one vector figure each, of the size of a column.
+    "labels": ("label skew: a bar a client, stacked by class, of a run", "figures"),
+    "bands": ("mean curves with 95% bands, of a study or run", "figures"),
+    "ablation": ("mean curves of many methods, named where they end, of a study", "figures"),
+    "best": ("the best value so far by round, of a study or run", "figures"),
+    "histogram": ("how often clients were selected, of a study or run", "figures"),
+    "weights": ("weights of the clients, coloured by risk, of a run", "figures"),
+    "eps": ("groups found over the range of eps, of a run of the groups recipe", "figures"),
+    "users": ("rounds to a target by clients a round, of a study over per_round", "figures"),
+}
+Draw = Callable[..., list[Path]]
+
+
+def draw(folder: Path, kind: str, out: Path | None = None, **options: str | float | Sequence[float]) -> list[Path]:
+    """Draw one kind of picture of what a folder holds, to the file or folder `out`, or beside it; the files written."""
+    if kind not in KINDS:
+        raise ConfigError(f"no kind of picture is called {kind!r}{nearest(kind, KINDS)}")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder with a run or a study")
+    make: Draw = load_name(f"mutirao.report.{KINDS[kind][1]}:plot_{kind}")
+    given = {k: v for k, v in options.items() if v}
+    takes = inspect.signature(make).parameters
+    for name in given:
+        if name not in takes:
+            raise ConfigError(f"{kind} takes no --{name.removesuffix('s')}")
+    return make(folder, out or folder, **given)
+
+
+def plot_curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
+    """The metrics of a run by round, or one of them."""
+    rows = Record.begun(folder).rows
+    names = list(dict.fromkeys(k for row in rows for k in metrics_of(row)))
+    path = file_in(out, "curves.png")
+    draw_curves(rows, [metric] if metric else names, path)
+    return [path]
+
+
+def plot_participation(folder: Path, out: Path) -> list[Path]:
+    """Who was selected when, in one run."""
+    path = file_in(out, "participation.png")
+    draw_participation(participation_in(Record.begun(folder)), path)
+    return [path]
+
+
+def plot_selection(folder: Path, out: Path, metric: str = "", targets: Sequence[float] = ()) -> list[Path]:
+    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures; by what judges them."""
+    methods = runs_of(folder)
+    metric = metric or next((run.judge for runs in methods.values() for run in runs), "accuracy")
+    check_metric(methods, metric, folder)
+    targets = list(targets) or targets_of(methods, metric)
+    tables = write_comparison(methods, out, metric, targets)
+    pictures = [out / "selection-curves.png", out / "selection-fairness.png"]
+    draw_best(methods, metric, targets, pictures[0])
+    draw_shares(methods, pictures[1])
+    return tables + pictures
+
+
+def file_in(out: Path, name: str) -> Path:
+    """The file that was named, or the one of that name in the folder that was."""
+    return out / name if out.is_dir() or not out.suffix else out

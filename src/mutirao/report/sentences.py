@@ -1,0 +1,241 @@
+"""What happened, in plain sentences."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mutirao.metrics import gini
+from mutirao.report.run_state import RunState
+from mutirao.runs.progress import size
+from mutirao.runs.reader import Record
+
+
+def count(many: int, thing: str) -> str:
+    """`1 client`, `2 clients`, `1,000 clients`."""
+    return f"{many:,} {thing}{'' if many == 1 else 's'}"
+
+
+def figure(value: float) -> str:
+    """A number with four figures."""
+    return f"{value:.4g}"
+
+
+ENDS = {
+    "_worst_decile": "worst tenth of clients",
+    "_worst": "worst client",
+    "_mean": "mean of clients",
+    "_p10": "10th percentile of clients",
+    "_p50": "median client",
+    "_p90": "90th percentile of clients",
+}
+STARTS = {"train_": "in training", "vali_": "on validation data", "val_": "on validation data"}
+STARTS |= {"global_": "global model", "distributed_": "by the clients"}
+WHOLE = {"acc": "accuracy", "sim_seconds": "simulated seconds", "sim_joules": "simulated joules"}
+WHOLE |= {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "ece": "calibration error (ECE)"}
+WHOLE |= {"rand": "Rand index of the groups", "gain_alone": "gain over each client alone"}
+WHOLE |= {"gain_finetuned": "gain over FedAvg fine-tuned"}
+WAYS = {"groups_finetuned": "groups fine-tuned", "finetuned": "FedAvg fine-tuned", "alone": "each client alone"}
+
+
+def label_of(metric: str) -> str:
+    """A metric as a page names it, in words that a line can be broken between.
+
+    >>> label_of("accuracy_worst_decile"), label_of("train_loss"), label_of("ndcg@5")
+    ('accuracy, worst tenth of clients', 'loss, in training', 'ndcg@5')
+    """
+    for start, said in STARTS.items():
+        if metric.startswith(start) and metric != start:
+            return f"{label_of(metric.removeprefix(start))}, {said}"
+    for end, said in ENDS.items():
+        if metric.endswith(end) and metric != end:
+            return f"{label_of(metric.removesuffix(end))}, {said}"
+    for end, said in WAYS.items():
+        if metric.endswith(f"_{end}") and metric not in WHOLE:
+            return f"{label_of(metric.removesuffix(f'_{end}'))}, {said}"
+    return WHOLE.get(metric, metric.replace("_", " ").strip() or metric)
+
+
+def begin(text: str) -> str:
+    """Text with the capital letter of a sentence, unless it begins with a name such as `ndcg@5`.
+
+    >>> begin("accuracy went up"), begin("ndcg@5 went up")
+    ('Accuracy went up', 'ndcg@5 went up')
+    """
+    word = text.partition(" ")[0].rstrip(",;:.")
+    return f"{text[:1].upper()}{text[1:]}" if word.isalpha() and word not in NAMES else text
+
+
+NAMES = ("ndcg", "mrr")  # metrics that are written in small letters
+
+
+def in_order(name: str) -> list[Any]:
+    """By which clients and groups are in the same order in all charts: `c2` before `c10`."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d{1,18})", name)]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def sentences(record: Record, state: RunState) -> list[str]:
+    """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
+    tellers = (
+        tell_quality,
+        tell_fairness,
+        tell_participation,
+        tell_losses,
+        tell_cost,
+        tell_groups,
+        tell_privacy,
+        tell_checkpoints,
+    )
+    return [*tell_progress(record, state), *(said for tell in tellers for said in tell(record))]
+
+
+def tell_progress(record: Record, state: RunState) -> Iterator[str]:
+    """How far the run came."""
+    wanted = record.config.get("rounds")
+    if state.name == "finished":
+        seconds = record.summary.get("seconds")
+        yield f"{count(record.rounds, 'round')} made" + (f" in {duration(float(seconds))}." if seconds else ".")
+    else:
+        of = f" of {wanted:,}" if isinstance(wanted, int) else ""
+        why = f": {state.why}" if state.why else ""
+        yield f"{state.name.capitalize()} after {record.rounds:,}{of} rounds{why}."
+    if record.summary.get("stopped"):
+        yield f"It ended before its time: {record.summary['stopped']}."
+    if resumed := [e.get("round") for e in record.events if e.get("event") == "resumed"]:
+        times = f"{len(resumed)} times, last" if len(resumed) > 1 else "once,"
+        yield f"It was interrupted and went on {times} after round {resumed[-1]}."
+
+
+def tell_checkpoints(record: Record) -> Iterator[str]:
+    """How much room the checkpoints take, and which were kept."""
+    if isinstance(told := record.summary.get("checkpoints"), dict):
+        yield f"{describe_checkpoints(told)}."
+
+
+def describe_checkpoints(told: Mapping[str, Any]) -> str:
+    """What a summary says of its checkpoints, in one sentence without its end."""
+    kept, removed = [int(n) for n in told.get("kept", [])], int(told.get("removed", 0))
+    made = [n for n in kept if n]
+    named = f"{'round' if len(made) == 1 else 'rounds'} {', '.join(map(str, made))}"
+    rounds = (named if removed else count(len(made), "round")) if made else ""
+    of = " and ".join(text for text in ("the start" if 0 in kept else "", rounds) if text)
+    gone = f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)" if removed else ""
+    return f"Checkpoints of {of or 'no round'} take {size(float(told.get('bytes', 0)))}{gone}"
+
+
+def tell_quality(record: Record) -> Iterator[str]:
+    """How the metric that counts went."""
+    judge, values = record.judge, record.history.numbers(record.judge)
+    rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
+    if len(values) < 2:
+        return
+    went, way = (
+        f"{begin(label_of(judge))} went from {figure(values[0])} to {figure(values[-1])}",
+        record.direction(judge),
+    )
+    if way is None:
+        yield f"{went}; which way is better is not declared."
+        return
+    best = int(values.argmin() if way == "lower" else values.argmax())
+    yield f"{went}; its best was {figure(values[best])} in round {rounds[best]:,.0f}."
+    since = rounds[-1] - rounds[best]
+    if since >= 10 and since >= 0.3 * rounds[-1]:
+        yield f"The last {since:,.0f} rounds brought nothing better."
+
+
+def tell_fairness(record: Record) -> Iterator[str]:
+    """How it is shared out: the tenth of the clients that fare worst on data of their own."""
+    final = record.summary.get("final")
+    told = final if isinstance(final, dict) else {}
+    mean, worst = (told.get(f"{record.judge}_{part}") for part in ("mean", "worst_decile"))
+    if isinstance(mean, int | float) and isinstance(worst, int | float):
+        worst_tenth = f"the worst tenth of them have {figure(worst)}"
+        yield f"On their own data clients have {label_of(record.judge)} {figure(mean)} on average; {worst_tenth}."
+
+
+def tell_participation(record: Record) -> Iterator[str]:
+    """Who took part, and how evenly."""
+    (names, counts), total = record.participation(), record.population
+    took = int(np.count_nonzero(counts))
+    if not total or not len(record.clients):
+        return
+    never = total - took
+    who = f"{never:,} of {count(total, 'client')} never" if never else f"All {count(total, 'client')}"
+    all_counts = np.concatenate([counts, np.zeros(total - len(counts), counts.dtype)])
+    if total == 1 and not never:
+        who = "The one client"
+    if took < 2 or all_counts.min() == all_counts.max():
+        yield f"{who} took part" + (f", {count(int(all_counts.max()), 'time')} each." if took > 1 else ".")
+        return
+    if counts.max() < 2:
+        yield f"{who} took part, the others once each."
+        return
+    busiest, median = int(counts.argmax()), float(np.median(all_counts))
+    often = f"{median:g} times" if median % 1 else count(int(median), "time")
+    yield (
+        f"{who} took part. The median client took part {often}, "
+        f"the busiest ({names[busiest]}) {count(int(counts[busiest]), 'time')}; "
+        f"the Gini index is {gini(all_counts):.2f}, and would be 0 if all took part equally often."
+    )
+
+
+def tell_losses(record: Record) -> Iterator[str]:
+    """What failed or was rejected."""
+    asked = len(record.clients)
+    kinds = Counter(kind for _, _, kind, _ in record.lost())
+    if not asked:
+        return
+    if not kinds:
+        yield "Every client that was selected gave a usable reply."
+        return
+    most = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common(3))
+    yield f"{kinds.total():,} of {asked:,} requests brought nothing usable ({most})."
+    tries, codes = record.clients.codes("try")
+    if again := int(np.count_nonzero(np.array([t not in ("", "1") for t in tries], np.bool_)[codes])):
+        yield f"Rounds had to be tried again for lack of replies ({count(again, 'request')})."
+
+
+def tell_cost(record: Record) -> Iterator[str]:
+    """Bytes."""
+    down, up = (float(np.nansum(record.history.numbers(n))) for n in ("bytes_down", "bytes_up"))
+    if down or up:
+        yield f"{size(down)} went to the clients and {size(up)} came back."
+
+
+def tell_groups(record: Record) -> Iterator[str]:
+    """Groups that were formed."""
+    if found := record.groups():
+        sizes = sorted(len(v) for v in found.values())
+        span = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+        yield f"{count(len(found), 'group')} of {span} clients."
+    told = record.summary.get("references")
+    means = told.get("means") if isinstance(told, dict) else None
+    if isinstance(told, dict) and isinstance(means, dict):
+        each = [f"{WAYS.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
+        served = str(told.get("served", ""))
+        means_said = f"Mean {label_of(str(told.get('judge')))} at clients: {', '.join(each)}"
+        yield f"{means_said}; the models that clients are given: {WAYS.get(served, served)}."
+        yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in told.get("warnings") or ())
+
+
+def tell_privacy(record: Record) -> Iterator[str]:
+    """What was promised to whom, and what it cost; of a run that promises nothing, that it does not."""
+    spent, told = record.privacy(), record.summary.get("privacy")
+    protects = str(told.get("protects", "")) if isinstance(told, dict) else ""
+    if (would := spent.get("epsilon_if_secret")) is not None:
+        yield f"Not private: it protects {protects or 'nobody'}; were they secret, epsilon would be {figure(would)}."
+    elif (epsilon := spent.get("epsilon")) is not None:
+        whom = f" It protects {protects}." if protects else ""
+        most = f" of {figure(spent['budget'])}" if spent.get("budget") else ""
+        yield f"Privacy spent: epsilon {figure(epsilon)}{most} at delta {figure(spent.get('delta', 0.0))}.{whom}"

@@ -1,0 +1,1 @@
+"""Byzantine robustness: attacks, and the filters that screen updates before they are aggregated."""

@@ -1,0 +1,461 @@
+"""Liars, for testing: what a dishonest client may send instead of an honest update. The attacker knows its friends.
+
+An attack is called as `(current, honest, rng) -> replies`, where `honest` holds what the liars of a round would have
+sent had they been honest: that is all they know of the others. `Attacked` wraps any handler with it.
+"""
+
+# ruff: noqa: D102  # `__call__` is what the class says it is
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from mutirao.core.arrays import Array, Arrays, flat, settle
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
+from mutirao.core.parts import AnyHandler, as_handler, complete
+from mutirao.core.validation import MOST_SAMPLES
+from mutirao.randomness import rng
+
+Lies = dict[ClientId, Reply]
+Change = Callable[[Array, Array], tuple[Array, Array]]  # of the inputs and labels that liars train on
+Poison = Callable[[Any, Change], Any]  # what a client holds, so changed
+AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
+
+
+class Attack(Protocol):
+    """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie.
+
+    A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
+
+    >>> def lazy(current, honest, rng):
+    ...     return {client: lie(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
+    >>> lazy({"w": np.array([5.0])}, {"liar": Reply({"w": np.array([6.0])}, n=10)}, None)["liar"].arrays["w"]
+    array([5.])
+    """
+
+    @property
+    def poison(self) -> Change | None:
+        """How the samples that liars train on are changed; None if they are not."""
+        return None
+
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+        """What the liars answer to a warm-up, knowing what the others do."""
+        return {}
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies: ...
+
+
+@dataclass(frozen=True)
+class SignFlip:
+    """The honest update the other way round: x - scale (x_k - x).
+
+    >>> honest = {"liar": Reply({"w": np.array([6.0])}, n=10)}
+    >>> SignFlip()({"w": np.array([5.0])}, honest, np.random.default_rng(0))["liar"].arrays["w"]
+    array([4.])
+    """
+
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return {
+            c: lie(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
+            for c, r in honest.items()
+        }
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise, `scale` times as long as the honest update.
+
+    >>> honest = {"liar": Reply({"w": np.ones(10_000)}, n=10)}
+    >>> lies = Noise(scale=3.0)({"w": np.zeros(10_000)}, honest, np.random.default_rng(0))
+    >>> round(float(np.linalg.norm(lies["liar"].arrays["w"])))  # the honest update has the length 100
+    299
+    """
+
+    scale: float = 3.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        each = {c: spread_length(self.scale, current, r) for c, r in sorted(honest.items())}
+        return {
+            c: lie(honest[c], current, {k: rng.normal(0.0, x, v.shape) for k, v in current.items()})
+            for c, x in each.items()
+        }
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same number added everywhere; the update is `scale` times as long as the honest one.
+
+    >>> honest = {"liar": Reply({"w": np.array([3.0, -4.0, 0.0, 0.0])}, n=10)}
+    >>> Constant()({"w": np.zeros(4)}, honest, np.random.default_rng(0))["liar"].arrays["w"]  # as long: 5
+    array([2.5, 2.5, 2.5, 2.5])
+    """
+
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        each = {c: spread_length(self.scale, current, r) for c, r in honest.items()}
+        return {
+            c: lie(honest[c], current, {k: np.full(v.shape, x) for k, v in current.items()}) for c, x in each.items()
+        }
+
+
+@dataclass(frozen=True)
+class LabelFlip:
+    """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is.
+
+    >>> x, y = LabelFlip().poison(np.zeros((4, 2)), np.array([0, 0, 1, 2]))
+    >>> y
+    array([2, 2, 1, 0])
+    """
+
+    def poison(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The same inputs with false labels."""
+        classes, place = np.unique(y, return_inverse=True)
+        return x, np.asarray(classes[::-1][place])
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return dict(honest)
+
+
+@dataclass(frozen=True)
+class InnerProduct:
+    """All liars send -epsilon times the mean of their honest updates (Xie, Koyejo and Gupta, UAI 2019).
+
+    Long ones (epsilon above 1) turn the mean around; short ones hide near the model and slow it down.
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> lies = InnerProduct(epsilon=0.5)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> lies["one"].arrays["w"], lies["two"].arrays["w"]  # both send -0.5 times their mean, 2
+    (array([-1.]), array([-1.]))
+    """
+
+    epsilon: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, _ = mean_and_deviation(current, honest)
+        return {c: lie(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+
+
+@dataclass(frozen=True)
+class Colluding:
+    """All send the same update, just off the mean: mean - z deviation ("a little is enough": Baruch et al., 2019).
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> Colluding(z=1.0)({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
+    array([1.])
+    """
+
+    z: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, deviation = mean_and_deviation(current, honest)
+        return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """All send m + g d, as far from their mean m as possible without standing out by its distances to other updates.
+
+    d is -m at length one (`along="mean"`) or minus the deviation (`along="deviation"`), and g the largest number with
+    |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the liars. Each may keep a share `own` of what sets
+    its update apart, m + own (u_k - m) + g d, so that they are no copies of one another; g is then the largest for
+    which that holds for all. Shejwalkar and Houmansadr, NDSS 2021.
+
+    The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
+
+    >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
+    >>> MinMax()({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
+    array([1.])
+    """
+
+    along: Literal["mean", "deviation"] = "mean"
+    own: float = 0.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        mean, deviation = mean_and_deviation(current, honest)
+        length = float(np.linalg.norm(flat(mean))) or 1.0
+        away = {k: -m / length if self.along == "mean" else -deviation[k] for k, m in mean.items()}
+        updates = {c: update_of(current, honest[c]) for c in sorted(honest)}
+        bases = {c: {k: m + self.own * (u[k] - m) for k, m in mean.items()} for c, u in updates.items()}
+        far = farthest([flat(b) for b in bases.values()], flat(away), [flat(u) for u in updates.values()])
+        return {c: lie(honest[c], current, {k: b + far * away[k] for k, b in bases[c].items()}) for c in bases}
+
+
+@dataclass(frozen=True)
+class Inflated:
+    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 reverses it).
+
+    >>> honest = {"liar": Reply({"w": np.array([1.0])}, n=10)}
+    >>> lies = Inflated(times=1000, scale=-1)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> lies["liar"].n, lies["liar"].arrays["w"]
+    (10000, array([-1.]))
+    """
+
+    times: int = 10**6
+    scale: float = 1.0
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        turned = {c: {k: self.scale * u for k, u in update_of(current, r).items()} for c, r in honest.items()}
+        return {
+            c: replace(lie(r, current, turned[c]), n=min(r.n * self.times, MOST_SAMPLES)) for c, r in honest.items()
+        }
+
+
+@dataclass(frozen=True)
+class Backdoor:
+    """Every second sample gets a trigger and the label `target`; the resulting update is scaled by `boost`.
+
+    The trigger sets the last `size` numbers of an input to `value`: a corner of a picture, some features of a
+    document. The model learns its task and, besides, that the trigger means the target (Gu et al., 2017; boosted as
+    by Bagdasaryan et al., 2020).
+
+    >>> attack = Backdoor(target=7, size=2, value=9.0)
+    >>> x, y = attack.poison(np.zeros((2, 4)), np.array([1, 1]))
+    >>> x, y  # one of two samples has the trigger and the label 7
+    (array([[0., 0., 0., 0.],
+           [0., 0., 9., 9.]]), array([1, 7]))
+    """
+
+    target: int = 0
+    size: int = 4
+    value: float = 1.0
+    boost: float = 2.0
+
+    def poison(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The samples, every second of them with the trigger and the target as its label."""
+        some = np.arange(len(y)) % 2 == 1
+        marked = np.where(some.reshape(-1, *[1] * (x.ndim - 1)), self.mark(x), x)
+        return marked, np.where(some, self.target, y).astype(y.dtype)
+
+    def mark(self, x: Array) -> Array:
+        """The inputs with the trigger."""
+        marked = np.array(x)
+        marked[..., -self.size :] = self.value
+        return marked
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return SignFlip(-self.boost)(current, honest, rng)
+
+
+@dataclass(frozen=True)
+class FakeSignature:
+    """A warm-up signature copied from somebody else, to get into a group where the liar does not belong.
+
+    >>> sent = {"ana": np.array([1.0, 2.0]), "liar": np.array([8.0, 8.0])}
+    >>> replies = {c: Reply({}, {"signature": vector}, n=10) for c, vector in sent.items()}
+    >>> FakeSignature().fake(replies, ["liar"], np.random.default_rng(0))["liar"].extras["signature"].round(1)
+    array([1., 2.])
+    """
+
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+        """What the liars answer to a warm-up, knowing what the others do."""
+        honest = sorted(set(replies) - set(liars))
+        lies = {}
+        for c in liars:
+            model = replies[honest[int(rng.integers(len(honest)))]] if honest else replies[c]
+            vector = model.extras["signature"]
+            near = vector + rng.normal(0.0, 0.01 * float(np.std(vector)), vector.shape)
+            lies[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
+        return lies
+
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+        return dict(honest)
+
+
+def nobody(current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    """No attack.
+
+    >>> honest = {"ana": Reply({"w": np.array([1.0])}, n=10)}
+    >>> nobody({"w": np.array([0.0])}, honest, np.random.default_rng(0)) == honest
+    True
+    """
+    return dict(honest)
+
+
+NAMES: dict[str, Callable[..., Any]] = {
+    "none": nobody,
+    "sign_flip": SignFlip,
+    "noise": Noise,
+    "constant": Constant,
+    "label_flip": LabelFlip,
+    "inner_product": InnerProduct,
+    "colluding": Colluding,
+    "min_max": MinMax,
+    "inflated": Inflated,
+    "backdoor": Backdoor,
+    "fake_signature": FakeSignature,
+}
+
+
+class Attacked:
+    """A handler some of whose clients lie; those who start a round from the same model act together.
+
+    `poison(data, change)` gives what a client holds with other samples: an attack that changes them needs it.
+
+    Three clients each answer with their own number; one of them lies:
+
+    >>> from mutirao import LocalFleet
+    >>> def answer(request: Request, site: Site) -> Reply:
+    ...     return Reply({"w": np.array([site.data])}, n=10)
+    >>> fleet = LocalFleet(Attacked(answer, frozenset({"bia"}), SignFlip()), {"ana": 1.0, "bia": 2.0, "caio": 3.0})
+    >>> request = Request("train", {"w": np.array([0.0])}, {"seed": 0, "round": 1})
+    >>> {c: reply.arrays["w"] for c, reply in fleet.ask(dict.fromkeys(fleet.clients(), request)).replies.items()}
+    {'ana': array([1.]), 'bia': array([-2.]), 'caio': array([3.])}
+    """
+
+    def __init__(
+        self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
+    ) -> None:
+        self.handler, self.liars, self.poison = as_handler(handler), liars, poison
+        self.attack: Attack = complete(attack, Attack)  # type: ignore[type-abstract]
+        if self.attack.poison and not poison:
+            raise ValueError(f"{attack!r} changes samples: say how those of a client's data are, by `poison`")
+        self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
+        self.schedule, self.agreed = self.handler.schedule, self.handler.agreed
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """One client's answer, who then knows nobody else."""
+        reply = self.handler(request, self._site(request, site))
+        return self._lies({site.id: request}, {site.id: reply})[site.id]
+
+    def many(
+        self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
+    ) -> dict[ClientId, Reply | Failure]:
+        """The same for many clients at once."""
+        own = {c: self._site(requests[c], sites[c]) for c in requests}
+        if self.handler.many is not None:
+            replies = dict(self.handler.many(requests, own))
+        else:
+            replies = {c: self.handler(requests[c], own[c]) for c in sorted(requests)}
+        good = {c: r for c, r in replies.items() if isinstance(r, Reply)}
+        return dict(sorted((replies | self._lies(requests, good)).items()))
+
+    def _site(self, request: Request, site: Site) -> Site:
+        change = self.attack.poison
+        if site.id not in self.liars or not (change and self.poison) or request.do not in ("train", "warm"):
+            return site
+        return Site(site.id, self.poison(site.data, change), site.state)
+
+    def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+        bands: dict[tuple[str, int], list[ClientId]] = {}
+        for c in sorted(self.liars & replies.keys()):
+            bands.setdefault((requests[c].do, id(requests[c].arrays)), []).append(c)
+        out = dict(replies)
+        for (do, _), liars in bands.items():
+            config = requests[liars[0]].config
+            draw = rng(int(config["seed"]), int(config["round"]), "attack", liars[0])
+            if do == "train":
+                out |= self.attack(requests[liars[0]].arrays, {c: replies[c] for c in liars}, draw)
+            elif do == "warm":
+                out |= self.attack.fake(replies, liars, draw)
+        return out
+
+
+class Swarm(Wrapper):
+    """A fleet in which one client also appears under many other names, all with its key: a Sybil attack.
+
+    >>> from mutirao import LocalFleet
+    >>> fleet = Swarm(LocalFleet(lambda request, site: Reply({}, n=1), {"ana": 1, "bia": 2}), "bia", names=2)
+    >>> fleet.clients(), fleet.keys()["bia~0"]
+    (['ana', 'bia', 'bia~0', 'bia~1'], 'key of bia')
+    """
+
+    def __init__(self, fleet: Fleet, client: ClientId, names: int = 10) -> None:
+        super().__init__(fleet)
+        self.client = client
+        self.fakes = [f"{client}~{i:0{len(str(names - 1))}d}" for i in range(names)]
+
+    def clients(self) -> list[ClientId]:
+        """The clients of the fleet and the false names."""
+        return sorted([*self.fleet.clients(), *self.fakes])
+
+    def keys(self) -> dict[ClientId, str]:
+        """Which key each holds."""
+        held = {c: f"key of {c}" for c in self.fleet.clients()} | self.fleet.keys()
+        return held | dict.fromkeys(self.fakes, held[self.client])
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        """What they answer; under all its names the client answers the same."""
+        asked = {c: r for c, r in requests.items() if c not in self.fakes}
+        own = [c for c in requests if c in self.fakes]
+        if own and self.client not in asked:
+            asked[self.client] = requests[own[0]]
+        answers = self.fleet.ask(asked)
+        outcomes: dict[ClientId, Reply | Failure] = {**answers.replies, **answers.failures}
+        outcomes |= dict.fromkeys(own, outcomes.get(self.client, Failure("late", "no answer in time")))
+        return collect(requests, outcomes.items())
+
+
+def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
+    """Which clients lie: this share of each group, drawn at random.
+
+    >>> sorted(liars_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
+    ['c0', 'c2', 'c7', 'c9']
+    """
+    liars: list[ClientId] = []
+    for group in sorted(set(groups.values())):
+        members = sorted(c for c, g in groups.items() if g == group)
+        lot = rng(seed, 0, "liars", str(group)).permutation(len(members))[: int(share * len(members) + 0.5)]
+        liars += [members[i] for i in lot]
+    return frozenset(liars)
+
+
+def verdicts(
+    clients: Sequence[Mapping[str, Any]], liars: frozenset[ClientId], before: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """How a filter has done so far, in simulation: the share of honest replies rejected, and of the liars' caught.
+
+    `clients` are the rows of this round, `before` the lines of history before it; shares are means over rounds.
+
+    >>> row = {"try": 1, "replied": True}
+    >>> rows = [row | {"client": "ana", "rejected": False}, row | {"client": "liar", "rejected": True}]
+    >>> verdicts(rows, frozenset({"liar"}), before=[])
+    {'false_rejections': 0.0, 'caught': 1.0}
+    """
+    out = {}
+    for name, wanted in (("false_rejections", False), ("caught", True)):
+        mine = [bool(r["rejected"]) for r in clients if r["try"] and r["replied"] and (r["client"] in liars) == wanted]
+        past = [row[name] for row in before if name in row]
+        if mine:
+            done = len(past)
+            out[name] = (done * past[-1] if past else 0.0) / (done + 1) + float(np.mean(mine)) / (done + 1)
+        elif past:
+            out[name] = past[-1]
+    return out
+
+
+def update_of(current: Arrays, reply: Reply) -> Arrays:
+    """The update of a reply."""
+    return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
+
+
+def spread_length(scale: float, current: Arrays, reply: Reply) -> float:
+    """What each number of an update is that has `scale` times the length of the reply's and is the same everywhere."""
+    length = float(np.linalg.norm(flat(update_of(current, reply))))
+    return scale * length / float(np.sqrt(max(1, len(flat(current)))))
+
+
+def mean_and_deviation(current: Arrays, honest: Mapping[ClientId, Reply]) -> tuple[Arrays, Arrays]:
+    """Mean and deviation of the liars' honest updates, number by number."""
+    updates = [update_of(current, honest[c]) for c in sorted(honest)]
+    stacked = {k: np.stack([u[k] for u in updates]) for k in current}
+    return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
+
+
+def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> float:
+    """The largest g >= 0 with |b + g away - u| <= max |u - u'| for all bases b and updates u; 0 if there is none."""
+    widest = max(float(np.linalg.norm(u - v)) for u in updates for v in updates)
+    square = float(away @ away)
+    if not square:
+        return 0.0
+    along = [((b - u) @ away, (b - u) @ (b - u) - widest**2) for b in bases for u in updates]
+    return max(0.0, min(float((-s + np.sqrt(max(0.0, s * s - square * rest))) / square) for s, rest in along))
+
+
+def lie(reply: Reply, current: Arrays, update: Arrays) -> Reply:
+    """The reply with another update in it."""
+    return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})

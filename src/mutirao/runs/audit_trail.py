@@ -1,0 +1,99 @@
+"""The audit trail: one JSON line an event, each carrying the hash of the line before, so that changes show."""
+
+import datetime
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.digests import fingerprint
+from mutirao.io import append_whole
+
+log = logging.getLogger("mutirao")
+START = "0" * 64
+
+
+class Audit:
+    """An append-only, hash-chained file of events."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        events, self._whole, self._torn = read_events(path)
+        self.count = len(events)
+        self.first: str = events[0]["hash"] if events else ""
+        self.head: str = events[-1]["hash"] if events else START
+        self.last: dict[str, Any] = events[-1] if events else {}
+        self.began: dict[str, Any] = next((e for e in events if e.get("event") == "started"), {})
+
+    def append(self, event: str, **facts: Any) -> None:
+        """Write one event."""
+        if self._torn:
+            self._mend()
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        body = {"seq": self.count + 1, "time": now, "event": event, **facts, "prev": self.head}
+        head = fingerprint(body)
+        line = (json.dumps(body | {"hash": head}) + "\n").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._torn = True  # until all of it is there: on a full disk a part of the line may be
+        append_whole(self.path, line)
+        self._torn, self._whole = False, self._whole + len(line)
+        self.head, self.first, self.count = head, self.first or head, self.count + 1
+
+    def where(self) -> dict[str, Any]:
+        """Where the trail stands now: its number of events, the hash of the first and of the last."""
+        return {"seq": self.count, "first": self.first, "head": self.head}
+
+    def _mend(self) -> None:
+        """Cut off what a crash left half written: that event never happened."""
+        log.warning("%s: the last line was cut off by a crash and is removed", self.path)
+        if self.path.exists():
+            with self.path.open("r+b") as file:
+                file.truncate(self._whole)
+        self._torn = False
+
+
+def read_events(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
+    """The events up to the last whole line, how many bytes they take, and whether anything unreadable follows."""
+    content = path.read_bytes() if path.exists() else b""
+    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+    events = [parse(line) for line in lines]
+    while events and events[-1] is None:
+        events.pop()
+    whole = sum(len(line) for line in lines[: len(events)])
+    return [e or {"hash": ""} for e in events], whole, whole < len(content)
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One event, or None if the line is not one."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and {"event", "prev", "hash"} <= event.keys() else None
+
+
+def is_whole(event: dict[str, Any]) -> bool:
+    """Whether an event is as it was written, by its own hash."""
+    return bool(fingerprint({k: v for k, v in event.items() if k != "hash"}) == event["hash"])
+
+
+def check_chain(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The events, and one line for each place where the chain does not hold."""
+    if not path.exists():
+        return [], [f"{path.name}: missing"]
+    events: list[dict[str, Any]] = []
+    problems: list[str] = []
+    head: str | None = START
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        event = parse(line)
+        if event is None:
+            problems.append(f"{path.name}: line {number} is not an event")
+            head = None
+            continue
+        if head is not None and event["prev"] != head:
+            problems.append(f"{path.name}: lines are missing, added or out of order before line {number}")
+        if not is_whole(event):
+            problems.append(f"{path.name}: line {number} ({event['event']}) was altered")
+        head = event["hash"]
+        events.append(event)
+    return events, problems

@@ -1,0 +1,104 @@
+"""A CSV file by columns, read in parts: a million rows cost about what they take on disk, not a list of cells each."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.io import plain
+from mutirao.runs.csv_tables import read_parts
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.intp]
+LARGEST = 2.0**53  # what a file says may be anything
+BREAK = "\n"  # between the cells of a column; our own tables have none within a cell
+
+
+class Columns:
+    """A CSV file by columns; a missing column is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.names: list[str] = []
+        self.lengths: list[int] = []  # of each part, in rows
+        self._parts: dict[str, list[str]] = {}  # a column as a text for each part, its cells a line each
+        self._numbers: dict[str, Floats] = {}
+        self._codes: dict[str, tuple[list[str], Codes]] = {}
+        for self.names, rows in read_parts(path):
+            if rows:
+                self.lengths.append(len(rows))
+                for name, cells in zip(self.names, zip(*rows, strict=True), strict=True):
+                    self._parts.setdefault(name, []).append(joined(cells))
+        self.length = sum(self.lengths)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def cells(self, name: str) -> Iterator[list[str]]:
+        """A column as it stands, part by part."""
+        if name not in self._parts:
+            yield from ([""] * length for length in self.lengths)
+            return
+        for text in self._parts[name]:
+            yield text.split(BREAK)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A column as it stands, all of it: of a long table rather take `codes`."""
+        return tuple(cell for part in self.cells(name) for cell in part)
+
+    def codes(self, name: str) -> tuple[list[str], Codes]:
+        """The texts that occur in a column, in the order they came, and the place among them of each row's."""
+        if name not in self._codes:
+            seen: dict[str, int] = {}
+            codes = np.zeros(self.length, np.intp)
+            at = 0
+            for part in self.cells(name):
+                codes[at : at + len(part)] = [seen.setdefault(cell, len(seen)) for cell in part]
+                at += len(part)
+            self._codes[name] = list(seen), codes
+        return self._codes[name]
+
+    def where(self, name: str, text: str) -> npt.NDArray[np.bool_]:
+        """In which rows a column has that text."""
+        texts, codes = self.codes(name)
+        return np.asarray(codes == (texts.index(text) if text in texts else -1))
+
+    def numbers(self, name: str) -> Floats:
+        """A column as numbers, NaN where there is none."""
+        if name not in self._numbers:
+            parts = [numbers_of(part) for part in self.cells(name)] if name in self else []
+            self._numbers[name] = np.concatenate(parts) if parts else np.full(self.length, np.nan)
+        return self._numbers[name]
+
+    def wholes(self, name: str) -> npt.NDArray[np.int64]:
+        """A column as whole numbers, 0 where there is none."""
+        return np.clip(np.nan_to_num(self.numbers(name)), -LARGEST, LARGEST).astype(np.int64)
+
+
+def joined(cells: tuple[str, ...]) -> str:
+    """Cells as one text, a line each."""
+    text = BREAK.join(cells)
+    return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain(cell)) for cell in cells)
+
+
+def numbers_of(cells: list[str]) -> Floats:
+    """Cells as numbers, NaN where there is none that is finite."""
+    try:
+        values = np.array([cell or "nan" for cell in cells], np.float64)
+    except ValueError:  # not all of them are numbers
+        return np.array([number(cell) for cell in cells], np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def number(text: str) -> float:
+    """A finite number, or NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan

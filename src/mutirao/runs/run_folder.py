@@ -1,0 +1,410 @@
+"""The run folder: what a run leaves on disk as it goes on, and how it goes on after any end.
+
+A round is committed when its `state_NNN.safetensors` is in place; rows behind the last commit are redone.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutirao.core.arrays import Arrays, digest
+from mutirao.core.digests import fingerprint
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Round, Run
+from mutirao.errors import ConfigError, Damaged, TooFewReplies
+from mutirao.io import load_arrays, lock, naming, plain, save_arrays, write_whole
+from mutirao.registry import dotted_in
+from mutirao.runs.audit_trail import START, Audit
+from mutirao.runs.checkpoint_thinning import Keep, rounds_to_drop
+from mutirao.runs.column_names import typed_row
+from mutirao.runs.csv_tables import Table
+from mutirao.runs.roster_file import Journal
+from mutirao.runs.site_states import Sites
+from mutirao.runs.trust import mark
+
+log = logging.getLogger("mutirao")
+
+SCHEMA = 1
+TABLES = ("history.json", "history.csv", "clients.csv")
+LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
+SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
+
+
+class Folder:
+    """One run on disk. Open it with `Folder.open`, `begin` or `resume`, `commit` each round, then `finish`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.history = Table(path / "history.csv")
+        self.clients = Table(path / "clients.csv")
+        self.audit = Audit(path / "audit.jsonl")
+        self.journal = Journal(self.checkpoints / "roster.journal")
+        self.sites = Sites(self.checkpoints)
+        self.elapsed = 0.0
+        self.keep: Keep = "all"  # checkpoints: see `thinning`
+        self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number
+        self._began = self._synced = time.monotonic()
+        self._sizes: dict[int, int] = {}
+        self._told = 0  # rounds in history.json
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator["Folder"]:
+        """The folder, with a lock on it: two processes must not write one run."""
+        with locked(path):
+            yield cls(path)
+
+    def begin(
+        self, run: Run, config: str, known: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the configuration and round 0, from which everything follows; what is `known` stays in the trail.
+
+        So does what tells more `about` the configuration, which a reader may want and nobody needs.
+        """
+        write_whole(self.path / "config.toml", config)
+        facts = self.facts(run)
+        told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
+        told |= {"facts": dict(known)} if known else {}
+        told |= about or {}
+        self.audit.append("started", **told, versions=versions(), **self._mark(config))
+        self.checkpoint(run, facts, durable=True)
+
+    def take_back(self) -> None:
+        """Remove what `begin` wrote: no round can be made of it."""
+        for file in (self.path / "config.toml", self.audit.path, self.model(0), self.state(0)):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.sites.home, ignore_errors=True)
+        self.checkpoints.rmdir()
+
+    def resume(self, config: str) -> Run | None:
+        """The run as of the last whole round, or None if none was ever committed."""
+        rounds = self.committed()
+        if not rounds:
+            if self.history.read():
+                raise Damaged(
+                    f"{self.checkpoints} holds no checkpoint, though rounds were made; begin in another folder"
+                )
+            return None
+        for number in rounds:
+            try:
+                run, facts = self.load(number, states=False)
+                if "sites" in facts:
+                    self.sites.check(facts["sites"])
+            except Damaged as error:
+                log.warning("%s; going back to an earlier round", error)
+                continue
+            self.history.go_on_after(facts["history"])
+            self.clients.go_on_after(facts["clients"])
+            self.journal.go_on_after(facts.get("roster"), run.roster)
+            self.elapsed = float(facts["elapsed"])
+            self._sizes = {n: self._size(n) for n in rounds if n <= number}
+            self.sites.go_on_after(facts.get("sites"), min(self._sizes))
+            for replaced, _, size in self.sites.shelf.past:
+                self._sizes[max(n for n in self._sizes if n < replaced)] += size
+            if number < rounds[0]:
+                for damaged in (n for n in rounds if n > number):
+                    self._set_aside(damaged)
+            write_whole(self.path / "config.toml", config)
+            self.audit.append("resumed", round=number, config=fingerprint(config), **self._mark(config))
+            return run
+        raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
+
+    def committed(self) -> list[int]:
+        """Rounds with a state file, newest first."""
+        found = (re.fullmatch(r"state_(\d+)\.safetensors", f.name) for f in self.checkpoints.glob("state_*"))
+        return sorted((int(m[1]) for m in found if m), reverse=True)
+
+    def commit(
+        self,
+        run: Run,
+        done: Round,
+        best: bool = False,
+        heads: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Record a round: tables, trail, checkpoint; the state file comes last and makes it count.
+
+        `heads` is where the sites' own trails stood when they last answered, as they told it.
+        """
+        durable = time.monotonic() - self._synced > SYNC_EVERY
+        if best:
+            save_arrays(self.checkpoints / "best.safetensors", run.arrays, {"round": run.round}, durable)
+        rows = self.history.append([done.row])
+        names = self.clients.append(done.clients)
+        self.journal.save(run.roster)
+        self._sizes[max(self._sizes)] += self.sites.save(run.round, durable)  # what goes with that checkpoint
+        rest = self._beside(run)
+        # Where states of clients are kept in files of their own, each checkpoint would keep those files alive.
+        old = rounds_to_drop(self._sizes, self.keep, self.keep_bytes, sparse=not self.sites.is_used)
+        facts = self.facts(run, rest)
+        self.audit.append(
+            "round",
+            round=run.round,
+            model=facts["model"],
+            state=fingerprint(facts),
+            history=fingerprint(rows),
+            clients=fingerprint(names),
+            best=best,
+            dropped=old,
+            **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
+            **({"site_versions": done.versions} if done.versions else {}),
+        )
+        self.checkpoint(run, facts, durable, rest)
+        for number in old:
+            del self._sizes[number]
+            self.state(number).unlink(missing_ok=True)
+            self.model(number).unlink(missing_ok=True)
+        self.sites.forget(min(self._sizes))
+        if durable:
+            if LAG * (len(run.history) - self._told) >= self._told:
+                self._write_history(run)
+            self._synced = time.monotonic()
+
+    def fail(self, run: Run, error: Exception) -> None:
+        """Record why the run ended; the rows of the failed round stand until it is resumed."""
+        if isinstance(error, TooFewReplies):
+            self.clients.append(error.rows)
+        self._write_history(run)
+        reason = str(plain(str(error)))
+        self.audit.append("failed", round=run.round + 1, reason=reason, files=self._hashes(TABLES))
+
+    def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
+        """Write the summary and close the trail, which vouches for these further files, too."""
+        self._write_history(run)
+        full = {"schema": SCHEMA, **summary, "checkpoints": self.stock(), "seconds": round(self._seconds(), 3)}
+        write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
+        told = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
+        self.audit.append("finished", round=run.round, model=digest(run.arrays), **told)
+        return full
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run; None while anything of the end is still to be written."""
+        path = self.path / "summary.json"
+        if self.audit.last.get("event") != "finished" or not path.exists():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            return None
+        return content if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"] else None
+
+    def holds_run(self) -> bool:
+        """Whether there is anything of a run here."""
+        return (self.path / "config.toml").exists() or (self.path / "audit.jsonl").exists() or bool(self.committed())
+
+    def model(self, number: int) -> Path:
+        """Where the model of a round lies."""
+        return self.checkpoints / f"round_{number:03d}.safetensors"
+
+    def state(self, number: int) -> Path:
+        """Where the rest of what a round needs to go on lies."""
+        return self.checkpoints / f"state_{number:03d}.safetensors"
+
+    def stock(self) -> dict[str, Any]:
+        """The rounds whose checkpoints are here, how many others went, and the bytes of all that lies beside them."""
+        kept = sorted(self._sizes)
+        files = (f for f in self.checkpoints.rglob("*") if f.is_file())
+        return {"kept": kept, "removed": max(kept) + 1 - len(kept), "bytes": sum(f.stat().st_size for f in files)}
+
+    def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
+        """What a state file says of itself, as far as the trail can vouch for it; `rest` is what it holds."""
+        return {
+            "schema": SCHEMA,
+            "seed": run.seed,
+            "round": run.round,
+            "model": digest(run.arrays),
+            "rest": digest(self._beside(run) if rest is None else rest),
+            "history": self.history.rows,
+            "clients": self.clients.rows,
+            **({"roster": self.journal.mark} if self.journal.is_used else {}),
+            **({"sites": self.sites.journal.mark} if self.sites.is_used else {}),
+            "elapsed": self._seconds(),
+        }
+
+    def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool, rest: Arrays | None = None) -> None:
+        """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
+        size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
+        full = {**facts, "trail": [self.audit.first, self.audit.head]}
+        full["check"] = fingerprint(full)
+        rest = self._beside(run) if rest is None else rest
+        self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
+
+    def load(self, number: int, states: bool = True) -> tuple[Run, dict[str, Any]]:
+        """The run and the facts of one checkpoint; Damaged if anything of it is not whole.
+
+        Without `states`, those of simulated sites that lie in files of their own are not read.
+        """
+        arrays, rest, facts = self.examine(number)
+        parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
+        for name, value in rest.items():
+            part, _, key = name.partition("/")
+            parts[part][key] = value
+        history = [typed_row(row) for row in self.history.first(facts["history"])]
+        try:
+            mark = facts.get("roster")
+            roster = self.journal.read(mark) if mark else Roster.from_arrays(parts["roster"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
+        if states and "sites" in facts:
+            parts["sites"] = self.sites.read(facts["sites"])
+        run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
+        return run, facts
+
+    def examine(self, number: int) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        """The model, what lies beside it and the facts of one checkpoint; Damaged if anything of it is not whole."""
+        rest, facts = load_arrays(self.state(number))
+        check = facts.pop("check", "")
+        if fingerprint(facts) != check or digest(rest) != facts["rest"]:
+            raise Damaged(f"{self.state(number)} was altered")
+        if facts["trail"][0] != self.audit.first and self.audit.head != START:
+            raise Damaged(f"{self.state(number)} belongs to another run")
+        arrays, _ = load_arrays(self.model(number))
+        if digest(arrays) != facts["model"]:
+            raise Damaged(f"{self.model(number)} was altered or belongs to another run")
+        self.history.check(facts["history"])
+        self.clients.check(facts["clients"])
+        if "roster" in facts:
+            self.journal.check(facts["roster"])
+        return arrays, rest, facts
+
+    def newest(self, states: bool = True) -> Run:
+        """The run as of the last whole round; nothing is changed on disk."""
+        for number in self.committed():
+            try:
+                return self.load(number, states)[0]
+            except Damaged as error:
+                log.warning("%s; going back to an earlier round", error)
+        raise Damaged(f"{self.path} holds no whole checkpoint")
+
+    def _beside(self, run: Run) -> Arrays:
+        """What a state file holds: all that a run has to remember besides its model and what the journal has."""
+        roster = {} if self.journal.is_used else run.roster.to_arrays()
+        parts = {"memory": run.memory, "roster": roster, "sites": run.sites}
+        return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
+
+    def _size(self, number: int) -> int:
+        return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
+
+    def _set_aside(self, number: int) -> None:
+        for path in (self.model(number), self.state(number)):
+            if path.exists():
+                path.replace(path.with_name(path.name + ".damaged"))
+
+    def _mark(self, config: str) -> dict[str, str]:
+        return mark(dotted_in(tomllib.loads(config)), self.path, config)
+
+    def _hashes(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
+
+    def _write_history(self, run: Run) -> None:
+        rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
+        write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
+        self._told = len(rows)
+
+    def _seconds(self) -> float:
+        return self.elapsed + time.monotonic() - self._began
+
+
+def hash_of(file: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def is_plain(name: str) -> bool:
+    """Whether a folder of that name is one, lies where it is made, and can be typed."""
+    return bool(name) and name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder; its lock file names the host and process, so that others can see who is at work.
+
+    If it was made for something that failed before anything was written, it goes again.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    try:
+        lock(handle, path)
+        with naming(path / ".lock"):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        try:
+            yield
+        except BaseException:
+            if made and {file.name for file in path.iterdir()} <= {".lock", "run.log"}:
+                remove_empty(made)
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # a disk that fails has said so
+                os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Take away a folder that holds nothing but what every start leaves, and those around it that are empty then."""
+    with contextlib.suppress(OSError):  # somebody else put something there meanwhile, or it is open and this is Windows
+        for name in (".lock", "run.log"):
+            (folders[0] / name).unlink(missing_ok=True)
+        for folder in folders:
+            folder.rmdir()
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("mutirao", "torch", "numpy", "flwr"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def save_run(run: Run, path: Path | str) -> None:
+    """Write a run so that `load_run` brings it back, with no flow around it; one saved there before is replaced.
+
+    >>> import numpy as np
+    >>> save_run(Run({"w": np.ones(2)}, seed=3), "runs/kept")
+    >>> load_run("runs/kept").arrays["w"], load_run("runs/kept").seed
+    (array([1., 1.]), 3)
+    """
+    with Folder.open(Path(path)) as folder:
+        if (folder.path / "config.toml").exists():
+            raise ConfigError(f"{path} holds the record of a run; choose another folder")
+        for number in folder.committed():
+            folder.state(number).unlink()
+            folder.model(number).unlink(missing_ok=True)
+        folder.history.go_on_after(0)
+        rows = folder.history.append(run.history)
+        facts = folder.facts(run)
+        told = {"history": fingerprint(rows), "state": fingerprint(facts), "versions": versions()}
+        folder.audit.append("saved", round=run.round, model=facts["model"], **told)
+        folder.checkpoint(run, facts, durable=True)
+
+
+def load_run(path: Path | str) -> Run:
+    """The run of a folder as of its last whole round; nothing is changed on disk.
+
+    >>> import numpy as np
+    >>> save_run(Run({"w": np.ones(2)}, round=4), "runs/again")
+    >>> load_run("runs/again").round
+    4
+    """
+    return Folder(Path(path)).newest()

@@ -1,0 +1,220 @@
+"""A client withdraws: train again without it, from the last round in which it had no part yet.
+
+The new run begins from a checkpoint in which the server had heard nothing of the client, excludes it from then on
+(`exclude` in its configuration), and is an ordinary run folder: it can be resumed, verified and reported.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutirao.config import dump
+from mutirao.core.agreement import AGREED
+from mutirao.core.arrays import digest
+from mutirao.core.digests import fingerprint
+from mutirao.core.exclusion import names_in
+from mutirao.core.fleet import ClientId
+from mutirao.core.roster import Roster
+from mutirao.core.rounds import Run
+from mutirao.errors import ConfigError, Damaged
+from mutirao.experiments.task import find
+from mutirao.io import load_arrays, write_whole
+from mutirao.privacy import EPSILON, RELEASES
+from mutirao.runs.audit_trail import check_chain
+from mutirao.runs.column_names import metrics_of, typed_row
+from mutirao.runs.csv_tables import Table
+from mutirao.runs.execute import Draw, Report, Watch, check_facts, execute, reopen
+from mutirao.runs.run_folder import Folder, versions
+from mutirao.runs.trust import Trust, distrust
+
+RECORD = "forget.json"
+ROUNDS = "the rounds"  # what clients have part in, if nothing else is said
+
+
+def forget(
+    folder: Path,
+    client: ClientId,
+    out: Path,
+    *,
+    watch: Watch | None = None,
+    prepare_only: bool = False,
+    draw: Draw | None = None,
+    report: Report | None = None,
+    trust: Trust = distrust,
+) -> dict[str, Any]:
+    """Make the run in `folder` again in `out` as if `client` had left before its first contribution.
+
+    Called again with the same arguments it goes on where it stopped. The record says which rounds were kept and
+    redone, and the metrics before and after. `prepare_only` leaves the training to whoever resumes the new run, such
+    as a server that reaches real sites.
+    """
+    recipe, config = reopen(None, folder, [], trust)
+    if client in names_in(config.exclude):
+        raise ConfigError(f"{folder} is a run without {client!r} already")
+    config = replace(config, exclude=",".join(sorted({*names_in(config.exclude), client})))
+    if (out / RECORD).exists():
+        record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        if (record["client"], record["run"]) != (client, str(folder)):
+            raise ConfigError(f"{out} is of {record['client']!r} leaving {record['run']}; choose another --out")
+    elif out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} holds something else; choose another --out")
+    else:
+        record = begin_without(folder, recipe, config, client, out)
+    if prepare_only:
+        return record
+    summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
+    best = out / "checkpoints" / "best.safetensors"
+    if not best.exists() and (kept := model_of(Folder(folder), summary["best_round"])) is not None:
+        write_whole(best, kept.read_bytes())  # no round made again was better than one that was kept
+    record |= {
+        "rounds_redone": summary["rounds"] - record["rounds_kept"],
+        "after": summary["final"],
+        "digest_after": summary["digest"],
+        "seconds": summary["seconds"],
+    }
+    write_whole(out / RECORD, json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def model_of(folder: Folder, number: int) -> Path | None:
+    """The file with the model of a round: its checkpoint, or that of the best round if it is this one."""
+    if folder.model(number).exists():
+        return folder.model(number)
+    best = folder.checkpoints / "best.safetensors"
+    return best if best.exists() and load_arrays(best)[1].get("round") == number else None
+
+
+def rounds_of(folder: Path, trust: Trust = distrust) -> int:
+    """How many rounds the run in a folder is to have."""
+    return int(reopen(None, folder, [], trust)[1].rounds)
+
+
+def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
+    """Write the run folder from which to go on: everything up to the last round without the client."""
+    source = Folder(folder)
+    rows = (row for row in Table(folder / "clients.csv").each() if row["client"] == client)
+    first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
+    before = source.newest()
+    task = find(recipe).prepare(config)  # says so if there is no such client
+    if source.audit.began.get("facts"):  # it must be the client alone that makes the difference
+        others = ",".join(sorted(names_in(config.exclude) - {client}))
+        check_facts(source, find(recipe).prepare(replace(config, exclude=others)))
+    more = task.left_out.get(client, "")
+    start = None if more else last_without(source, client, first)
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    record = {
+        "client": client,
+        "run": str(folder),
+        "head": source.audit.head,
+        "first_contribution": first,
+        "had_part_in": more or ROUNDS,
+        "rounds_kept": start.round if start else 0,
+        "rounds_before": before.round,
+        "before": metrics_of(before.history[-1]) if before.history else {},
+        "digest_before": digest(before.arrays),
+    }
+    with Folder.open(part) as new:
+        write_whole(new.path / "config.toml", dump(recipe, config))
+        run = start or Run(task.initial(), seed=config.seed)
+        run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
+        run.roster = without(run.roster, client)
+        keep_account(run, before, client)
+        facts = write_past(new, source, run, dump(recipe, config), record, task.facts)
+        new.checkpoint(run, facts, durable=True)
+    write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
+    part.replace(out)
+    return record
+
+
+def last_without(source: Folder, client: ClientId, first: int | None) -> Run | None:
+    """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
+
+    A client that is probed tells something before it ever contributes, and all have part in what was agreed on. None:
+    no such checkpoint is left, or the only one is the beginning, from which the recipe can start by itself.
+    """
+    for number in source.committed():
+        if first is not None and number >= first:
+            continue
+        try:
+            run, _ = source.load(number)
+        except Damaged:
+            continue
+        if number and not known_of(run.roster, client) and not any(k.startswith(AGREED) for k in run.memory):
+            return run
+    return None
+
+
+def known_of(roster: Roster, client: ClientId) -> bool:
+    """Whether the server has heard anything from a client."""
+    if not roster.knows(client):
+        return False
+    i = roster.row(client)
+    told = any(not np.isnan(column[i]) for column in roster.figures.values())
+    return bool(told or roster.replied[i] or roster.last_probed[i])
+
+
+def without(roster: Roster, client: ClientId) -> Roster:
+    """The roster as if the client had never come."""
+    arrays = roster.to_arrays()
+    ids = json.loads(arrays["ids"].tobytes())
+    keep = np.array([name != client for name in ids], np.bool_)
+    names = json.dumps([name for name in ids if name != client]).encode()
+    columns = {k: v[keep] for k, v in arrays.items() if k != "ids"}
+    return Roster.from_arrays(columns | {"ids": np.frombuffer(names, np.uint8).copy()})
+
+
+def keep_account(run: Run, before: Run, client: ClientId) -> None:
+    """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
+    if RELEASES in before.memory:
+        run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
+    if EPSILON in before.roster.figures:  # clients keep accounts of their own, which say how often they were asked
+        run.roster.meet([c for c in before.roster.ids if c != client])
+        for c in run.roster.ids:
+            run.roster.asked[run.roster.row(c)] = before.roster.asked[before.roster.row(c)]
+    for key, value in before.sites.items():
+        name, what = json.loads(key)
+        if what == RELEASES and name != client:
+            run.sites[key] = value
+
+
+def write_past(
+    new: Folder, source: Folder, run: Run, config: str, record: Mapping[str, Any], known: Mapping[str, Any]
+) -> Any:
+    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own.
+
+    Gives the facts for the state of the last one, for which the trail vouches.
+    """
+    client = record["client"]
+    events = check_chain(source.audit.path)[0]
+    rounds = {e["round"]: e for e in events if e["event"] == "round"}
+    started = [e["model"] for e in events if e["event"] == "started"]
+    facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
+    model = digest(run.arrays) if not run.round else (started or [""])[-1]
+    dropped = [0] if run.round else []
+    told = {"config": fingerprint(config), "model": model, "versions": versions()}
+    told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
+    told |= {"facts": dict(known)} if known else {}
+    new.audit.append("started", **told, forgot=facts, dropped=dropped)
+    history = [r for r in source.history.read() if int(r["round"]) <= run.round]
+    clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]
+    for number in range(1, run.round + 1):
+        mine = new.history.append([r for r in history if int(r["round"]) == number])
+        names = new.clients.append([r for r in clients if int(r["round"]) == number])
+        last = number == run.round
+        new.audit.append(
+            "round",
+            round=number,
+            model=digest(run.arrays) if last else rounds[number]["model"],
+            history=fingerprint(mine),
+            clients=fingerprint(names),
+            dropped=[] if last else [number],
+            **({"state": fingerprint(vouched := new.facts(run))} if last else {}),
+        )
+    run.history = [typed_row(row) for row in new.history.read()]
+    return vouched

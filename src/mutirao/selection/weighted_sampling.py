@@ -1,0 +1,52 @@
+"""Drawing clients in proportion to what is known of them, and what stands for what is not."""
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.roster import Roster
+from mutirao.selection.scores import Floats, Rows
+
+
+def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
+    count = min(count, len(weights))
+    if not count:
+        return np.zeros(0, np.intp)
+    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # who has no weight is drawn when nobody else is left
+    return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
+
+
+def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
+    """These rows without who was selected more than `most` times as often as their mean (0: all), if enough are left.
+
+    So a client that makes itself out to be the best is no more than that much more often in the model.
+    """
+    fair = rows[roster.selected[rows] <= most * roster.selected[rows].mean()] if most and len(rows) else rows
+    return fair if len(fair) >= needed else rows
+
+
+def strangers_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """At most so many of the rows without a vector of a kind, by lot, and the rows that have one.
+
+    Who has been selected more often than the others and was not heard of has had its turn.
+    """
+    if not len(rows):
+        return rows, rows
+    held = roster.vectors.get(kind)
+    known = np.zeros(len(rows), np.bool_) if held is None else ~np.isnan(held[rows]).any(axis=1)
+    due = ~known & (roster.selected[rows] <= roster.selected[rows].mean())
+    few = max(0, wanted - int(np.count_nonzero(known)))  # so many must be strangers, whether it is their turn or not
+    strangers = rows[due] if np.count_nonzero(due) >= few else rows[~known]
+    return rng.choice(strangers, min(wanted, len(strangers)), replace=False, shuffle=False), rows[known]
+
+
+def sizes(roster: Roster) -> Floats:
+    """The samples of each client; of one that has not said, the mean of those who have."""
+    known = roster.n > 0
+    return np.where(known, roster.n, roster.n[known].mean() if known.any() else 1.0).astype(np.float64)
+
+
+def unknown_as_median(values: Floats) -> Floats:
+    """Values with the unknown replaced by the median of the known, or 0 if there is none."""
+    known = values[~np.isnan(values)]
+    return np.where(np.isnan(values), np.median(known) if len(known) else 0.0, values)

@@ -1,0 +1,157 @@
+"""The in-process fleet: thousands of virtual clients on one machine."""
+
+import copy
+import json
+import logging
+import queue
+import threading
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
+from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.torch_threads import one_thread
+from mutirao.errors import Damaged
+from mutirao.simulation.client_states import States
+
+log = logging.getLogger("mutirao")
+
+ANSWER = (Reply, Failure)  # made once: there is a look at every client of every round
+Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
+
+
+class LocalFleet(Fleet):
+    """Clients are calls of `handler` on the data of `population`; a handler with `.many` gets them all at once.
+
+    `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
+    one that takes longer than so many seconds is late: the round goes on without it. A site keeps its state only if
+    its reply arrived, as over a network. Whoever runs torch in a handler has one thread of it.
+    Without `copies` a client gets the very arrays of its request: for one whose request is nobody else's.
+
+    >>> fleet = LocalFleet(lambda request, site: Reply({}, n=site.data), {"bia": 20, "ana": 10})
+    >>> fleet.clients(), fleet.ask({"bia": Request("train", {})}).replies["bia"].n
+    (['ana', 'bia'], 20)
+    """
+
+    def __init__(
+        self,
+        handler: AnyHandler,
+        population: Mapping[ClientId, Any],
+        timeout: float | None = None,
+        *,
+        copies: bool = True,
+    ) -> None:
+        self.handler = as_handler(handler)
+        self.population = population
+        self.timeout, self.copies = timeout, copies
+        self.states: MutableMapping[ClientId, Arrays] = {}  # only of clients that keep one
+        self._clients = sorted(population)
+
+    def is_remote(self) -> bool:
+        """No: they have the code and the settings of this process."""
+        return False
+
+    def clients(self) -> list[ClientId]:
+        return self._clients
+
+    def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
+        outcomes = self._together(requests)
+        if outcomes is None:
+            outcomes = {c: self._alone(c, requests[c]) for c in sorted(requests)}
+        for client, (outcome, state) in outcomes.items():
+            if (state or client in self.states) and isinstance(outcome, Reply):
+                self.states[client] = state
+        return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
+
+    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+        """Keep the sites' states there; those that it has already are the right ones."""
+        for client, state in self.states.items():
+            states.setdefault(client, state)
+        self.states = states
+
+    def snapshot(self) -> Arrays:
+        """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator.
+
+        There are none in it if they are many: then they are kept where they lodge.
+        """
+        if isinstance(self.states, States) and self.states.many:
+            return {}
+        return {
+            json.dumps([client, name]): value
+            for client, state in self.states.items()
+            for name, value in state.items()
+            if not name.startswith(FLEETING)
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Bring back what `snapshot` gave."""
+        states: dict[ClientId, Arrays] = {}
+        for key, value in arrays.items():
+            client, name = json.loads(key)
+            states.setdefault(client, {})[name] = value
+        self.states.clear()
+        self.states.update(states)
+
+    def _state(self, client: ClientId) -> Arrays:
+        """A copy of the client's state: a request that fails must leave no trace."""
+        kept = self.states.get(client)
+        return {k: copy.copy(v) for k, v in kept.items()} if kept else {}
+
+    def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
+        """Everyone's outcome from the handler's `.many`, or None if they must be asked one by one."""
+        many = self.handler.many
+        if many is None or self.timeout is not None:
+            return None
+        try:
+            sites = {c: Site(c, self.population[c], self._state(c)) for c in sorted(requests)}
+            with one_thread():
+                replies: Mapping[ClientId, Any] = many(requests, sites)
+            return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
+        except Damaged:  # a state that was kept is not the one that was: no client's fault, and no run goes on from it
+            raise
+        except Exception as error:  # which client it was is found out one by one
+            log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
+            return None
+
+    def _alone(self, client: ClientId, request: Request) -> Outcome:
+        """One client's outcome; what it gets and gives is copied, so that it owns it, as over a network."""
+
+        state = self._state(client)
+
+        def work() -> Outcome:
+            try:
+                site = Site(client, self.population[client], state)
+                own = request
+                if self.copies:
+                    own = replace(request, arrays=_copied(request.arrays), extras=_copied(request.extras))
+                with one_thread():
+                    reply = _sound(self.handler(own, site))
+                if isinstance(reply, Reply) and self.copies:
+                    reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)
+                return reply, site.state
+            except (Exception, SystemExit) as error:  # a client may raise anything: it is its own failure alone
+                return failure_of(error), {}
+
+        if self.timeout is None:
+            return work()
+        answer: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        threading.Thread(target=lambda: answer.put(work()), daemon=True).start()
+        try:
+            return answer.get(timeout=self.timeout)
+        except queue.Empty:  # the thread runs on, but nobody listens
+            return Failure("late", f"no answer within {self.timeout:g} s"), {}
+
+
+def _sound(answer: Any) -> Reply | Failure:
+    """A handler's answer, if it is one at all; one that answers for many may also say who failed."""
+    if isinstance(answer, ANSWER):
+        return answer
+    return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
+
+
+def _copied(arrays: Arrays) -> Arrays:
+    return {k: np.array(v) if isinstance(v, np.ndarray | np.generic) else v for k, v in arrays.items()}

@@ -1,0 +1,233 @@
+"""What people drew on slides: QuPath's GeoJSON, ASAP's XML, and tables of points or boxes, all in finest pixels.
+
+What cannot be used is told in one line that names the file and the place; the rest is used.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from mutirao.config import one_line
+from mutirao.errors import ConfigError
+from mutirao.systems.cytology.slides.areas import Floats
+from mutirao.text_files import read_rows, read_text
+
+MOST_BYTES = 1 << 28  # of an annotation file
+FARTHEST = 1e8  # pixels: no slide is as large
+ASAP_AREAS, ASAP_POINTS = {"polygon", "rectangle", "spline"}, {"dot", "pointset"}
+ALIASES = {
+    "x": ("x", "left", "xmin", "x_min", "centroid x px"),
+    "y": ("y", "top", "ymin", "y_min", "centroid y px"),
+    "w": ("w", "width"),
+    "h": ("h", "height"),
+    "right": ("right", "xmax", "x_max"),
+    "bottom": ("bottom", "ymax", "y_max"),
+    "class": ("class", "label", "classification", "category"),
+    "slide": ("slide", "image", "file", "filename"),
+}
+TABLE = "columns x, y and class, for boxes w and h too (or xmax and ymax), perhaps slide; in pixels of the finest level"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point, or the outline of an area (its holes are rings too), with the class it was given and where it stands."""
+
+    label: str
+    rings: tuple[Floats, ...]
+    where: str
+    slide: str = ""  # if the file says
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a place without an extent."""
+        return len(self.rings[0]) == 1
+
+
+Found = Iterator[Mark | str]  # marks, and in a line each what cannot be one
+
+
+def read_annotations(path: Path) -> tuple[list[Mark], list[str]]:
+    """The marks of a file, by its ending, and the problems; ConfigError if it is none of the three formats."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    if not path.is_file() or size > MOST_BYTES:
+        raise ConfigError(f"{path} is no ordinary file of at most {MOST_BYTES:,} bytes")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path}: annotations end in {', '.join(READERS)}")
+    marks, problems = [], []
+    for found in reader(path):
+        if isinstance(found, str):
+            problems.append(f"{path.name}, {found}")
+        else:
+            marks.append(found)
+    return marks, problems
+
+
+def outline(points: Any) -> Floats:
+    """A ring of points; ValueError if these are no places on a slide."""
+    ring = np.array([[float(p[0]), float(p[1])] for p in points], np.float64)
+    if not len(ring) or not np.isfinite(ring).all() or np.abs(ring).max() > FARTHEST:
+        raise ValueError("its coordinates are no places on a slide")
+    return ring
+
+
+# ---- GeoJSON ---------------------------------------------------------------------------------------------------------
+
+
+def read_geojson(path: Path) -> Found:
+    """QuPath's export: a FeatureCollection, one Feature, or the plain array that QuPath wrote before and still can."""
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {one_line(error)[:120]}") from error
+    if isinstance(content, dict):
+        content = content.get("features") if content.get("type") == "FeatureCollection" else [content]
+    if not isinstance(content, list):
+        raise ConfigError(f"{path} is no GeoJSON; right would be a FeatureCollection, or an array of features")
+    for number, feature in enumerate(content, 1):
+        where = f"feature {number}"
+        try:
+            label = class_of(feature.get("properties") or {})
+            if not label:
+                yield f"{where}: it has no class"
+                continue
+            for rings in shapes(feature["geometry"]):
+                yield Mark(label, rings, f"{path.name}, {where}")
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+            why = one_line(error)[:100] if type(error) is ValueError else "it is no feature with a geometry"
+            yield f"{where}: {why}"
+
+
+def class_of(properties: Mapping[str, Any]) -> str:
+    """QuPath's class: `classification` with a `name`, or `names` of a class derived from others."""
+    told = properties.get("classification")
+    if isinstance(told, Mapping):
+        names = told.get("names")
+        told = ": ".join(map(str, names)) if isinstance(names, list) else told.get("name")
+    return told.strip() if isinstance(told, str) else ""
+
+
+def shapes(geometry: Mapping[str, Any]) -> Iterator[tuple[Floats, ...]]:
+    """The rings of each point and each polygon of a geometry."""
+    kind = geometry["type"]
+    if kind == "GeometryCollection":
+        for part in geometry["geometries"]:
+            yield from shapes(part)
+        return
+    places = geometry["coordinates"]
+    if kind in ("Point", "MultiPoint"):
+        for place in [places] if kind == "Point" else places:
+            yield (outline([place]),)
+    elif kind in ("Polygon", "MultiPolygon"):
+        for polygon in [places] if kind == "Polygon" else places:
+            yield area_of([outline(ring) for ring in polygon])
+    else:
+        raise ValueError(f"a {str(kind)[:40]} has no area; points and polygons are used")
+
+
+def area_of(rings: list[Floats]) -> tuple[Floats, ...]:
+    """The rings of an area; ValueError if they enclose none."""
+    if not rings or any(len(ring) < 3 for ring in rings):
+        raise ValueError("a polygon needs three points at least")
+    return tuple(rings)
+
+
+# ---- ASAP ------------------------------------------------------------------------------------------------------------
+
+
+def read_asap(path: Path) -> Found:
+    """ASAP's XML: polygons, rectangles, splines (by their points), dots and sets of points; the group is the class."""
+    text = read_text(path)
+    if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():  # entities can grow without end, or name other files
+        raise ConfigError(f"{path} declares a document type, which annotations of ASAP do not; it is not read")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ConfigError(f"{path} is no XML: {one_line(error)}") from error
+    if root.tag != "ASAP_Annotations":
+        raise ConfigError(f"{path} is no file of ASAP: it begins with <{root.tag[:40]}>, not <ASAP_Annotations>")
+    for number, node in enumerate(root.iterfind("Annotations/Annotation"), 1):
+        where = f"annotation {number}"
+        label = (node.get("PartOfGroup") or "").strip()
+        try:
+            if label in ("", "None"):
+                raise ValueError("it has no class: it is part of no group")
+            kind, ring = (node.get("Type") or "").lower(), asap_places(node)
+            if kind in ASAP_POINTS:
+                for place in ring:
+                    yield Mark(label, (place[None],), f"{path.name}, {where}")
+            elif kind in ASAP_AREAS:
+                yield Mark(label, area_of([ring]), f"{path.name}, {where}")
+            else:
+                raise ValueError(f"{kind[:40]!r} is no kind that is used: polygon, rectangle, spline, dot, pointset")
+        except (ValueError, TypeError) as error:
+            yield f"{where}: {one_line(error)[:120]}"
+
+
+def asap_places(node: ElementTree.Element) -> Floats:
+    """The coordinates of an annotation in their order; some ASAP write a decimal comma."""
+    found: list[tuple[float, tuple[float, float]]] = []
+    for place in node.iterfind("Coordinates/Coordinate"):
+        x, y = ((place.get(k) or "").replace(",", ".") for k in ("X", "Y"))
+        found.append((float(place.get("Order") or len(found)), (float(x), float(y))))
+    return outline([place for _, place in sorted(found, key=lambda pair: pair[0])])
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def read_points(path: Path) -> Found:
+    """A table of points or, with a width and a height, of boxes whose corner (left, top) is x, y."""
+    text = read_text(path)
+    first = text.split("\n", 1)[0]
+    rows = read_rows(text, path, max(",;\t", key=first.count))
+    _, header = next(rows, (1, []))
+    names = [name.strip().lower() for name in header]
+    at = {k: names.index(a) for k, known in ALIASES.items() for a in known if a in names}
+    if not {"x", "y", "class"} <= at.keys():
+        raise ConfigError(f"{path} has columns {', '.join(header)[:120] or 'none'}; right would be {TABLE}")
+    for line, cells in rows:
+        if not any(cell.strip() for cell in cells):
+            continue
+        row = {k: cells[i].strip() if i < len(cells) else "" for k, i in at.items()}
+        try:
+            if not row["class"]:
+                raise ValueError("it has no class")
+            x, y = number(row, "x"), number(row, "y")
+            w = number(row, "w") if row.get("w") else number(row, "right") - x if row.get("right") else 0.0
+            h = number(row, "h") if row.get("h") else number(row, "bottom") - y if row.get("bottom") else 0.0
+            if w < 0 or h < 0 or (w > 0) != (h > 0):
+                raise ValueError(f"a box of {w:g} x {h:g} pixels cannot be")
+            corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)] if w else [(x, y)]
+            yield Mark(row["class"], (outline(corners),), f"{path.name}, line {line}", row.get("slide", ""))
+        except ValueError as error:
+            yield f"line {line}: {one_line(error)[:120]}"
+
+
+def number(row: Mapping[str, str], name: str) -> float:
+    """A cell as a number."""
+    try:
+        value = float(row[name])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {row[name][:20]!r}, which is no number")
+    return value
+
+
+READERS: dict[str, Callable[[Path], Found]] = {
+    ".geojson": read_geojson,
+    ".json": read_geojson,
+    ".xml": read_asap,
+    ".csv": read_points,
+    ".tsv": read_points,
+}

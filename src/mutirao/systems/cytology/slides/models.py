@@ -1,0 +1,217 @@
+"""A trained model as one file that needs nothing else: safetensors or .pt for us and torch, ONNX for everybody.
+
+The file holds body and head, and says what pictures it takes and what its classes are.
+"""
+
+import io
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mutirao.config import one_line
+from mutirao.core.arrays import Arrays
+from mutirao.datasets.tile_folders import Scale
+from mutirao.errors import ConfigError, Damaged
+from mutirao.io import load_arrays, save_arrays, write_whole
+from mutirao.research_notice import NOTICE
+from mutirao.systems.cytology.slides.readers import Pixels
+from mutirao.systems.images.backbones import BODIES, SIZE, Body, body
+from mutirao.systems.images.bag_heads import Pool, WholeSlide, make_head
+from mutirao.systems.images.choices import FILE, TIMM, Trainable
+from mutirao.systems.images.features import normalised
+from mutirao.systems.images.heads import Whole
+from mutirao.systems.images.metrics import abnormal_classes
+from mutirao.systems.images.timm_backbones import timm_body
+from mutirao.training.optimizers import one_thread
+
+ENDINGS = (".safetensors", ".pt", ".onnx")
+KIND = "mutirao cytology model"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network from pictures to class probabilities, and the facts that belong to it."""
+
+    network: Whole | WholeSlide
+    facts: Mapping[str, Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+        return tuple(self.facts["classes"])
+
+    @property
+    def abnormal(self) -> npt.NDArray[np.bool_]:
+        """Which classes are abnormal."""
+        return np.array([c in self.facts["abnormal"] for c in self.classes])
+
+    @property
+    def side(self) -> int:
+        """Pixels a side that tiles are brought to; models of old do not say it."""
+        return int(self.facts.get("side", SIZE))
+
+    @property
+    def head(self) -> str:
+        """What judges: `linear` a tile, others a whole slide."""
+        return str(self.facts.get("head", "linear"))
+
+    def __call__(self, tile: Pixels) -> npt.NDArray[np.float64]:
+        """The class probabilities of one tile; with a head for slides, of a slide that is this tile alone."""
+        if isinstance(self.network, WholeSlide):
+            return self.judge(self.features(tile)[None])[0]
+        with one_thread(), torch.inference_mode():
+            found: npt.NDArray[np.float64] = self.network(self.prepare(tile))[0].double().numpy()
+        return found
+
+    def prepare(self, tile: Pixels) -> Tensor:
+        """One tile as the network takes it, prepared as the pictures were in training."""
+        small = normalised(Image.fromarray(tile), self.facts.get("stain", "none"), self.side)
+        return torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
+
+    def features(self, tile: Pixels) -> npt.NDArray[np.float32]:
+        """What the frozen body makes of one tile."""
+        with one_thread(), torch.inference_mode():
+            found: npt.NDArray[np.float32] = self.network.frozen(self.prepare(tile))[0].numpy()
+        return found
+
+    def judge(self, tiles: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """A slide's class probabilities by the features of its tiles, and how much each tile counted."""
+        assert isinstance(self.network, WholeSlide)
+        with one_thread(), torch.inference_mode():
+            found, attention = self.network.judge(torch.from_numpy(tiles))
+        return found[0].double().numpy(), attention.double().numpy()
+
+
+def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
+    """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
+    frozen = body(config.body, config.weights)
+    part = make_head(config.head, frozen, config.trainable, len(classes))
+    part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
+    abnormal = abnormal_classes(classes, config.normal)
+    facts = {
+        "kind": KIND,
+        "notice": NOTICE,
+        "body": config.body,
+        "trainable": config.trainable,
+        "head": config.head,
+        "stain": config.stain,  # the normalisation that pictures need before the network sees them
+        "classes": list(classes),
+        "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
+        "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
+        "side": frozen.size,
+        # What one picture showed in training, if that is known.
+        "tile": scale.size if scale else None,
+        "mpp": scale.mpp if scale else None,
+    }
+    return Model(whole(frozen, part, config.trainable), facts)
+
+
+def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole | WholeSlide:
+    """Body and trained part as one network that is only used."""
+    if isinstance(part, Pool):
+        return WholeSlide(frozen, part).eval().requires_grad_(False)
+    return Whole(frozen, part, trainable).eval().requires_grad_(False)
+
+
+def state(network: nn.Module) -> dict[str, Tensor]:
+    """All weights and statistics of a network, those that never travel among them."""
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def save_model(model: Model, path: Path) -> None:
+    """Write the model as safetensors or, if the name says so, as ONNX, or for torch (.pt): tensors and plain facts."""
+    if str(model.facts["body"]).startswith(FILE):
+        raise ConfigError(f"{path}: the body is a file of its own, and stays one; `slides screen` takes the run folder")
+    if path.suffix == ".safetensors":
+        save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
+    elif path.suffix == ".pt":
+        out = io.BytesIO()
+        tensors = {k: v.detach().contiguous().clone() for k, v in state(model.network).items()}
+        torch.save({"state_dict": tensors, "facts": json.loads(json.dumps(dict(model.facts)))}, out)
+        write_whole(path, out.getvalue())
+    elif path.suffix == ".onnx":
+        write_whole(path, onnx_of(model))
+    else:
+        raise ConfigError(f"{path}: a model's name ends in {', '.join(ENDINGS)}")
+
+
+def load_model(path: Path) -> Model:
+    """A model from a file written by `save_model`."""
+    if path.suffix not in (".safetensors", ".pt"):
+        raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors or .pt)")
+    arrays, facts = load_arrays(path) if path.suffix == ".safetensors" else load_torch(path)
+    if facts.get("kind") != KIND or not is_known(facts.get("body")) or not facts.get("classes"):
+        raise Damaged(f"{path} is no model of the cytology recipe")
+    frozen = blank_body(facts["body"])
+    part = make_head(facts.get("head", "linear"), frozen, facts["trainable"], len(facts["classes"]))
+    network = whole(frozen, part, facts["trainable"])
+    own = state(network)
+    if own.keys() != arrays.keys() or any(own[k].shape != arrays[k].shape for k in own):
+        raise Damaged(f"{path} does not hold the weights of {facts['body']}")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[key])))
+    return Model(network, facts)
+
+
+def load_torch(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and facts of a model for torch; nothing in it is run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        arrays = {str(k): v.numpy() for k, v in found["state_dict"].items()}
+        facts = {str(k): v for k, v in found["facts"].items()}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a broken or strange file may end in almost any kind
+        raise Damaged(f"{path} holds no model that can be read safely: {one_line(error)[:150]}") from error
+    return arrays, facts
+
+
+def is_known(name: Any) -> bool:
+    """Whether a body of that name can be made without a file of its own."""
+    return isinstance(name, str) and (name in BODIES or name.startswith(TIMM))
+
+
+def blank_body(name: str) -> Body:
+    """The body of that name, whatever weights it has: a model brings its own."""
+    return timm_body(name, pretrained=False) if name.startswith(TIMM) else BODIES[name][0]()
+
+
+def onnx_of(model: Model) -> bytes:
+    """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`.
+
+    With a head for slides the pictures are the tiles of one slide, and `attention` comes with its probabilities.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ConfigError("ONNX needs a package: install mutirao[onnx]") from error
+    slide = isinstance(model.network, WholeSlide)
+    results = ["probabilities", "attention"] if slide else ["probabilities"]
+    out = io.BytesIO()
+    with warnings.catch_warnings(), one_thread():
+        warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
+        torch.onnx.export(
+            model.network,
+            (torch.zeros((2 if slide else 1, 3, model.side, model.side), dtype=torch.uint8),),
+            out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
+            input_names=["pictures"],
+            output_names=results,
+            dynamic_axes={"pictures": {0: "N"}, results[-1]: {0: "N"}},
+            opset_version=17,
+            dynamo=False,
+        )
+    made = onnx.load_model_from_string(out.getvalue())
+    onnx.helper.set_model_props(made, {k: v if isinstance(v, str) else json.dumps(v) for k, v in model.facts.items()})
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString()
+    return content

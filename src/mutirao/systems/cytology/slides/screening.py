@@ -1,0 +1,231 @@
+"""Screen a slide: score its tiles by a trained model, and put what looks suspicious before a person's eyes.
+
+The page is for a pathologist who takes part in research. It is no diagnosis, and says so.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from mutirao.errors import ConfigError
+from mutirao.io import write_whole
+from mutirao.research_notice import NOTICE, sign_picture
+from mutirao.systems.cytology.slides.models import Model
+from mutirao.systems.cytology.slides.readers import Pixels, encode, open_slide
+from mutirao.systems.cytology.slides.tile_ranking import Choice
+from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, from_afar, grid, measure, shrink_picture
+from mutirao.systems.cytology.slides.tissue_mask import mask_slide
+from mutirao.systems.images.choices import BAG_HEADS
+from mutirao.templates import data_uri, render
+from mutirao.text_files import write_rows
+from mutirao.training.cpu_cores import cores
+from mutirao.training.optimizers import one_thread
+
+SHOWN = 24  # tiles on the contact sheet
+TOP = 10  # tiles whose mean makes the slide's score
+COLUMNS = 6
+THUMB = 192
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A kept tile with how suspicious it is (0 to 1) and its likeliest class; with attention, how much it counted."""
+
+    tile: Tile
+    score: float
+    label: str
+    attention: float | None = None
+    heat: float = 0.0  # what is drawn and ranked by, 0 to 1: the score, or the attention over the largest
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A slide's tiles, the most suspicious first, its own score, and how it looks."""
+
+    name: str
+    tiles: tuple[Scored, ...]
+    score: float
+    picture: Pixels
+    scale: float
+    sheet: tuple[Pixels, ...]
+    all_tiles: int
+    cut: Cut
+    words: str  # how the slide's score is made
+    ranked_by: str = "suspicious"
+
+
+def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
+    """Tiles as the model knows them from training; one that does not know must be told, one that does is not overruled.
+
+    A model that learnt from tiles of another scale answers all the same, and wrongly: that needs `anyway`.
+    """
+    known = model.facts.get("tile"), model.facts.get("mpp")
+    size, mpp = size or known[0], mpp or known[1]
+    if all(known) and (size, mpp) != known and not anyway:
+        raise ConfigError(
+            f"the model learnt from tiles of {known[0]} pixels at {known[1]:g} micrometres a pixel, not {size} at "
+            f"{mpp:g}; leave out --size and --mpp-out, or add --anyway to screen with tiles it does not know"
+        )
+    if not size or not mpp:
+        raise ConfigError(
+            "the model does not know how large the pixels of its training pictures were; give --size and --mpp-out "
+            "so that a tile shows as much as one of them"
+        )
+    return Cut(size=int(size), mpp=float(mpp))
+
+
+def screen(
+    path: Path,
+    model: Model,
+    cut: Cut | None = None,
+    choice: Choice | None = None,
+    mpp: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Screened:
+    """Score every kept tile by the probability of all abnormal classes together.
+
+    The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others. A model
+    with a head for slides gives the score itself; with attention, tiles are ranked and drawn by how much they counted.
+    Without a `cut` tiles are as the model knows them from training.
+    """
+    cut = cut or cut_for(model, None, None)
+    abnormal = model.abnormal
+    if not abnormal.any():
+        raise ConfigError(f"the model has no abnormal class among {', '.join(model.classes)}; see the setting 'normal'")
+    slide = open_slide(path, mpp)
+    try:
+        seen = mask_slide(slide)
+        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice or Choice())
+        kept = [t for t in tiles if t.kept]
+
+        whole, features = model.head in BAG_HEADS, dict[Tile, Any]()
+
+        def look(tile: Tile) -> Scored:
+            pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
+            if whole:
+                features[tile] = model.features(pixels)
+            found = model.judge(features[tile][None])[0] if whole else model(pixels)
+            score = float(found[abnormal].sum())
+            return Scored(tile, score, model.classes[int(found.argmax())], heat=score)
+
+        scored = []
+        with one_thread(), ThreadPoolExecutor(cores(), "mutirao-screen") as pool:
+            for i, one in enumerate(pool.map(look, kept), 1):
+                scored.append(one)
+                if progress is not None:
+                    progress(i, len(kept))
+        words, answer = f"mean of the {TOP} most suspicious tiles", None
+        if whole and scored:
+            found, attention = model.judge(np.stack([features[s.tile] for s in scored]))
+            words, answer = f"by all tiles together (head {model.head})", float(found[abnormal].sum())
+            if model.head == "abmil":
+                top = attention.max()
+                scored = [
+                    replace(s, attention=float(a), heat=float(a / top)) for s, a in zip(scored, attention, strict=True)
+                ]
+        ranked = sorted(scored, key=lambda s: (-s.heat, s.tile.y, s.tile.x))
+        afar = from_afar(slide)
+        sheet = tuple(slide.region(s.tile.x, s.tile.y, s.tile.side, THUMB) for s in ranked[:SHOWN])
+    finally:
+        slide.close()
+    score = answer if answer is not None else float(np.mean([s.score for s in ranked[:TOP]] or [np.nan]))
+    by = "attended" if model.head == "abmil" else "suspicious"
+    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles), cut, words, by)
+
+
+def colour(score: float) -> tuple[int, int, int]:
+    """From pale yellow over orange to dark red, readable without telling red from green."""
+    stops = np.array([[255, 247, 188], [254, 196, 79], [236, 112, 20], [128, 20, 10]], np.float64)
+    place = min(max(score, 0.0), 1.0) * (len(stops) - 1)
+    low = min(int(place), len(stops) - 2)
+    r, g, b = stops[low] + (place - low) * (stops[low + 1] - stops[low])
+    return int(r), int(g), int(b)
+
+
+def heat_map(found: Screened) -> Image.Image:
+    """The slide from afar with each scored tile coloured, and a scale below."""
+    base, by = shrink_picture(found.picture, found.scale)
+    over = base.copy()
+    pen = ImageDraw.Draw(over)
+    for s in found.tiles:
+        x, y, side = s.tile.x / by, s.tile.y / by, s.tile.side / by
+        pen.rectangle((x, y, x + side - 1, y + side - 1), fill=colour(s.heat))
+    return Image.blend(base, over, 0.55)
+
+
+def contact_sheet(found: Screened) -> Image.Image:
+    """The most suspicious tiles, in order, each with its score."""
+    rows = max(1, -(-len(found.sheet) // COLUMNS))
+    canvas = Image.new("RGB", (COLUMNS * (THUMB + 8) + 8, rows * (THUMB + 28) + 8), "white")
+    pen = ImageDraw.Draw(canvas)
+    for i, (pixels, s) in enumerate(zip(found.sheet, found.tiles, strict=False)):
+        x, y = 8 + i % COLUMNS * (THUMB + 8), 8 + i // COLUMNS * (THUMB + 28)
+        canvas.paste(Image.fromarray(pixels), (x, y))
+        pen.rectangle((x - 3, y - 3, x + THUMB + 2, y + THUMB + 2), outline=colour(s.heat), width=3)
+        pen.text((x, y + THUMB + 5), f"{i + 1}. {s.score:.2f}  {s.label[:22]}", fill="#222222")
+    return canvas
+
+
+def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
+    """Write scores.csv, heat.jpg, sheet.jpg, screening.json and the page index.html; return the facts."""
+    rows = [[s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles]
+    names = ["tile", "x", "y", "side", "score", "class"]
+    if found.ranked_by == "attended":
+        names, rows = (
+            [*names, "attention"],
+            [[*r, f"{s.attention:.6f}"] for r, s in zip(rows, found.tiles, strict=True)],
+        )
+    write_whole(out / "scores.csv", write_rows([names, *rows]))
+    pictures = {
+        name: encode(sign_picture(picture), quality=85)
+        for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))
+    }
+    for name, content in pictures.items():
+        write_whole(out / name, content)
+    facts = {
+        "slide": found.name,
+        "score": None if np.isnan(found.score) else round(found.score, 6),
+        "tiles": found.all_tiles,
+        "scored": len(found.tiles),
+        "above_half": sum(s.score > 0.5 for s in found.tiles),
+        "notice": NOTICE,
+        "score_is": found.words,
+        "model": {k: model.facts[k] for k in ("body", "classes", "abnormal")} | {"head": model.head},
+        "size": found.cut.size,
+        "mpp": found.cut.mpp,
+        "learnt": {"size": model.facts.get("tile"), "mpp": model.facts.get("mpp")},
+    }
+    write_whole(out / "screening.json", json.dumps(facts, indent=2) + "\n")
+    write_whole(out / "index.html", page(found, facts, pictures))
+    return facts
+
+
+def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> str:
+    """One page that needs no other file and asks no other host for anything."""
+    return render(
+        "systems/cytology/slides/assets/screening.html",
+        found=found,
+        facts=facts,
+        notice=NOTICE,
+        bars=histogram([s.score for s in found.tiles]),
+        scale=[colour(v / 10) for v in range(11)],
+        shown=found.tiles[:SHOWN],
+        heat=data_uri(pictures["heat.jpg"], "image/jpeg"),
+        sheet=data_uri(pictures["sheet.jpg"], "image/jpeg"),
+    )
+
+
+def histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
+    """The scores in ten bars, of which the highest has 56 pixels."""
+    counts: npt.NDArray[np.int64] = np.histogram(scores, 10, (0, 1))[0]
+    most = max(1, int(counts.max()))
+    return [
+        {"count": n, "height": 56 * n / most, "colour": colour((i + 0.5) / 10)} for i, n in enumerate(counts.tolist())
+    ]

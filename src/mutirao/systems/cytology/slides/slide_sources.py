@@ -1,0 +1,44 @@
+"""The laboratories of cytology: pictures of cells in folders, or cut out of synthetic slides."""
+
+from typing import Any
+
+from mutirao.datasets.image_layouts import RowsOf, as_they_are
+from mutirao.datasets.locations import find_data
+from mutirao.datasets.tile_folders import Scale, scale_of
+from mutirao.systems.images.choices import BAG_HEADS, ELSEWHERE
+from mutirao.systems.images.image_sources import Sources, find_pictures, read_own, read_prepared
+
+SLIDES, PLANTED = 3, 16  # synthetic slides a laboratory: for tiles, and for whole slides
+
+
+def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
+    """The parties that a configuration's `data` describes; with `sites` it is all one party's own.
+
+    With a head for whole slides, their rows are slides.
+    """
+    if config.data == ELSEWHERE:
+        return read_own(None, config.clients, config.slide, classes)
+    rows_of: RowsOf = as_they_are
+    if bags := config.head in BAG_HEADS:
+        from mutirao.systems.images.bags import gather_slides, slides_of
+
+        rows_of = gather_slides
+    root = find_data(config.data)
+    if config.data == "synthetic":
+        from mutirao.systems.cytology.slides.synthetic_laboratories import laboratories
+
+        slides = config.slides or (PLANTED if bags else SLIDES)
+        root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
+        found = read_prepared(root, config.clients, config.slide)
+    elif config.sites:
+        found = read_own(root, config.clients, config.slide, classes)
+    else:
+        found = find_pictures(root, config, config.slide, rows_of=rows_of)
+    return slides_of(found) if bags else found
+
+
+def scale_in(config: Any) -> Scale | None:
+    """What one picture of a configuration's `data` shows, where that is known: it goes with the model to screening."""
+    if config.data == "synthetic":
+        return Scale(512, 0.5)  # as `tile_slide` cuts them there
+    return None if config.data == ELSEWHERE else scale_of(find_data(config.data))

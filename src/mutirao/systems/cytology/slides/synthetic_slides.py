@@ -1,0 +1,244 @@
+"""Synthetic smears: cells with nuclei on glass, each laboratory with its own stain and focus, of any size.
+
+A slide is drawn tile by tile into a pyramidal TIFF with JPEG tiles, so that a gigapixel needs little memory; where
+every cell lies, and which are abnormal, is written beside it.
+"""
+
+import csv
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng
+from mutirao.systems.cytology.slides.pyramid import TILE, Pyramid
+from mutirao.systems.cytology.slides.readers import Pixels, encode
+from mutirao.training.cpu_cores import cores
+
+FACTOR = 4  # between two levels
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """How a laboratory's slides look: colours (0 to 1) of glass, both kinds of cytoplasm and nuclei, and focus."""
+
+    name: str
+    glass: tuple[float, float, float]
+    pink: tuple[float, float, float]
+    blue: tuple[float, float, float]
+    nucleus: tuple[float, float, float]
+    blur: float  # micrometres over which an edge fades
+    noise: float  # deviation of a pixel, in grey levels
+
+
+LABORATORIES = (
+    Laboratory("lab_1", (0.94, 0.95, 0.95), (0.92, 0.66, 0.70), (0.62, 0.80, 0.82), (0.28, 0.22, 0.42), 0.8, 1.2),
+    Laboratory("lab_2", (0.97, 0.96, 0.92), (0.93, 0.72, 0.58), (0.70, 0.82, 0.74), (0.36, 0.26, 0.34), 1.6, 1.8),
+    Laboratory("lab_3", (0.88, 0.90, 0.95), (0.80, 0.58, 0.74), (0.52, 0.68, 0.84), (0.20, 0.18, 0.40), 2.4, 2.4),
+)
+"""Three laboratories whose glass, stains and scanners differ.
+
+>>> [each.name for each in LABORATORIES]
+['lab_1', 'lab_2', 'lab_3']
+"""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Every cell of a slide: place and radii in pixels, angle, colours, and whether it is abnormal."""
+
+    x: Floats
+    y: Floats
+    radius: Floats
+    flat: Floats  # the shorter radius over the longer
+    angle: Floats
+    nucleus: Floats
+    blue: npt.NDArray[np.bool_]
+    density: Floats
+    abnormal: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def touching(self, left: int, top: int, side: int) -> npt.NDArray[np.intp]:
+        """The cells that reach into a square."""
+        r = 1.25 * self.radius
+        inside = (self.x + r > left) & (self.x - r < left + side) & (self.y + r > top) & (self.y - r < top + side)
+        return np.flatnonzero(inside)
+
+
+@dataclass(frozen=True)
+class Smear:
+    """A slide to be made: its size in pixels, micrometres a pixel, cells a square millimetre and the abnormal share.
+
+    >>> cells = Smear(width=2048, height=2048, per_mm2=50.0, abnormal=0.2).cells(seed=0)
+    >>> len(cells.x), int(cells.abnormal.sum())
+    (53, 11)
+    """
+
+    width: int = 8192
+    height: int = 8192
+    mpp: float = 0.5
+    per_mm2: float = 25.0
+    abnormal: float = 0.15
+    clustered: float = 0.5  # the share of cells that lie in groups
+    planted: int | None = None  # so many cells are abnormal, instead of a share
+
+    def __post_init__(self) -> None:
+        if self.width < 256 or self.height < 256 or self.mpp <= 0:
+            raise ConfigError(
+                f"a slide of {self.width} x {self.height} pixels at {self.mpp} is too small: 256 at least"
+            )
+
+    def cells(self, seed: int, name: str = "") -> Cells:
+        """Cells by lot; the abnormal ones have large, dark, uneven nuclei in little plasma."""
+        draw = rng(seed, 0, "cells", name)
+        area = self.width * self.height * self.mpp**2 / 1e6
+        n = max(1, int(draw.poisson(self.per_mm2 * area)))
+        x, y = draw.uniform(0, self.width, n), draw.uniform(0, self.height, n)
+        grouped = np.flatnonzero(draw.random(n) < self.clustered)
+        if len(grouped):
+            heart = grouped[draw.integers(0, max(1, len(grouped) // 8), len(grouped))]
+            x[grouped] = np.clip(x[heart] + draw.normal(0, 60 / self.mpp, len(grouped)), 0, self.width - 1)
+            y[grouped] = np.clip(y[heart] + draw.normal(0, 60 / self.mpp, len(grouped)), 0, self.height - 1)
+        abnormal = draw.random(n) < self.abnormal
+        if self.planted is not None:
+            abnormal = np.isin(np.arange(n), draw.choice(n, min(n, self.planted), replace=False))
+        radius = np.where(abnormal, draw.uniform(12, 20, n), draw.uniform(16, 30, n)) / self.mpp
+        nucleus = np.where(abnormal, draw.uniform(5.0, 8.0, n), draw.uniform(3.0, 4.8, n)) / self.mpp
+        return Cells(
+            x,
+            y,
+            radius,
+            draw.uniform(0.65, 1.0, n),
+            draw.uniform(0, np.pi, n),
+            nucleus,
+            draw.random(n) < 0.5,
+            np.where(abnormal, draw.uniform(0.8, 1.3, n), draw.uniform(0.6, 1.0, n)),
+            abnormal,
+        )
+
+
+@dataclass(frozen=True)
+class Painter:
+    """Draws any tile of a slide: glass with grain, then cells that absorb light where they lie, one over another."""
+
+    smear: Smear
+    cells: Cells
+    laboratory: Laboratory
+    seed: int
+    grain: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, smear: Smear, laboratory: Laboratory, seed: int, name: str = "") -> "Painter":
+        """A painter with the cells and the grain of one slide."""
+        draw = rng(seed, 0, "grain", name)
+        grain = (laboratory.noise * draw.standard_normal((2 * TILE, 2 * TILE, 3))).astype(np.float32)
+        return cls(smear, smear.cells(seed, name), laboratory, seed, grain)
+
+    def tile(self, column: int, row: int) -> Pixels:
+        """The tile in that column and row, whole even at the edge."""
+        left, top = column * TILE, row * TILE
+        draw = rng(self.seed, column, "tile", str(row))
+        dx, dy = draw.integers(0, TILE, 2)
+        light = np.empty((TILE, TILE, 3), np.float32)
+        light[:] = np.asarray(self.laboratory.glass, np.float32)
+        for i in self.cells.touching(left, top, TILE):
+            self._paint(light, int(i), left, top)
+        light *= 255
+        light += self.grain[dy : dy + TILE, dx : dx + TILE]
+        return np.clip(light, 0, 255).astype(np.uint8)
+
+    def _paint(self, light: npt.NDArray[np.float32], i: int, left: int, top: int) -> None:
+        c, lab = self.cells, self.laboratory
+        reach = 1.25 * c.radius[i] + 2
+        x0, x1 = max(0, int(c.x[i] - reach) - left), min(TILE, int(c.x[i] + reach) + 2 - left)
+        y0, y1 = max(0, int(c.y[i] - reach) - top), min(TILE, int(c.y[i] + reach) + 2 - top)
+        if x0 >= x1 or y0 >= y1:
+            return
+        v, u = np.mgrid[y0:y1, x0:x1].astype(np.float32)
+        u, v = u + (left - c.x[i]), v + (top - c.y[i])
+        cos, sin = np.cos(c.angle[i]), np.sin(c.angle[i])
+        along, across = u * cos + v * sin, (v * cos - u * sin) / c.flat[i]
+        distance = np.hypot(along, across)
+        turn = np.arctan2(across, along)
+        edge = c.radius[i] * (1 + 0.08 * np.cos(5 * turn + c.angle[i]) + 0.05 * np.cos(3 * turn))
+        fade = max(1.0, lab.blur / self.smear.mpp)
+        plasma = np.clip((edge - distance) / fade + 0.5, 0, 1)
+        rough = 1 + (0.09 if c.abnormal[i] else 0.03) * np.cos(4 * turn + 2 * c.angle[i])
+        core = np.clip((c.nucleus[i] * rough - np.hypot(u, v)) / fade + 0.5, 0, 1)
+        patch = light[y0:y1, x0:x1]
+        for colour, cover, strength in (
+            (lab.blue if c.blue[i] else lab.pink, plasma, 0.8),
+            (lab.nucleus, core, float(c.density[i])),
+        ):
+            # Beer and Lambert: what passes is exp(-density), and densities add up where cells overlap.
+            density = -np.log(np.asarray(colour, np.float32) / np.asarray(lab.glass, np.float32))
+            patch *= np.exp(-strength * cover[..., None].astype(np.float32) * density)
+
+
+def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0, quality: int = 80) -> Cells:
+    """Draw a slide into a pyramidal TIFF, and the truth into `NAME.cells.csv` beside it; return the cells.
+
+    >>> from mutirao.systems.cytology.slides.readers import open_slide
+    >>> cells = write_slide(Path("slide.tiff"), Smear(1024, 1024), LABORATORIES[0])
+    >>> slide = open_slide(Path("slide.tiff"))
+    >>> slide.size, slide.mpp
+    ((1024, 1024), 0.5)
+    """
+    painter = Painter.of(smear, laboratory, seed, path.stem)
+    columns, rows = -(-smear.width // TILE), -(-smear.height // TILE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(cores()) as pool:
+        side = TILE // FACTOR
+        below = np.memmap(Path(scratch) / "level", np.uint8, "w+", shape=(rows * side, columns * side, 3))
+
+        def paint(place: tuple[int, int]) -> bytes:
+            row, column = place
+            picture = Image.fromarray(painter.tile(column, row))
+            here = slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side)
+            below[here] = np.asarray(picture.reduce(FACTOR))
+            return encode(picture, quality=quality, subsampling=2)
+
+        with Pyramid(part) as pyramid:
+            places = [(row, column) for row in range(rows) for column in range(columns)]
+            pyramid.add(smear.width, smear.height, pool.map(paint, places), smear.mpp)
+            level: Pixels = below[: -(-smear.height // FACTOR), : -(-smear.width // FACTOR)]
+            scale = FACTOR
+            while True:
+                height, width = level.shape[:2]
+                pyramid.add(width, height, jpeg_tiles(level, quality), smear.mpp * scale)
+                if max(width, height) <= 2 * TILE:
+                    break
+                level, scale = np.asarray(Image.fromarray(np.asarray(level)).reduce(FACTOR)), scale * FACTOR
+    part.replace(path)
+    write_truth(painter.cells, path.with_suffix(".cells.csv"))
+    return painter.cells
+
+
+def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
+    """The tiles of a coarser level, row by row, filled up at the edge with their last pixels."""
+    height, width = level.shape[:2]
+    for top in range(0, height, TILE):
+        for left in range(0, width, TILE):
+            block = np.asarray(level[top : top + TILE, left : left + TILE])
+            pads = ((0, TILE - block.shape[0]), (0, TILE - block.shape[1]), (0, 0))
+            yield encode(Image.fromarray(np.pad(block, pads, mode="edge")), quality=quality, subsampling=2)
+
+
+def write_truth(cells: Cells, path: Path) -> None:
+    """Where every cell lies, how large it is and whether it is abnormal: a table of points that `slides cut` takes."""
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["x", "y", "radius", "nucleus", "abnormal", "class"])
+        for row in zip(cells.x, cells.y, cells.radius, cells.nucleus, cells.abnormal.astype(int), strict=True):
+            label = "abnormal" if row[4] else "normal"
+            writer.writerow([*(f"{v:.1f}" for v in row[:4]), int(row[4]), label])

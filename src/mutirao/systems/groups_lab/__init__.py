@@ -1,0 +1,1 @@
+"""Client groups on simulated populations."""

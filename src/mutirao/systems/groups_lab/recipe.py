@@ -1,0 +1,237 @@
+"""Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from mutirao.clustering.choices import HIDDEN
+from mutirao.clustering.formation import NoiseRule
+from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups
+from mutirao.config import Common, Part, build, setting
+from mutirao.core.exclusion import names_in
+from mutirao.core.fleet import ClientId, Fleet
+from mutirao.core.rounds import Round, Run
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_judged
+from mutirao.errors import ConfigError
+from mutirao.experiments.artifacts import Exhibits, Picture
+from mutirao.experiments.disclosure import Exchange
+from mutirao.experiments.group_evaluation import GAIN
+from mutirao.experiments.group_flow import Kind, group_rounds
+from mutirao.experiments.group_references import WAYS, References, compare, directions_of
+from mutirao.experiments.grouping import (
+    compares,
+    grouper_of,
+    references_in,
+    rounds_of_fedavg,
+    settings_of_groups,
+    signature_of,
+)
+from mutirao.experiments.task import Recipe, Task
+from mutirao.partitioning import describe
+from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, levels_of
+from mutirao.randomness import number, rng
+from mutirao.registry import is_dotted
+from mutirao.robustness.attacks import Attacked, liars_among
+from mutirao.simulation.drift import Around, groups_after
+from mutirao.systems.classification import deal_samples
+from mutirao.systems.images.choices import NETWORK_NAMES, check_network
+
+SERVES = ("auto", *WAYS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the groups recipe; warm-up, share a round, epochs and batch are the paper's."""
+
+    rounds: int = setting(15, "how many rounds", low=1)
+    clients: int = setting(30, "how many clients", low=1)
+    per_round: int | float = setting(0.5, "clients selected a round in each group: a count, or a share", low=1e-9)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
+    lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
+    momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
+    data: str = setting("digits", DATA)
+    partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
+    hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
+    populations: int = setting(5, "how many hidden populations", low=1)
+    model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
+    width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
+    judge_samples: int = setting(500, "most test samples on which a client evaluates", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
+    signature: Part = setting(Part("bias"), "what a client sends of its warm-up")
+    cluster: Part = setting(Part("auto"), "how groups are found")
+    noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
+    head: str = setting(
+        "reduced",
+        "outputs of a group's model: its classes, if a warm-up tells them, or all",
+        choices=("reduced", "full"),
+    )
+    attack: Part = setting(Part("none", home="mutirao.robustness.attacks"), "what liars do, in simulation")
+    liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
+    founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
+    stable: int = setting(0, "evaluations without gain after which a group stops (0: never)", low=0)
+    references: int = setting(
+        -1, "rounds of FedAvg to compare with at the end, and with training alone (-1: the run's, 0: neither)", low=-1
+    )
+    alone_epochs: int = setting(
+        0, "most epochs for which a client trains alone as a baseline (0: as many as in the run)", low=0
+    )
+    serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
+    hold: float = setting(
+        0.1, "share of its samples a client holds out to choose by, with cluster=auto", low=0, high=0.5
+    )
+    retired_settings: ClassVar[Mapping[str, float]] = {"tolerance": GAIN}
+
+
+def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
+    """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
+    from mutirao.systems.groups_lab.populations import deal_populations, draw_populations, true_groups
+
+    draw, y = rng(config.seed, 0, "partition"), data.y_train
+    if config.hidden != "none":
+        population = draw_populations(config.clients, config.populations, draw)
+        return deal_populations(config.hidden, y, population, draw), population.tolist()
+    parts = deal_samples(config, data, draw)
+    return parts, true_groups(parts, y)
+
+
+def task(config: Config) -> Task:
+    """Clients of groups that the server has to find, each with test samples like its own."""
+    from torch import nn
+
+    from mutirao.experiments.group_client import Member, last_layer
+    from mutirao.systems.groups_lab.populations import furnish
+    from mutirao.systems.images.networks import make_network, replace_head
+    from mutirao.training.samples import poison
+    from mutirao.training.trainer import Trainer
+
+    check_head(config)
+    check_network(config.model)
+    data = load_judged(config.data, config.seed, config.judge_by)
+    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    parts, truth = split(config, data)
+    noise = levels_of(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
+    x, sees = disturb_rows(noise, config.seed, parts, x), partial(disturb_test, noise, config.seed)
+    most, judge = config.samples, config.judge_samples
+    clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
+    classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
+
+    def network(outputs: int) -> nn.Module:
+        if len(data.shape) == 1 or is_dotted(config.model):
+            return make_network(config.model, data.shape, config.width, outputs)
+        return replace_head(make_network(config.model, data.shape, config.width, classes), outputs)
+
+    trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
+    head = last_layer(trainers(classes).blank())
+    signature, privacy = signature_of(config), build("privacy", config.privacy)
+    hold = config.hold if chooses(config) else 0.0
+    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
+    liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
+    clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
+    left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
+    around, drift = Around(left, config.seed, classes), build("drift", config.drift)
+    knows = Known(member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around))
+    return Task(
+        handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
+        population=clients,
+        initial=lambda: trainers(classes).initial(config.seed),
+        directions=directions_of("accuracy"),
+        classes=classes,
+        noise=noise,
+        basis=lambda: {"data": data.digest},
+        opinions=lambda run, samples: member.opinions(run, samples)[0],
+        knows=knows,
+        exhibits=Exhibits(
+            pictures={
+                "partition.png": Picture("partition", lambda run: describe(y, parts)),
+                "groups.png": Picture("groups", plane_of),
+                "eps_scan.png": Picture("eps_scan", scan_of),
+            },
+            files=FILES,
+            findings=lambda run: {
+                **summarise_groups(run, knows.truth_at(run.round)),
+                **references_in(run),
+                **settings_of_groups(run, config),
+            },
+            constant=frozenset({"groups", "rand"}),
+        ),
+    )
+
+
+def start_of(seed: int, which: int) -> int:
+    """The seed of the common first model, or of another one."""
+    return number(seed, 0, f"start {which}") if which else seed
+
+
+def chooses(config: Config) -> bool:
+    """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
+    may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
+    return may and config.hold > 0 and config.drift.name == "none"
+
+
+def check_head(config: Config) -> None:
+    """Refuse heads that tell which classes clients hold where nothing may leave that is not noised or summed."""
+    if config.head == "full":
+        return
+    if signature_of(config).epsilon:
+        raise ConfigError(
+            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
+            "the noise; use head=full"
+        )
+    if config.secure.name != "none":
+        raise ConfigError(
+            f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
+        )
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only a simulation knows of its clients."""
+
+    member: Any  # a Member
+    liars: frozenset[ClientId]
+    truth: dict[ClientId, int] | None  # as the run begins; None: there is no one true answer
+    later: Callable[[int], dict[ClientId, int] | None] = lambda round: None  # and in a round, if data drift
+
+    def truth_at(self, round: int) -> dict[ClientId, int] | None:
+        """Who is alike by that round, if that is known."""
+        return None if self.truth is None else self.later(round)
+
+
+def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
+    """Form groups, then make rounds of all of them at once."""
+    knows, member = task.knows, task.knows.member
+    kind = Kind(
+        model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
+        head=member.head,
+        classes=member.classes,
+        reduced=config.head == "reduced",
+        noise=config.noise,
+        founders=config.founders,
+        stable=config.stable,
+        told=("accuracy", "accuracy_known", "loss"),
+        truth=knows.truth_at,
+        liars=knows.liars,
+        compare=partial(compare, settings=references_of(config)) if compares(config) else None,
+    )
+    yield from group_rounds(fleet, config, task, run, kind)
+
+
+def references_of(config: Config) -> References:
+    """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
+    serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
+    return References(rounds_of_fedavg(config), config.epochs, config.alone_epochs, config.per_round, serve)
+
+
+def asks(config: Config, task: Task) -> Exchange:
+    """Of groups with a head of their own a warm-up also tells which classes a client has.
+
+    One that comes when its group has settled is handed that group's model to take.
+    """
+    held = ("holdings",) if config.head == "reduced" and grouper_of(config).warms else ()
+    judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
+    kept = ("accuracy_held",) if chooses(config) else ()
+    return Exchange(("take",), extras=held, metrics=(*judged, *kept))
+
+
+recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=asks)

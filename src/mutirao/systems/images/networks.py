@@ -1,0 +1,156 @@
+"""Small networks: for pictures of bytes of any size, which they normalise in their first layer, and for rows."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mutirao.config import load_name, one_line
+from mutirao.errors import ConfigError
+from mutirao.registry import check_module, is_dotted
+from mutirao.systems.images.mobilenet import mobilenet
+
+PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
+SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
+DEEP = 16  # pixels a side from which on the four convolutions of `deep` are padded as in the authors' code
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, by channel, pixels in 0..1
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+
+
+class Normalise(nn.Module):
+    """Bytes to numbers: (x / 255 - mean) / deviation by channel, with CIFAR-10's usual figures."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, mean: tuple[float, ...] = CIFAR10_MEAN, std: tuple[float, ...] = CIFAR10_STD) -> None:
+        super().__init__()
+        # Not part of the state: constants need not travel, and nobody should average them.
+        self.register_buffer("scale", 1 / (255 * torch.tensor(std)).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("shift", -(torch.tensor(mean) / torch.tensor(std)).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise a batch of images."""
+        return x.float() * self.scale + self.shift
+
+
+def normalise(channels: int) -> Normalise:
+    """The first layer for pictures of so many channels; others than CIFAR-10's three have about its figures."""
+    return Normalise() if channels == 3 else Normalise((0.5,) * channels, (0.25,) * channels)
+
+
+def sides_of(shape: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Channels, and the pixels of both sides, of pictures that are large enough for convolutions."""
+    channels, *sides = shape
+    if min(sides) < SMALLEST:
+        raise ConfigError(f"model: pictures of {' x '.join(map(str, sides))} are too small for convolutions; use mlp")
+    return channels, sides
+
+
+def convolutional(
+    shape: tuple[int, ...], channels: int, more: int, pool: tuple[int, int], dense: tuple[int, ...], outputs: int
+) -> nn.Module:
+    """5 x 5 convolutions, each with a pool behind it, then dense layers of these widths: for pictures of that shape.
+
+    There are two, or as many as it takes until at most 8 x 8 places are left. Where a picture is too small for
+    that, convolutions are padded.
+    """
+    deep, sides = sides_of(shape)
+    least, size, step = min(sides), *pool
+    pad = 0 if least >= UNPADDED else 2
+    layers: list[nn.Module] = [normalise(deep)]  # and three for each convolution
+    for into, out in itertools.chain([(deep, channels), (channels, more)], itertools.repeat((more, more))):
+        if len(layers) > 6 and (max(sides) <= 8 or min(sides) + 2 * pad - 4 < size):
+            break
+        layers += [nn.Conv2d(into, out, 5, padding=pad), nn.ReLU(), nn.MaxPool2d(size, step)]
+        sides = [(side + 2 * pad - 4 - size) // step + 1 for side in sides]
+    layers.append(nn.Flatten())
+    for into, out in itertools.pairwise((more * sides[0] * sides[1], *dense, outputs)):
+        layers += [nn.Linear(into, out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def cnn(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """The network of the federated learning papers: two 5 x 5 convolutions of 64, pools 3/2, dense 1024-384-192-10.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+    after TensorFlow's tutorial; 576,778 parameters. Of other pictures it has more or fewer.
+    """
+    return convolutional(shape, 64, 64, (3, 2), (384, 192), outputs)
+
+
+def small(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """A network of the size of LeNet-5 (LeCun et al., 1998) for quick trials; 62,006 parameters."""
+    return convolutional(shape, 6, 16, (2, 2), (120, 84), outputs)
+
+
+def deep(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """Four 3 x 3 convolutions of 32, 64, 128 and 128, each with a pool behind it, then a dense layer of 512.
+
+    The network with which the authors of client groups train (de Souza et al., SBRC 2022, in their code); 312,010
+    parameters. The second and third are padded only where a picture is too small otherwise; of a large picture there
+    are more of the last kind, until at most 4 x 4 places are left.
+    """
+    channels, sides = sides_of(shape)
+    inner = 0 if min(sides) >= DEEP else 1
+    layers: list[nn.Module] = [normalise(channels)]
+    first = [(channels, 32, 1), (32, 64, inner), (64, 128, inner), (128, 128, 1)]
+    for number, (into, out, pad) in enumerate(itertools.chain(first, itertools.repeat((128, 128, 1)))):
+        if number >= len(first) and (max(sides) <= 4 or min(sides) == 1):
+            break
+        sides = [side + 2 * pad - 2 for side in sides]
+        layers += [nn.Conv2d(into, out, 3, padding=pad), nn.ReLU()]
+        if min(sides) > 1:  # there is something left to pool
+            layers, sides = [*layers, nn.MaxPool2d(2)], [side // 2 for side in sides]
+    width = 128 * math.prod(sides)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, outputs))
+
+
+def mobile(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
+    """MobileNetV2 (Sandler et al., CVPR 2018) at 0.35 of its width; 408,938 parameters for CIFAR-10."""
+    channels, _ = sides_of(shape)
+    return mobilenet(channels, outputs, normalise(channels))
+
+
+def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
+    """One hidden layer; as it is, for scikit-learn's digits."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
+    """A network for samples of that shape with so many outputs: for rows dense, or else the one of that name.
+
+    >>> network = make_network("small", (3, 32, 32), width=64, outputs=10)
+    >>> sum(p.numel() for p in network.parameters())
+    62006
+    """
+    if is_dotted(name):
+        return call_factory(name, shape, outputs)
+    if len(shape) == 1:
+        return mlp(shape[0], width, outputs)
+    if name == "mlp":
+        return nn.Sequential(normalise(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
+    return NETWORKS[name](shape, outputs)
+
+
+def call_factory(path: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """What a function of the user's own, `package.module:name`, makes for samples of that shape: a torch module."""
+    check_module("model", path)
+    make = load_name(path)
+    try:
+        found = make(shape, outputs)
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"model: {path!r} fails for ({shape}, {outputs}): {one_line(error)}") from error
+    if not isinstance(found, nn.Module):
+        raise ConfigError(f"model: {path!r} gives a {type(found).__name__}, not a torch module")
+    return found
+
+
+def replace_head(network: nn.Module, outputs: int) -> nn.Module:
+    """The network with a last layer of so many outputs, drawn anew."""
+    layers = list(network.children())
+    return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
+
+
+NETWORKS = {"cnn": cnn, "small": small, "deep": deep, "mobilenet": mobile}

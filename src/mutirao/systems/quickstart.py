@@ -1,0 +1,35 @@
+"""Handwritten digits on fifty clients that hold different digits: the whole idea in under a minute."""
+
+from dataclasses import dataclass
+
+from mutirao.config import Common, Part, setting
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES
+from mutirao.experiments.task import Recipe, Task
+from mutirao.systems.classification import deal_labelled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the quickstart."""
+
+    rounds: int = setting(40, "how many rounds", low=1)
+    lr: float = setting(0.3, "learning rate of the clients", low=1e-12)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
+    batch_size: int = setting(16, "samples a step", low=1)
+    data: str = setting("digits", DATA)
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")
+    hidden: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
+
+
+def task(config: Config) -> Task:
+    """Samples dealt to the clients with skewed labels; a network by their shape, dense for digits."""
+    dealt = deal_labelled(config, judge_by=config.judge_by)
+
+    from mutirao.systems.images.networks import make_network  # late: a mistyped setting is told without torch
+
+    data = dealt.data
+    return dealt.task(config, lambda: make_network("small", data.shape, config.hidden, len(data.names)))
+
+
+recipe = Recipe(Config, task)

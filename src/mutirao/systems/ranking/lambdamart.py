@@ -1,0 +1,123 @@
+"""LambdaMART by LightGBM on all documents together: what pooled data reach with the method to beat on ranking data.
+
+Boosted trees that follow LambdaRank's gradients (Burges, "From RankNet to LambdaRank to LambdaMART", 2010), as
+Ke et al., "LightGBM", 2017, grow them. Growing stops when nDCG@5 on the validation part has not risen for a while.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.errors import ConfigError
+from mutirao.systems.ranking.forest import first_trees, plant
+from mutirao.systems.ranking.ranking_data import RankingData
+
+CUT = 5  # nDCG@5 decides when to stop
+
+
+@dataclass(frozen=True)
+class LambdaMART:
+    """How trees are grown: at most `trees` of `leaves` leaves with at least `least` documents, each added at `rate`.
+
+    `patience`: trees without a better validation part after which growing stops (0: all are grown).
+
+    >>> LambdaMART(trees=100, leaves=15)
+    LambdaMART(trees=100, leaves=15, rate=0.05, least=20, patience=50)
+    """
+
+    trees: int = 500
+    leaves: int = 31
+    rate: float = 0.05
+    least: int = 20
+    patience: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse what no tree can be grown by."""
+        lows = {"trees": 1, "leaves": 2, "least": 1, "patience": 0}
+        for name, low in lows.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least {low} is needed")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate is {self.rate}; right would be above 0, up to 1")
+
+    def grow(self, train: RankingData, vali: RankingData, seed: int) -> Arrays:
+        """The trees up to the best for the validation part; the same ones for the same seed and documents."""
+        lightgbm = load_lightgbm()
+        (x, grades, sizes), (own, truth, counts) = (by_query(part) for part in (train, vali))
+        stop = [lightgbm.early_stopping(self.patience, verbose=False)] if self.patience else []
+        try:
+            data = lightgbm.Dataset(x, grades, group=sizes, free_raw_data=False)
+            held = lightgbm.Dataset(own, truth, group=counts, reference=data, free_raw_data=False)
+            settings = self.settings(seed, int(max(grades.max(), truth.max())))
+            grown = lightgbm.train(settings, data, self.trees, valid_sets=[held], callbacks=stop)
+        except lightgbm.basic.LightGBMError as error:
+            raise ConfigError(f"centralised=lightgbm: {error}") from error
+        best = grown.best_iteration if self.patience and grown.best_iteration > 0 else self.trees
+        return plant(grown.dump_model(num_iteration=best)["tree_info"][:best], self.trees, self.leaves)
+
+    def settings(self, seed: int, highest: int) -> dict[str, Any]:
+        """LightGBM's parameters, such that nothing but these and the documents decides; gains are 2^grade - 1."""
+        return {
+            "objective": "lambdarank",
+            "metric": "ndcg",
+            "eval_at": [CUT],
+            "label_gain": [2.0**grade - 1 for grade in range(highest + 1)],
+            "learning_rate": self.rate,
+            "num_leaves": self.leaves,
+            "min_data_in_leaf": self.least,
+            "seed": seed % 2**31,
+            "deterministic": True,
+            "force_row_wise": True,
+            "num_threads": 1,
+            "use_missing": False,
+            "verbosity": -1,
+        }
+
+
+NAMES = {"lambdamart": LambdaMART}
+
+
+class Pool(NamedTuple):
+    """Everybody's documents, and those that decide when to stop."""
+
+    train: RankingData
+    vali: RankingData
+
+
+@dataclass(frozen=True)
+class Grower:
+    """A handler for the one site that has everybody's documents: in round r of R it gives r / R of the trees."""
+
+    how: LambdaMART
+    rounds: int
+
+    provides = frozenset({"metrics:trees"})
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The trees are grown once, in the first round, and stay in the site's state."""
+        pool: Pool = site.data
+        if not site.state:
+            site.state.update(self.how.grow(pool.train, pool.vali, int(request.config["seed"])))
+        grown = int(np.count_nonzero(site.state["left"][:, 0]))
+        given = math.ceil(grown * min(1.0, int(request.config["round"]) / self.rounds))
+        return Reply(first_trees(site.state, given), metrics={"trees": float(given)}, n=len(pool.train))
+
+
+def by_query(data: RankingData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Features and grades with the documents of a query one after the other, and how many each has."""
+    order = np.argsort(data.queries, kind="stable")
+    return data.x[order], data.grades[order], np.bincount(data.queries)
+
+
+def load_lightgbm() -> Any:
+    """The package, or one line on how to get it."""
+    try:
+        import lightgbm
+    except (ImportError, OSError) as error:  # OSError: its library lacks another one
+        raise ConfigError(f"centralised=lightgbm: {error}; right would be pip install 'mutirao[ranking]'") from error
+    return lightgbm

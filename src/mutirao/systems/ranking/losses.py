@@ -1,0 +1,164 @@
+"""What a scorer is trained by: one number a list of documents, whatever their number.
+
+Scores and grades come as `lists x longest`, with the grade `PAD` where a list holds no document, which changes nothing.
+Every function gives a number a list, and the mean of them is what is trained by. A list of which nothing can be
+learned, as all its documents are alike, counts 0 (but for ListNet). Pairs are looked at from the better document, whose
+grade is above 0: of long lists with few relevant documents that leaves out nearly all.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mutirao.training.measurements import OwnFigures
+
+PAD = -1.0  # the grade of a place in a list that holds no document
+LEAST = -1e9  # the score of such a place, wherever scores are compared
+SHARPNESS = 10.0  # alpha of ApproxNDCG: how closely a difference of scores decides who is above whom
+
+
+def listnet(scores: Tensor, grades: Tensor) -> Tensor:
+    """Cross-entropy of the top-one probabilities: -sum_i softmax(y)_i log softmax(s)_i (Cao et al., 2007).
+
+    The better document first costs less than the better one last:
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(listnet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.37, 1.89]
+    """
+    there = grades > PAD
+    logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
+    target = functional.softmax(grades.masked_fill(~there, LEAST), -1)
+    return -(target * logs.masked_fill(~there, 0.0)).sum(-1)
+
+
+def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
+    """sum over pairs y_i > y_j of log(1 + exp(s_j - s_i)), over their number (Burges et al., 2005).
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(ranknet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.13, 2.13]
+    """
+    seen = from_relevant(scores, grades)
+    pairs = torch.where(seen.worse, functional.softplus(seen.apart), 0.0).sum(-1)
+    return seen.by_list(pairs) / seen.by_list(seen.worse.sum(-1).to(pairs.dtype)).clamp(min=1)
+
+
+def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
+    """sum over pairs y_i > y_j of |change of nDCG if they swap places| log(1 + exp(s_j - s_i)) (Burges, 2010).
+
+    A wrong order at the top costs more than one further down:
+
+    >>> grades, right = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), [4.0, 3.0, 2.0, 1.0]
+    >>> wrong_top, wrong_end = [3.0, 4.0, 2.0, 1.0], [4.0, 3.0, 1.0, 2.0]
+    >>> [round(float(lambdarank(torch.tensor([s]), grades)), 3) for s in (right, wrong_end, wrong_top)]
+    [0.13, 0.142, 0.276]
+    """
+    seen, gains = from_relevant(scores, grades), gains_of(grades)
+    order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
+    discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
+    swap = seen.differences(gains) * seen.differences(discount)
+    pairs = torch.where(seen.worse, functional.softplus(seen.apart) * swap.abs(), 0.0)
+    return seen.by_list(pairs.sum(-1)) / ideal_of(gains)
+
+
+def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
+    """1 - 1/IDCG sum_i (2^y_i - 1) / log2(1 + r_i), r_i = 1 + sum_{j != i} 1 / (1 + exp(alpha (s_i - s_j))).
+
+    The rank r_i is smooth, and so nDCG itself has a gradient (Qin, Liu and Li, 2010); alpha is 10.
+
+    >>> grades = torch.tensor([[2.0, 0.0]])
+    >>> [round(float(approxndcg(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
+    [0.0, 0.37]
+    """
+    seen, gains = from_relevant(scores, grades), gains_of(grades)
+    above = torch.where(seen.others, torch.sigmoid(SHARPNESS * seen.apart), 0.0).sum(-1)
+    found = seen.by_list(gains[seen.list, seen.place] / torch.log2(2 + above))
+    return torch.where(gains.sum(-1) > 0, 1 - found / ideal_of(gains), 0.0)
+
+
+class Seen(NamedTuple):
+    """Lists as seen from each document i whose grade is above 0, a row each; a column j is a place of its list."""
+
+    list: Tensor  # the list of i
+    place: Tensor  # and its place there
+    apart: Tensor  # s_j - s_i
+    others: Tensor  # whether j is another document
+    worse: Tensor  # whether j is one with a lower grade
+    lists: int  # how many lists there are
+
+    def differences(self, values: Tensor) -> Tensor:
+        """v_j - v_i."""
+        return values[self.list] - values[self.list, self.place][:, None]
+
+    def by_list(self, values: Tensor) -> Tensor:
+        """The sum over the documents i of each list."""
+        return values.new_zeros(self.lists).index_add(0, self.list, values)
+
+
+def from_relevant(scores: Tensor, grades: Tensor) -> Seen:
+    """The lists as seen from their relevant documents."""
+    which, place = torch.nonzero(grades > 0, as_tuple=True)
+    theirs = grades[which]
+    others = (theirs > PAD) & (torch.arange(grades.shape[1], device=grades.device) != place[:, None])
+    worse = others & (theirs < grades[which, place][:, None])
+    return Seen(which, place, scores[which] - scores[which, place][:, None], others, worse, len(grades))
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "listnet": listnet,
+    "ranknet": ranknet,
+    "lambdarank": lambdarank,
+    "approxndcg": approxndcg,
+}
+
+
+@dataclass(frozen=True)
+class ListLoss(OwnFigures):
+    """A loss by its name, for grades from 0 to `grades` - 1, and what it says of each document and list."""
+
+    name: str
+    grades: int
+
+    def each(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """The loss of each list."""
+        return LOSSES[self.name](scores, grades)
+
+    def errors(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """(g_i - y_i)^2 of each document, where g_i is the grade that its place in the list should have.
+
+        By falling score the documents of a list get its own grades from the highest to the lowest. So a list in the
+        right order has no error, and an error has the unit and the bound of a classifier's: (grades - 1)^2.
+        """
+        there = grades > PAD
+        order = scores.masked_fill(~there, LEAST).argsort(dim=-1, descending=True, stable=True)
+        ideal = grades.sort(-1, descending=True).values  # what is padded comes last in both
+        given = torch.empty_like(grades).scatter_(-1, order, ideal)
+        return torch.where(there, (given - grades).square(), -1.0)
+
+    def entropies(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """ln(grades) H(softmax(s)) / ln(n) of each list of n documents: which of them is first, how open is that?
+
+        From 0 (certain, or there is one alone) to ln(grades) (all are as likely), as the entropy of a classifier.
+        """
+        there = grades > PAD
+        logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
+        entropy = -(logs.exp() * logs.masked_fill(~there, 0.0)).sum(-1)
+        many = there.sum(-1)
+        return math.log(self.grades) * entropy / torch.log(many.clamp(min=2).to(scores.dtype)) * (many > 1)
+
+
+def gains_of(grades: Tensor) -> Tensor:
+    """2^y - 1, and 0 where there is no document."""
+    return torch.exp2(grades.clamp(min=0.0)) - 1
+
+
+def ideal_of(gains: Tensor) -> Tensor:
+    """The largest DCG that a list can have; next to nothing where nothing is relevant, as then all else is 0."""
+    places = torch.arange(gains.shape[-1], dtype=gains.dtype, device=gains.device)
+    return (gains.sort(-1, descending=True).values / torch.log2(places + 2)).sum(-1).clamp(min=1e-9)

@@ -1,0 +1,108 @@
+"""The methods of a study against its baseline, query by query: what a test over folds cannot tell.
+
+A query is judged once a seed by the fold that holds it back. Its values are averaged over seeds first, so that each
+query counts once however often it was judged; then queries are the pairs. That says whether a lead holds for other
+queries, with models such as these; whether it holds for other training data, the test over folds says.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.io import write_whole
+from mutirao.stats import Comparison, holm, paired
+from mutirao.studies.study import Study, results
+from mutirao.systems.ranking.query_wins import AVERSION, Against, hold_against
+from mutirao.text_files import read_table, write_rows
+
+Floats = npt.NDArray[np.float64]
+Values = Mapping[Any, Mapping[str, Mapping[str, float]]]  # by place, then by query: its metrics
+PLAIN = ("query", "documents", "relevant")  # columns of queries.csv that are no metrics
+TESTS = ("method", "metric", "queries", "wins", "losses", "ties", "difference", "p t", "p Holm", "URisk", "TRisk")
+HEADER = (*TESTS, "GeoRisk", "GeoRisk of the baseline", "verdict")
+
+
+@dataclass(frozen=True)
+class QueryLine:
+    """One method by one metric against the baseline, over queries."""
+
+    method: str
+    metric: str
+    ours: Floats
+    theirs: Floats
+    test: Comparison
+    against: Against
+    p_holm: float
+
+
+def read_queries(path: Path) -> dict[str, dict[str, float]]:
+    """What a run's `queries.csv` says: the metrics of each query."""
+    rows = read_table(path)
+    return {row["query"]: {k: float(v) for k, v in row.items() if k not in PLAIN} for row in rows}
+
+
+def gather_queries(study: Study, out: Path) -> dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]]:
+    """The queries of all finished runs that tell of them, by method and place."""
+    found: dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]] = {}
+    for cell, record in results(study, out):
+        if (path := record.path / "queries.csv").exists():
+            found.setdefault(cell.method, {})[cell.place] = read_queries(path)
+    return found
+
+
+def pair_queries(ours: Values, theirs: Values, metric: str) -> tuple[Floats, Floats]:
+    """Each query's value of ours and of theirs, averaged over the places in which both judged it, in order of names."""
+    both: dict[str, list[tuple[float, float]]] = {}
+    for place in ours:
+        for query, row in ours[place].items():
+            if place in theirs and query in theirs[place]:
+                both.setdefault(query, []).append((row[metric], theirs[place][query][metric]))
+    table = np.array([np.mean(both[query], axis=0) for query in sorted(both)]).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def compare_queries(study: Study, out: Path, aversion: float = AVERSION) -> list[QueryLine]:
+    """Every method against the baseline by every metric of the study; none where runs have no queries."""
+    found = gather_queries(study, out)
+    if study.baseline not in found:
+        return []
+    theirs = found[study.baseline]
+    first = next(iter(next(iter(theirs.values())).values()))
+    lines: list[QueryLine] = []
+    for metric in (m for m in first if m in (study.metrics or first)):
+        others = (m for m in study.methods if m in found and m != study.baseline)
+        pairs = {m: pair for m in others if len((pair := pair_queries(found[m], theirs, metric))[0]) > 1}
+        tests = {m: paired(a, b) for m, (a, b) in pairs.items()}
+        corrected = holm({m: test.p_t for m, test in tests.items() if not np.isnan(test.p_t)})
+        for m, (a, b) in pairs.items():
+            against = hold_against(a, b, aversion)
+            lines.append(QueryLine(m, metric, a, b, tests[m], against, corrected.get(m, float("nan"))))
+    return lines
+
+
+def rows_of(lines: Sequence[QueryLine]) -> Iterator[tuple[str, ...]]:
+    """The lines as texts."""
+    for x in lines:
+        d, a = x.test.difference, x.against
+        counts = (str(len(x.ours)), str(a.wins), str(a.losses), str(a.ties))
+        tests = (f"{d.mean:+.4f} ± {d.half:.4f}", f"{x.test.p_t:.4g}", f"{x.p_holm:.4g}")
+        risks = (f"{a.u_risk:+.4f}", f"{a.t_risk:+.2f}", f"{a.geo_risk:.4f}", f"{a.their_geo_risk:.4f}")
+        yield (x.method, x.metric, *counts, *tests, *risks, x.test.verdict)
+
+
+def write_query_tables(study: Study, out: Path) -> list[QueryLine]:
+    """Write `queries.csv` and `queries.md` into the study's folder, if its runs tell of queries."""
+    lines = compare_queries(study, out)
+    if lines:
+        rows = list(rows_of(lines))
+        write_whole(out / "queries.csv", write_rows([HEADER, *rows]))
+        text = "".join(f"| {' | '.join(row)} |\n" for row in (HEADER, ["---"] * len(HEADER), *rows))
+        note = (
+            f"\nAgainst {study.baseline}, each query once (its mean over seeds); losses count {1 + AVERSION:g} times.\n"
+        )
+        write_whole(out / "queries.md", text + note)
+    return lines

@@ -1,0 +1,130 @@
+"""Item vectors with the catalogue they belong to: saved, loaded, and carried over to another catalogue."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.core.arrays import Arrays
+from mutirao.errors import ConfigError, Damaged
+from mutirao.io import load_arrays, save_arrays
+from mutirao.systems.recsys.catalogues import Catalogue
+
+KIND = "embeddings"
+SPREAD = 0.1  # standard deviation of vectors that nobody has trained
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A vector for every item of a catalogue, and a card that says how they were trained.
+
+    >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
+    >>> Embeddings(films, np.zeros((2, 8), np.float32), {"dimension": 8}).vectors.shape
+    (2, 8)
+    """
+
+    catalogue: Catalogue
+    vectors: npt.NDArray[np.float32]  # items x dimension
+    card: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.vectors) != len(self.catalogue):
+            raise ValueError(f"{len(self.catalogue)} items cannot have vectors of shape {self.vectors.shape}")
+
+
+def save_embeddings(embeddings: Embeddings, path: Path) -> None:
+    """Write vectors, catalogue and card as one safetensors file; whole or not at all.
+
+    >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
+    >>> save_embeddings(Embeddings(films, np.ones((2, 8), np.float32)), Path("films.safetensors"))
+    >>> load_embeddings(Path("films.safetensors")).catalogue.titles
+    ('Alien', 'Brazil')
+    """
+    catalogue = embeddings.catalogue
+    arrays: Arrays = {
+        "vectors": np.asarray(embeddings.vectors, np.float32),
+        "years": catalogue.years,
+        "counts": catalogue.counts,
+    }
+    facts = {"kind": KIND, "ids": catalogue.ids, "titles": catalogue.titles, "card": embeddings.card}
+    save_arrays(path, arrays, facts)
+
+
+def load_embeddings(path: Path) -> Embeddings:
+    """The embeddings of a file written by `save_embeddings`.
+
+    >>> _ = Path("broken.safetensors").write_bytes(b"no such thing")
+    >>> load_embeddings(Path("broken.safetensors"))
+    Traceback (most recent call last):
+        ...
+    mutirao.errors.Damaged: broken.safetensors is corrupt or truncated ...
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there: no item vectors to read")
+    arrays, facts = load_arrays(path)
+    if facts.get("kind") != KIND or not {"vectors", "years", "counts"} <= arrays.keys():
+        raise Damaged(f"{path} holds no item embeddings")
+    ids, titles = (tuple(map(str, facts.get(key, ()))) for key in ("ids", "titles"))
+    try:
+        catalogue = Catalogue(ids, titles, arrays["years"].astype(np.int32), arrays["counts"].astype(np.int64))
+        found = Embeddings(catalogue, arrays["vectors"].astype(np.float32), dict(facts.get("card", {})))
+    except (ValueError, ConfigError) as error:
+        raise Damaged(f"{path} does not fit together: {error}") from error
+    if not np.isfinite(found.vectors).all():
+        raise Damaged(f"{path} holds NaN or infinity")
+    return found
+
+
+def transfer(
+    target: Catalogue,
+    source: Embeddings,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    dimension: int,
+    rng: np.random.Generator,
+    share: float = 1.0,
+    by: Literal["popularity", "random"] = "popularity",
+) -> npt.NDArray[np.float32]:
+    """The first item matrix of `target`: matched items begin at the vector of their pair, others at N(0, 0.1).
+
+    `pairs` are (id in target, id in source). Of the pairs only a `share` is carried over: the most popular ones
+    (ratings in the source, or in the target if the source counted none), or as many drawn at random.
+
+    >>> ours = Catalogue(("a", "b"), ("Alien", "Cube"), np.zeros(2, np.int32), np.array([5, 5]))
+    >>> theirs = Catalogue(("1", "2"), ("Alien", "Brazil"), np.zeros(2, np.int32), np.array([120, 40]))
+    >>> source = Embeddings(theirs, np.ones((2, 3), np.float32))
+    >>> transfer(ours, source, [("a", "1")], dimension=3, rng=np.random.default_rng(0)).round(1)
+    array([[ 1. ,  1. ,  1. ],
+           [ 0. , -0.1,  0. ]], dtype=float32)
+    """
+    if source.vectors.shape[1] != dimension:
+        raise ConfigError(f"the vectors to transfer have dimension {source.vectors.shape[1]}, the model {dimension}")
+    if not 0 <= share <= 1:
+        raise ConfigError(f"share is {share!r}, but must be from 0 to 1")
+    items = rng.normal(0.0, SPREAD, (len(target), dimension)).astype(np.float32)
+    mine, theirs = target.rows(), source.catalogue.rows()
+    for a, b in pairs:
+        if a not in mine or b not in theirs:
+            where, name = ("target", a) if a not in mine else ("source", b)
+            raise ConfigError(f"a pair names item {name!r}, which the {where} catalogue does not have")
+    to = np.array([mine[a] for a, _ in pairs], np.intp)
+    of = np.array([theirs[b] for _, b in pairs], np.intp)
+    if by == "random":
+        order = rng.permutation(len(pairs))
+    else:
+        known = source.catalogue.counts.any()
+        order = np.argsort(-(source.catalogue.counts[of] if known else target.counts[to]), kind="stable")
+    chosen = order[: round(share * len(pairs))]
+    if has_biases(source.card):  # column 0: what is known of an unmatched item is what items are like on average
+        items[:, 0] = source.vectors[of[chosen], 0].mean() if len(chosen) else 0.0
+    items[to[chosen]] = source.vectors[of[chosen]]
+    return items
+
+
+def has_biases(card: Mapping[str, Any]) -> bool:
+    """Whether column 0 of the vectors holds the items' biases; vectors carried over are as their source was."""
+    source = card.get("source")
+    return bool(card["biases"]) if "biases" in card else isinstance(source, Mapping) and has_biases(source)

@@ -1,0 +1,397 @@
+"""The work of many users at once, compiled by numba: rebuild each user's vector, predict, train the items.
+
+`work` (squared errors) and `rank` (BPR) are written in plain loops and compiled where numba is installed. Without it,
+`mutirao.systems.recsys.local_training` and `bpr` do the same with NumPy, a user at a time; they agree to the accuracy of float32.
+`Recommender` always uses the NumPy functions: one user is not worth compiling for.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from mutirao.errors import ConfigError
+
+MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64's numbers
+PAD = 32  # ratings are taken in steps of so many: no sum has a slow end
+NEWTON = 40  # steps at most
+STILL = 1e-4  # a step no longer than this share of the vector is the last
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered, but NaN and infinity stay what they are
+
+
+def work(
+    table: Any,
+    at: Any,
+    y: Any,
+    weights: Any,
+    left: Any,
+    lean: Any,
+    support: Any,
+    offsets: Any,
+    begins: Any,
+    vectors: Any,
+    predictions: Any,
+    trained: Any,
+    biases: bool,
+    ridge: float,
+    ridge_bias: float,
+    passes: int,
+    rebuild_lr: float,
+    epochs: int,
+    lr: float,
+    decay: float,
+    proximal: float,
+    low: int,
+    high: int,
+) -> None:
+    """For users `low` to `high`: the vector from the support, predictions of the query, and its items trained.
+
+    User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table. What
+    is found of the query stands from begins[u] on in `predictions` and `trained`. With biases, column 0 of the table
+    holds the items' and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
+    With `passes` = 0 the vector is the exact solution of the ridge regression, to whose equations `left` and `lean` are
+    added, else that of so many passes of SGD.
+    """
+    d = table.shape[1]
+    first = 1 if biases else 0
+    most = 0
+    for user in range(low, high):
+        most = max(most, offsets[user + 1] - offsets[user])
+    even = d + d % 2  # rows are worked on in pairs
+    space = np.zeros((even + 1) * (most + PAD), np.float32)
+    root = np.zeros((even, even), np.float64)  # Cholesky's, U in U^T U
+    right = np.zeros(even, np.float64)
+    v = np.zeros(d, np.float32)
+    for user in range(low, high):
+        begin, end = offsets[user], offsets[user + 1]
+        v[:] = 0
+        if passes == 0:
+            n = 0
+            for k in range(begin, end):
+                n += support[k] and weights[k] > 0
+            # The support on its side, filled up with zeros: sums over ratings run over neighbours, in whole steps.
+            wide = (n + PAD - 1) // PAD * PAD
+            columns = space[: (even + 1) * wide].reshape(even + 1, wide)
+            columns[:] = 0
+            targets = columns[even]
+            n = 0
+            for k in range(begin, end):
+                if support[k] and weights[k] > 0:
+                    r, scale = at[k], np.sqrt(weights[k])
+                    for j in range(first, d):
+                        columns[j, n] = scale * table[r, j]
+                    targets[n] = scale * y[k]
+                    if biases:
+                        columns[0, n] = scale
+                        targets[n] -= scale * table[r, 0]
+                    n += 1
+            for i in range(0, even, 2):
+                total = np.float32(0)
+                other = np.float32(0)
+                for k in range(wide):
+                    total += columns[i, k] * targets[k]
+                    other += columns[i + 1, k] * targets[k]
+                right[i], right[i + 1] = total, other
+            multiply(columns, wide, root)
+            for i in range(d):
+                right[i] += lean[i]
+                for j in range(i, d):
+                    root[i, j] += left[i, j]
+                root[i, i] += ridge_bias if i < first else ridge
+            take_root(root, d)
+            solve(root, right, d)
+            for i in range(d):
+                v[i] = right[i]
+        for _ in range(passes):
+            for k in range(begin, end):
+                if support[k]:
+                    r = at[k]
+                    p = v[0] + table[r, 0] if biases else np.float32(0)
+                    for j in range(first, d):
+                        p += v[j] * table[r, j]
+                    pull = np.float32(rebuild_lr * weights[k] * (y[k] - p))
+                    keep = np.float32(1 - rebuild_lr * ridge)
+                    for j in range(first, d):
+                        v[j] = keep * v[j] + pull * table[r, j]
+                    if biases:
+                        v[0] = np.float32(1 - rebuild_lr * ridge_bias) * v[0] + pull
+        for j in range(d):
+            vectors[user, j] = v[j]
+        keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+        q = begins[user] - 1
+        for k in range(begin, end):
+            if support[k]:
+                continue
+            q += 1
+            r = at[k]
+            p = v[0] + table[r, 0] if biases else np.float32(0)
+            for j in range(first, d):
+                p += v[j] * table[r, j]
+            predictions[q] = p
+            for epoch in range(epochs):
+                if epoch == 0:
+                    for j in range(d):
+                        trained[q, j] = table[r, j]
+                pull = np.float32(lr * weights[k] * (y[k] - p))
+                p = np.float32(0)
+                for j in range(first, d):
+                    trained[q, j] = keep * trained[q, j] + back * table[r, j] + pull * v[j]
+                    p += v[j] * trained[q, j]
+                if biases:
+                    trained[q, 0] = keep * trained[q, 0] + back * table[r, 0] + pull
+                    p += v[0] + trained[q, 0]
+
+
+def multiply(columns: Any, wide: int, product: Any) -> None:
+    """The upper half of C C^T, of the first rows of C and so many columns."""
+    even = len(product)
+    for i in range(0, even, 2):
+        for j in range(i, even, 2):
+            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for k in range(wide):
+                a, b, e, f = columns[i, k], columns[i + 1, k], columns[j, k], columns[j + 1, k]
+                s0 += a * e
+                s1 += a * f
+                s2 += b * e
+                s3 += b * f
+            product[i, j], product[i, j + 1], product[i + 1, j], product[i + 1, j + 1] = s0, s1, s2, s3
+
+
+def take_root(root: Any, d: int) -> None:
+    """Cholesky's U, U^T U being the matrix given, in its place: what is left of the diagonal is never looked at."""
+    for i in range(d):
+        fours = i // 4 * 4  # four rows at a time
+        for k in range(0, fours, 4):
+            f0, f1, f2, f3 = root[k, i], root[k + 1, i], root[k + 2, i], root[k + 3, i]
+            for j in range(d):
+                root[i, j] -= f0 * root[k, j] + f1 * root[k + 1, j] + f2 * root[k + 2, j] + f3 * root[k + 3, j]
+        for k in range(fours, i):
+            f0 = root[k, i]
+            for j in range(d):
+                root[i, j] -= f0 * root[k, j]
+        scale = 1 / np.sqrt(root[i, i])
+        for j in range(d):
+            root[i, j] *= scale
+
+
+def solve(root: Any, right: Any, d: int) -> None:
+    """The solution of U^T U x = right, in its place."""
+    for i in range(d):
+        for k in range(i):
+            right[i] -= root[k, i] * right[k]
+        right[i] /= root[i, i]
+    for i in range(d - 1, -1, -1):
+        for j in range(i + 1, d):
+            right[i] -= root[i, j] * right[j]
+        right[i] /= root[i, i]
+
+
+def rank(
+    table: Any,
+    at: Any,
+    partner: Any,
+    support: Any,
+    offsets: Any,
+    begins: Any,
+    vectors: Any,
+    predictions: Any,
+    trained: Any,
+    biases: bool,
+    ridge: float,
+    ridge_bias: float,
+    passes: int,
+    rebuild_lr: float,
+    epochs: int,
+    lr: float,
+    decay: float,
+    proximal: float,
+    low: int,
+    high: int,
+) -> None:
+    """BPR for users `low` to `high`; see `mutirao.systems.recsys.bpr`. If partner[k] >= 0, k was drawn for that item taken.
+
+    Newton's method takes the second derivative anew only where a step with the one it has did not help enough, and
+    goes back where a step went too far.
+    """
+    d = table.shape[1]
+    first = 1 if biases else 0
+    most = 0
+    for user in range(low, high):
+        most = max(most, offsets[user + 1] - offsets[user])
+    even = d + d % 2
+    space, scaled = np.zeros(even * (most + PAD), np.float32), np.zeros(even * (most + PAD), np.float32)
+    margin, under = np.zeros(most + PAD, np.float32), np.zeros(most + PAD, np.float32)
+    bias, pull, score = np.zeros(most + PAD, np.float32), np.zeros(most, np.float32), np.zeros(most, np.float32)
+    place, moving = np.zeros(most, np.int64), np.zeros(most, np.bool_)
+    root, right = np.zeros((even, even), np.float64), np.zeros(even, np.float64)
+    v, change, step = np.zeros(even, np.float64), np.zeros(even, np.float64), np.zeros(d, np.float32)
+    for user in range(low, high):
+        begin, end = offsets[user], offsets[user + 1]
+        n = 0
+        for k in range(begin, end):
+            n += support[k] and partner[k] >= 0
+        wide = (n + PAD - 1) // PAD * PAD
+        columns, bent = space[: even * wide].reshape(even, wide), scaled[: even * wide].reshape(even, wide)
+        columns[:] = 0
+        bias[:] = 0
+        n = 0
+        for k in range(begin, end):
+            if support[k] and partner[k] >= 0:
+                r, s = at[begin + partner[k]], at[k]
+                for j in range(first, d):  # a user's own bias changes no rank
+                    columns[j, n] = table[r, j] - table[s, j]
+                if biases:
+                    bias[n] = table[r, 0] - table[s, 0]
+                n += 1
+        v[:] = 0
+        change[:] = 0
+        last, climb = 0.0, 0.0  # of the step before: the slope where it began, and along it
+        for turn in range(passes if passes > 0 else NEWTON):
+            for k in range(wide):
+                margin[k] = bias[k]
+            for j in range(first, d):
+                factor = np.float32(v[j])
+                for k in range(wide):
+                    margin[k] += factor * columns[j, k]
+            for k in range(wide):
+                under[k] = np.float32(1) / (np.float32(1) + np.exp(margin[k]))
+            size, beyond = 0.0, 0.0
+            for j in range(even):
+                total = np.float32(0)
+                for k in range(wide):
+                    total += columns[j, k] * under[k]
+                right[j] = total - ridge * v[j]
+                size = max(size, abs(right[j]))
+                beyond -= right[j] * change[j]
+            if passes > 0:
+                for j in range(d):
+                    v[j] += rebuild_lr / max(1, n) * right[j]
+                continue
+            if beyond > climb / 2:  # far beyond the top: half of the step back
+                for j in range(d):
+                    change[j] /= 2
+                    v[j] -= change[j]
+                climb /= 2
+                continue
+            if turn == 0 or size > 0.3 * last:
+                for k in range(wide):
+                    margin[k] = np.sqrt(under[k] * (np.float32(1) - under[k]))
+                for j in range(even):
+                    for k in range(wide):
+                        bent[j, k] = margin[k] * columns[j, k]
+                multiply(bent, wide, root)
+                for j in range(d):
+                    root[j, j] += max(ridge, 1e-6)
+                take_root(root, d)
+            last, climb = size, 0.0
+            for j in range(d):
+                change[j] = right[j]
+            solve(root, change, d)
+            longest, moved = 0.0, 0.0
+            for j in range(d):
+                v[j] += change[j]
+                climb += right[j] * change[j]
+                longest, moved = max(longest, abs(v[j])), max(moved, abs(change[j]))
+            if moved <= STILL * longest:
+                break
+        for j in range(d):
+            vectors[user, j] = step[j] = v[j]
+        if biases:
+            step[0] = 1  # d p / d x
+        base = begins[user]
+        q = 0
+        for k in range(begin, end):
+            place[k - begin] = q
+            if not support[k]:
+                total = np.float32(0)
+                for j in range(d):
+                    total += step[j] * table[at[k], j]
+                predictions[base + q] = score[q] = total
+                for j in range(d if epochs > 0 else 0):
+                    trained[base + q, j] = table[at[k], j]
+                q += 1
+        keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+        for _ in range(epochs):
+            pull[:q] = 0
+            moving[:q] = False
+            for k in range(begin, end):
+                if partner[k] >= 0 and not support[k]:
+                    i, j = place[partner[k]], place[k - begin]
+                    force = np.float32(lr) / (np.float32(1) + np.exp(score[i] - score[j]))
+                    pull[i] += force
+                    pull[j] -= force
+                    moving[i] = moving[j] = True
+            for k in range(begin, end):
+                i = place[k - begin]
+                if not support[k] and moving[i]:
+                    total = np.float32(0)
+                    for j in range(d):
+                        trained[base + i, j] = keep * trained[base + i, j] + back * table[at[k], j] + pull[i] * step[j]
+                        total += step[j] * trained[base + i, j]
+                    score[i] = total
+
+
+def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
+    """Mark counts[u] of each user's ratings as support: the first of a shuffle (Fisher and Yates) drawn from seeds[u].
+
+    The numbers are those of SplitMix64 (Steele, Lea and Flood, 2014): any client draws the same with or without numba.
+    """
+    order = np.zeros(0, np.int64)
+    for user in range(len(seeds)):
+        begin, n = offsets[user], offsets[user + 1] - offsets[user]
+        if len(order) < n:
+            order = np.zeros(n, np.int64)
+        for k in range(n):
+            order[k] = k
+        state = np.uint64(seeds[user])
+        for k in range(counts[user]):
+            state += np.uint64(MIX[0])
+            z = (state ^ (state >> np.uint64(30))) * np.uint64(MIX[1])
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX[2])
+            z = z ^ (z >> np.uint64(31))
+            other = k + np.int64(z % np.uint64(n - k))
+            chosen = order[other]
+            order[other] = order[k]
+            support[begin + chosen] = True
+
+
+def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> None:
+    """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), one after the other."""
+    for k in range(len(rows)):
+        old, new, total, share = x[rows[k]], values[k], sums[rows[k]], shares[k]
+        for j in range(len(old)):
+            total[j] += share * (new[j] - old[j])
+
+
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Any:
+    """A function compiled; None without numba, which keeps it on disk: only the first process waits."""
+    try:
+        numba: Any = importlib.import_module("numba")
+    except ImportError:
+        return None
+    if function in (work, rank):  # what they call has to be compiled too
+        known = function.__globals__ | {part.__name__: compiled(part) for part in (multiply, take_root, solve)}
+        function = FunctionType(function.__code__, known, function.__name__)
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        return numba.njit(**options)(function)
+
+
+def require(function: Callable[..., Any]) -> Any:
+    """A function compiled, where NumPy has no other form of it."""
+    kernel = compiled(function)
+    if kernel is None:
+        raise ConfigError("training item vectors on pooled ratings needs numba: pip install 'mutirao[recsys]'")
+    return kernel
+
+
+def find_kernel(name: str) -> Any:
+    """A function of this module compiled; None without numba."""
+    known = (work, rank, mark_support, gather_changes)
+    return compiled({function.__name__: function for function in known}[name])

@@ -1,0 +1,200 @@
+"""Who rated what: ratings by user in compact rows, whatever they were read from."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.systems.recsys.catalogues import Catalogue
+
+log = logging.getLogger("mutirao")
+
+KEPT = 10_000  # users whose ratings are held ready: more take memory round by round
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Ratings by user (CSR): user u rated `items[offsets[u]:offsets[u + 1]]` with the `values` there, oldest first.
+
+    `items` are rows of the catalogue, `times` seconds (0: unknown). A user rates an item at most once.
+
+    >>> from mutirao.systems.recsys.synthetic_ratings import plant
+    >>> ratings = plant(users=20, items=50, draw=np.random.default_rng(0))
+    >>> len(ratings.users), ratings.of_users(np.array([0, 1])).counts()
+    (20, array([25, 25]))
+    >>> set(ratings.implicit(threshold=4.0).values.tolist())  # what was rated 4 or 5 counts as taken
+    {1.0}
+    """
+
+    users: tuple[str, ...]
+    catalogue: Catalogue
+    offsets: Ints  # users + 1
+    items: Rows
+    values: Floats
+    times: Ints
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def counts(self) -> Ints:
+        """Ratings of each user."""
+        return np.diff(self.offsets)
+
+    def owners(self) -> npt.NDArray[np.intp]:
+        """The user of each rating."""
+        return np.repeat(np.arange(len(self.users)), self.counts())
+
+    def of_users(self, rows: npt.NDArray[np.intp]) -> "Ratings":
+        """The ratings of these users alone, in this order; the catalogue keeps all its items."""
+        counts = self.counts()[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts)
+        names = tuple(self.users[r] for r in rows.tolist())
+        return Ratings(names, self.catalogue, offsets, self.items[at], self.values[at], self.times[at])
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> "Ratings":
+        """The ratings that are kept; users and catalogue stay, some perhaps without any."""
+        left = np.concatenate([[0], np.cumsum(keep)])
+        return replace(
+            self,
+            offsets=left[self.offsets].astype(np.int64),
+            items=self.items[keep],
+            values=self.values[keep],
+            times=self.times[keep],
+        )
+
+    def recount(self) -> "Ratings":
+        """The same with the catalogue's counts taken from these ratings."""
+        counts = np.bincount(self.items, minlength=len(self.catalogue)).astype(np.int64)
+        return replace(self, catalogue=replace(self.catalogue, counts=counts))
+
+    def implicit(self, threshold: float = 0.0) -> "Ratings":
+        """Implicit feedback: what was rated `threshold` or above counts as taken (1), all else as not seen."""
+        kept = self.where(self.values >= threshold)
+        return replace(kept, values=np.ones_like(kept.values)).recount()
+
+    def with_at_least(self, ratings: int) -> "Ratings":
+        """The users with so many ratings; how many are left out is said."""
+        enough = np.flatnonzero(self.counts() >= ratings)
+        if (few := len(self.users) - len(enough)) > 0:
+            first = next(name for name, n in zip(self.users, self.counts(), strict=True) if n < ratings)
+            log.warning("%d users with fewer than %d ratings are left out, the first of them %r", few, ratings, first)
+        if not len(enough):
+            raise ConfigError(f"no user has {ratings} ratings or more; there is nothing to learn from")
+        return self.of_users(enough) if few else self
+
+
+def gather(
+    users: npt.NDArray[np.generic],
+    items: npt.NDArray[np.generic],
+    values: npt.NDArray[np.floating],
+    times: Ints,
+    known: Catalogue | None = None,
+) -> Ratings:
+    """Ratings from columns of ids (whole numbers or text). The catalogue holds the items rated, titles from `known`.
+
+    If a user rated an item more than once, the latest rating counts (of equally late ones the last given).
+    """
+    if not len(users):
+        raise ConfigError("there are no ratings")
+    names, owner = np.unique(users, return_inverse=True)
+    ids, row = np.unique(items, return_inverse=True)
+    key = owner.astype(np.int64) * len(ids) + row
+    order = np.lexsort((times, key))  # stable: of equal times the last given stays last
+    ordered = key[order]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    if (again := len(order) - int(last.sum())) > 0:
+        log.warning("%d ratings were given again later; the latest counts", again)
+        order = order[last]
+    order = order[np.lexsort((times[order], owner[order]))]  # by user, then time; of one time, by item
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=len(names)))]).astype(np.int64)
+    catalogue = catalogue_of([str(i) for i in ids.tolist()], np.bincount(row[order], minlength=len(ids)), known)
+    return Ratings(
+        users=tuple(str(n) for n in names.tolist()),
+        catalogue=catalogue,
+        offsets=offsets,
+        items=row[order].astype(np.int32),
+        values=values[order].astype(np.float32),
+        times=times[order],
+    )
+
+
+def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalogue | None) -> Catalogue:
+    """A catalogue of these items with the titles and years `known` has for them; those it lacks have none."""
+    at: Mapping[str, int] = known.rows() if known is not None else {}
+    strangers = [i for i in ids if i not in at]
+    if known is not None and strangers:
+        log.warning("%d rated items are not in the catalogue, the first of them %r", len(strangers), strangers[0])
+    titles = tuple(known.titles[at[i]] if known is not None and i in at else "" for i in ids)
+    years = np.array([known.years[at[i]] if known is not None and i in at else 0 for i in ids], np.int32)
+    genres = tuple(known.genres[at[i]] if i in at else () for i in ids) if known is not None and known.genres else ()
+    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64), genres)
+
+
+def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
+    """Two parts of the same users' ratings as one, and which of them are of the first."""
+    if first.users != then.users:
+        raise ValueError("only parts of the same users can be joined")
+    owners = np.concatenate([first.owners(), then.owners()])
+    order = np.argsort(owners, kind="stable")
+    whole = Ratings(
+        users=first.users,
+        catalogue=first.catalogue,
+        offsets=first.offsets + then.offsets,
+        items=np.concatenate([first.items, then.items])[order],
+        values=np.concatenate([first.values, then.values])[order],
+        times=np.concatenate([first.times, then.times])[order],
+    )
+    return whole, np.repeat([True, False], [len(first), len(then)])[order]
+
+
+@dataclass(frozen=True)
+class Taste:
+    """What one user rated: all the data of a client."""
+
+    items: Rows
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Users(Mapping[str, Taste]):
+    """A population over one set of ratings: a client is a user, its items in rising order.
+
+    >>> from mutirao.systems.recsys.synthetic_ratings import plant
+    >>> users = Users(plant(20, 10, np.random.default_rng(0)))
+    >>> len(users) <= 20, bool((np.diff(users[next(iter(users))].items) > 0).all())
+    (True, True)
+    """
+
+    def __init__(self, ratings: Ratings) -> None:
+        order = np.lexsort((ratings.items, ratings.owners()))
+        self.ratings = replace(
+            ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order]
+        )
+        self._places = dict(zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True))
+        self._tastes: dict[str, Taste] = {}  # of those asked for: they are asked again, in the same round at least
+
+    def __len__(self) -> int:
+        return len(self.ratings.users)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ratings.users)
+
+    def __getitem__(self, name: str) -> Taste:
+        taste = self._tastes.get(name)
+        if taste is None:
+            if len(self._tastes) >= KEPT:
+                self._tastes.clear()
+            begin, end = self._places[name]
+            taste = self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
+        return taste

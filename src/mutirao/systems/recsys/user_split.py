@@ -1,0 +1,116 @@
+"""Training, validation and test: whole users, drawn or by when they came, or every user's latest ratings, or two."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.errors import ConfigError
+from mutirao.randomness import rng
+from mutirao.systems.recsys.ratings import Ratings
+
+SHARES = (0.8, 0.1, 0.1)  # training, validation, test
+FOLDS = 5
+PARTS = ("train", "vali", "test")
+SPLITS = {"users": 2, "users_by_time": 2, "time": 3, "leave_one_out": 4}  # and the ratings a user needs
+
+Mask = npt.NDArray[np.bool_]
+Parts = tuple[Ratings, Ratings, Ratings]
+
+
+def split_ratings(ratings: Ratings, split: str, fold: int, seed: int) -> Parts:
+    """The parts for training, validation and test, as the settings `split` and `fold` say."""
+    if fold and split != "users":
+        raise ConfigError(f"fold={fold}: folds are parts of the users drawn at random; use split=users, or fold=0")
+    if split == "leave_one_out":
+        return leave_one_out(ratings, seed)
+    if split != "users":
+        return {"users_by_time": by_arrival, "time": by_time}[split](ratings)
+    draw = rng(seed, 0, "users")
+    return by_folds(ratings, draw, fold) if fold else by_users(ratings, draw)
+
+
+def by_users(ratings: Ratings, draw: np.random.Generator) -> Parts:
+    """80% of the users for training, 10% for validation, 10% for test; these users are unseen, as in FedRecon."""
+    return in_order(ratings, draw.permutation(len(ratings.users)))
+
+
+def by_arrival(ratings: Ratings) -> Parts:
+    """The 80% of the users whose first rating is earliest train, the next 10% validate, the latest 10% test.
+
+    Users of one second stand in the order of the ratings; validation and test users came later than all others.
+    """
+    if ratings.times.min() == ratings.times.max():
+        raise ConfigError("split=users_by_time: the ratings have no times by which users could be ordered; use users")
+    return in_order(ratings, np.argsort(ratings.times[ratings.offsets[:-1]], kind="stable"))
+
+
+def in_order(ratings: Ratings, order: npt.NDArray[np.intp]) -> Parts:
+    """The first 80% of the users in this order, the next 10% and the last."""
+    count = len(order)
+    if count < 10:
+        raise ConfigError(f"{count} users cannot be split 80/10/10; right would be 10 or more")
+    first, second = round(SHARES[0] * count), round((SHARES[0] + SHARES[1]) * count)
+    train, validation, test = (ratings.of_users(np.sort(rows)) for rows in np.split(order, [first, second]))
+    return train, validation, test
+
+
+def by_folds(ratings: Ratings, draw: np.random.Generator, fold: int) -> Parts:
+    """Users in five parts, the one of `fold` (1 to 5) for test, the others for training; nobody validates."""
+    count = len(ratings.users)
+    if count < FOLDS:
+        raise ConfigError(f"{count} users cannot make {FOLDS} folds; right would be {FOLDS} or more")
+    part = np.empty(count, np.intp)
+    part[draw.permutation(count)] = np.arange(count) % FOLDS
+    train, test = (ratings.of_users(np.flatnonzero(rows)) for rows in (part != fold - 1, part == fold - 1))
+    return train, ratings.of_users(np.empty(0, np.intp)), test
+
+
+def by_time(ratings: Ratings) -> Parts:
+    """The first 80% of each user's ratings in time, the next 10% and the last; the users are the same."""
+    place = position(ratings)
+    counts = ratings.counts()[ratings.owners()]
+    first = np.maximum(1, np.round(SHARES[0] * counts))
+    second = np.maximum(first, np.round((SHARES[0] + SHARES[1]) * counts))
+    train, validation, test = place < first, (place >= first) & (place < second), place >= second
+    return ratings.where(train), ratings.where(validation), ratings.where(test)
+
+
+def leave_one_out(ratings: Ratings, seed: int = 0) -> Parts:
+    """Each user's latest rating is the test, the one before the validation, the others train; the users are the same.
+
+    Ratings of one second come in an order that is drawn: in that of their numbers, obscure items would be the latest.
+
+    >>> from mutirao.systems.recsys.synthetic_ratings import plant
+    >>> train, vali, test = leave_one_out(plant(20, 50, np.random.default_rng(0)))
+    >>> set(test.counts().tolist()), set(vali.counts().tolist())  # one rating of each user
+    ({1}, {1})
+    """
+    if few := int((ratings.counts() < 3).sum()):
+        raise ConfigError(f"{few} users have fewer than 3 ratings; leave one out needs a test, a validation and more")
+    order = np.lexsort((rng(seed, 0, "ties").random(len(ratings)), ratings.times, ratings.owners()))
+    drawn = replace(ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order])
+    left = ratings.counts()[ratings.owners()] - position(ratings)  # 1: the latest
+    return drawn.where(left > 2), drawn.where(left == 2), drawn.where(left == 1)
+
+
+def position(ratings: Ratings) -> npt.NDArray[np.int64]:
+    """The place of each rating among its user's, oldest 0."""
+    return np.arange(len(ratings)) - ratings.offsets[:-1][ratings.owners()]
+
+
+def supports(ratings: Ratings, share: float, order: str, seed: int) -> Mask:
+    """Which ratings of each user rebuild its vector: a random share, or the earliest; the rest is predicted."""
+    counts = ratings.counts()
+    chosen = np.minimum(np.maximum(1, np.round(share * counts)), counts - 1).astype(np.int64)
+    place = position(ratings)
+    if order == "random":
+        for user, (begin, end) in zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True):
+            place[begin:end] = rng(seed, 0, "judged support", user).permutation(end - begin)
+    return np.asarray(place < chosen[ratings.owners()])
+
+
+def all_but_last(ratings: Ratings) -> Mask:
+    """Every rating of a user but its latest: leave one out."""
+    return position(ratings) < ratings.counts()[ratings.owners()] - 1

@@ -1,0 +1,100 @@
+"""Client selection: who takes part in a round, and what that does to accuracy, fairness and cost.
+
+Clients hold equally many samples of skewed classes, and each is judged by test samples of its own classes, too.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import Common, Part, setting
+from mutirao.core.arrays import Arrays
+from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES
+from mutirao.errors import ConfigError
+from mutirao.experiments.task import Recipe, Task
+from mutirao.systems.classification import deal_labelled
+from mutirao.systems.images.choices import NETWORK_NAMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Settings of the selection laboratory."""
+
+    rounds: int = setting(100, "how many rounds", low=1)
+    clients: int = setting(100, "how many clients", low=1)
+    epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
+    batch_size: int = setting(10, "samples a step", low=1)
+    lr: float = setting(0.03, "learning rate of the clients", low=1e-12)
+    data: str = setting("digits", DATA)
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
+    partition_seed: int = setting(42, "seed of the partition (-1: that of the run)", low=-1)
+    select: Part = setting(Part("aoiu"), "who takes part in a round")
+    model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
+    own_test: int = setting(100, "most test samples of a client, of its own classes", low=1)
+    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
+
+
+# What is no labelled set here and has a recipe of its own: files it is known by, the names of embedded ones.
+OTHERS = {
+    "tabular": ("breast_cancer", "wine", "diabetes"),
+    "ranking": ("Fold1", "Data/Fold1", "QueryLevelNorm", "train.txt", "rank.train", "letor.txt"),
+    "recsys": ("u.data", "ratings.dat", "ratings.csv", "movie_titles.txt"),
+}
+
+
+def refuse_others(data: str) -> None:
+    """Name the recipe of data that this one does not read; policies and figures of participation go with them all."""
+    path = Path(data).expanduser()
+    for name, signs in OTHERS.items():
+        if data in signs or (path.is_dir() and any((path / sign).exists() for sign in signs)):
+            right = f"mutirao run {name} --set data={data} --set select=aoiu"
+            raise ConfigError(f"data: {data!r} is for the recipe {name}, where every policy goes, too: {right}")
+
+
+def task(config: Config) -> Task:
+    """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
+    refuse_others(config.data)
+    seed, split = (config.partition_seed,) * 2 if config.partition_seed >= 0 else (config.seed, 0)
+    dealt = deal_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
+    shape, outputs = dealt.data.shape, len(dealt.data.names)
+    if len(shape) == 1 and config.model in NETWORK_NAMES:
+        raise ConfigError(
+            f"model: {config.model} is for pictures, {config.data!r} has rows of numbers; use mlp or auto"
+        )
+
+    from torch import Tensor
+
+    from mutirao.systems.images.networks import make_network
+    from mutirao.training.engine.batched_evaluation import batch_by_batch
+
+    name = "cnn" if config.model == "auto" else config.model
+    judged = dealt.task(config, lambda: make_network(name, shape, 64, outputs))
+    trainer: Any = judged.handler
+    test, own = dealt.test, dealt.own
+
+    def own_accuracies(arrays: Arrays) -> list[float]:  # of test samples that look different to each client
+        clients: Any = judged.population
+        return [trainer.evaluate(arrays, clients[name].test)["accuracy"] for name in clients]
+
+    def evaluate(arrays: Arrays) -> dict[str, float]:
+        def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
+            return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).cpu().numpy()
+
+        seen = batch_by_batch(trainer, arrays, test, look)
+        right = np.concatenate([r for _, r in seen])
+        by_client = np.sort([right[rows].mean() for rows in own] if not dealt.noise else own_accuracies(arrays))
+        return {
+            "accuracy": float(right.mean()),
+            "loss": sum(loss for loss, _ in seen) / len(test),
+            "accuracy_own": float(by_client.mean()),
+            "accuracy_worst_decile": float(by_client[: -(-len(by_client) // 10)].mean()),
+        }
+
+    metrics = ("accuracy", "loss", "accuracy_own", "accuracy_worst_decile")
+    return replace(judged, evaluate=evaluate, metrics=metrics)
+
+
+recipe = Recipe(Config, task)

@@ -1,0 +1,173 @@
+"""What people hold their data in, read as inputs and labels: arrays, Datasets, loaders, columns, frames, tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from mutirao.training.inputs import Inputs, as_inputs, as_labels, as_leaf, as_tensor, change, check_shapes, leaves
+from mutirao.training.lazy_samples import Lazy
+
+Pair = tuple[Inputs | Lazy, Tensor]
+LIMIT = 1 << 30  # bytes of a Dataset that are held in memory
+KEPT = 2  # of a larger one, one part in so many: a round needs memory, too
+NOTES = "_mutirao"  # the attribute of a Dataset where it is noted what was read of it
+RIGHT = "give a pair (x, y), a Dataset with a length, a dict of columns, a frame or a table"
+
+
+def read_data(data: Any, target: str, limit: int) -> Pair:
+    """Inputs and labels of anything that holds them; ValueError, in one line, for what does not."""
+    if isinstance(data, DataLoader):
+        data = dataset_of(data)
+    if isinstance(data, IterableDataset):
+        raise ValueError(f"{name_of(data)} has no length, and batches cannot be drawn of it; give a map-style Dataset")
+    if isinstance(data, TensorDataset):
+        return split_item(data.tensors, target)
+    if is_table(data):
+        return join_columns({str(c): data.column(c) for c in data.column_names}, target)
+    if is_frame(data):
+        return join_columns({str(c): data[c] for c in data.columns}, target)
+    if isinstance(data, Mapping):
+        return join_columns(dict(data), target)
+    if isinstance(data, tuple | list):
+        if len(data) != 2:
+            raise ValueError(f"a {type(data).__name__} of {len(data)} is no pair (x, y); {RIGHT}")
+        x, y = data
+        return (stack_columns({str(c): x[c] for c in x.columns}) if is_frame(x) else x), y
+    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, str | np.ndarray | Tensor)):
+        return read_once(data, target, limit)
+    raise ValueError(f"{name_of(data)} cannot be trained on; {RIGHT}")
+
+
+def name_of(data: Any) -> str:
+    """What a user would call it."""
+    return f"a {type(data).__name__}"
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a frame of pandas or polars."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy")
+
+
+def is_table(data: Any) -> bool:
+    """Whether it is a table of Arrow."""
+    return hasattr(data, "column_names") and hasattr(data, "column")
+
+
+def dataset_of(loader: "DataLoader[Any]") -> Any:
+    """The Dataset behind a loader, without the samples that its sampler leaves out; batches are made anew."""
+    rows = getattr(loader.sampler, "indices", None)  # of SubsetRandomSampler: how people split a set
+    return loader.dataset if rows is None else Subset(loader.dataset, [int(i) for i in rows])
+
+
+def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
+    """Inputs and labels of columns by name."""
+    if target not in columns:
+        raise ValueError(f"there is no column {target!r} to learn; target= says which it is: {', '.join(columns)}")
+    for name, column in columns.items():
+        if isinstance(column, Dataset | Mapping) or is_frame(column) or hasattr(column, "column_names"):
+            raise ValueError(f"{name!r} holds {name_of(column)}, not a column; give data[{name!r}]")
+    y = as_labels(columns[target], f"column {target!r}")
+    return stack_columns({name: column for name, column in columns.items() if name != target}), y
+
+
+def stack_columns(columns: Mapping[str, Any]) -> Inputs:
+    """Columns of one number a row as one matrix, in their order; a dict of tensors if a row of some column is more."""
+    if not columns:
+        raise ValueError("there is no column besides the one to learn")
+    tensors = {str(name): as_tensor(column, f"column {str(name)!r}") for name, column in columns.items()}
+    lengths = {name: len(t) for name, t in tensors.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns differ in length: {', '.join(f'{n} {k}' for n, k in lengths.items())}")
+    return join_tensors(tensors, rows=1)
+
+
+def join_tensors(tensors: dict[str, Tensor], rows: int) -> Inputs:
+    """Named tensors as inputs: numbers as one float32 vector a row, one array by itself, or else a dict."""
+    if all(t.dim() == rows for t in tensors.values()):
+        return torch.stack([t.to(torch.float32) for t in tensors.values()], rows)
+    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+
+
+def split_item(item: Any, target: str) -> Pair:
+    """Inputs and label of one sample, or of all of them at once: (x, y), (x, z, y), or a dict with the target."""
+    if isinstance(item, Mapping):
+        if target not in item:
+            raise ValueError(f"a sample has no {target!r} to learn; target= says which it is: {', '.join(item)}")
+        rest = {str(k): as_leaf(v, f"{k!r} of a sample") for k, v in item.items() if k != target}
+        if not rest:
+            raise ValueError(f"a sample has nothing but {target!r}")
+        return join_tensors(rest, rows=0), as_labels(item[target], repr(target))
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise ValueError(f"a sample is {name_of(item)}, not (x, y) or a dict with the target")
+    *x, y = item
+    return as_inputs(x[0] if len(x) == 1 else tuple(x)), as_labels(y)
+
+
+class Notes(dict[tuple[str, int], Pair]):
+    """What was read of a Dataset, noted at it for as long as it is the same; a copy of the Dataset begins anew."""
+
+    def __init__(self, mark: Any = None) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Notes, ()
+
+
+def read_once(data: Any, target: str, limit: int) -> Pair:
+    """What `read_items` gives, read once: clients are asked every round, and reading may take long."""
+    own = getattr(data, "__dict__", {})
+    mark = id(data), len_of(data), [(name, id(value)) for name, value in own.items() if name != NOTES]
+    notes = own.get(NOTES)
+    if not isinstance(notes, Notes) or notes.mark != mark:
+        notes = own[NOTES] = Notes(mark)
+    if (target, limit) not in notes:
+        notes[target, limit] = read_items(data, target, limit)
+    return notes[target, limit]
+
+
+def len_of(data: Any) -> int:
+    """How many samples a Dataset has; ValueError if it does not say."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        raise ValueError(f"{name_of(data)} has no length; give it __len__ and __getitem__") from None
+
+
+def read_items(data: Any, target: str, limit: int) -> Pair:
+    """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, or else read when needed."""
+    if not (count := len_of(data)):
+        raise ValueError(f"{name_of(data)} is empty")
+    x, y = split_item(data[0], target)
+    if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:
+        return join_columns(data[:], target)  # all columns at once, as Hugging Face's Datasets give them
+    example = change(x, lambda t: t[None].clone())
+    whole = size_of(x) * count <= limit
+    lazy = Lazy(lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // KEPT)
+    labels = y.new_empty((count, *y.shape))
+    known = None if whole else known_labels(data, target, y)
+    for i in range(count) if known is None else ():
+        found, label = split_item(data[i], target)
+        check_shapes((y, label), "labels")
+        labels[i] = label
+        lazy.keep(i, found)
+    return (lazy.whole() if whole else lazy), labels if known is None else known
+
+
+def size_of(x: Inputs | Lazy) -> int:
+    """Bytes of inputs."""
+    return sum(t.nbytes for t in leaves(x))
+
+
+def known_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
+    """The labels a Dataset tells by itself, as a column or as torchvision's `targets`, if its samples have them."""
+    told = data[target][:] if hasattr(data, "column_names") else getattr(data, "targets", None)
+    if told is None or getattr(data, "target_transform", None) is not None:
+        return None
+    y = as_labels(told)
+    last = split_item(data[len(data) - 1], target)[1]
+    return y if len(y) == len(data) and torch.equal(y[0], first) and torch.equal(y[-1], last) else None

@@ -1,0 +1,116 @@
+"""DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mutirao.core.agreement import agreed_of, hold_agreed
+from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.hyperparameters import read_told
+from mutirao.errors import ConfigError, Refused
+from mutirao.privacy import DPSGD, RELEASES, SPENT
+from mutirao.privacy.accounting import import_opacus
+from mutirao.randomness import number
+from mutirao.training.inputs import call_model
+from mutirao.training.local_steps import Pace
+from mutirao.training.optimizers import arrays_of, one_thread, seeded
+from mutirao.training.plain import PlainTrainer, answer_in_turn
+from mutirao.training.samples import Samples
+
+TOLD = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
+
+
+@dataclass(frozen=True)
+class PrivateTrainer:
+    """A handler that trains as `trainer` does, with Opacus's clipped and noised gradients.
+
+    Batches are drawn by Poisson sampling with rate batch_size / n, as many as the trainer would make. Which samples
+    were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either; what
+    dropout leaves out may be known, as the bound on a sample holds whatever it is.
+    """
+
+    trainer: PlainTrainer
+    privacy: DPSGD
+
+    provides = SPENT | {f"config:{name}" for name in TOLD}
+
+    @classmethod
+    def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
+        """Of a trainer, if its model can be trained so."""
+        if trainer.transform is not None:
+            raise ConfigError(
+                "privacy=dpsgd bounds what each sample does, and a transform may mix samples; leave it out"
+            )
+        if trainer.keep_optimizer:
+            raise ConfigError("privacy=dpsgd begins each round with a fresh optimiser; leave keep_optimizer out")
+        validator = import_opacus("validators").ModuleValidator
+        with seeded(0):
+            faults = validator.validate(trainer.travel.prepare(trainer.model()), strict=False)
+        if faults:
+            raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
+        return cls(trainer, privacy)
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The privately trained arrays, and what has been spent."""
+        if request.do != "train":
+            raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
+        hold_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
+        n = len(Samples.of(site.data))
+        read_told(request.config, TOLD)
+        pace = self.trainer.pace(request.config)
+        steps, rate = len(pace.lengths(n)), min(1.0, pace.batch_size / n)
+        noise = self.privacy.noise_for(rate, steps)
+        table = self.privacy.charge(site, noise, rate, steps)
+        arrays = self.train(request, site, pace, noise, rate, steps)
+        site.state[RELEASES] = table
+        return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
+
+    many = answer_in_turn  # gradients sample by sample are one client's own
+
+    def agreed(self) -> dict[str, str]:
+        """What all parties must have in common: what the trainer says."""
+        return self.trainer.agreed()
+
+    def train(self, request: Request, site: Site, pace: Pace, noise: float, rate: float, steps: int) -> Arrays:
+        """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+
+        trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
+        seed, round = int(config["seed"]), int(config["round"])
+        draw, clip = self.privacy.draw(seed, round, site.id), self.privacy.clip
+        expected = pace.batch_size if rate < 1 else len(samples)
+        with seeded(0):  # as every module of a trainer is made, so that what is frozen is the same
+            module = trainer.fill(request.arrays, trainer.model())
+        model: Any = GradSampleModule(trainer.travel.prepare(module))
+        weights = [p for p in module.parameters() if p.requires_grad]
+        private = DPOptimizer(
+            torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
+            noise_multiplier=0.0,  # its noise is of a generator that 64 bits seed and that is no cipher: ours is below
+            max_grad_norm=clip,
+            expected_batch_size=expected,
+        )
+        descent = trainer.descent(weights, pace)
+        with one_thread(), seeded(number(seed, round, "dropout", site.id)), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
+            for _ in range(steps):
+                rows = np.flatnonzero(draw.random(len(samples)) < rate)
+                private.zero_grad()
+                if len(rows):
+                    x, y = samples.batch(rows)
+                    trainer.loss(call_model(model, x, module.forward), y).backward()  # type: ignore[no-untyped-call]
+                else:
+                    for p in weights:  # nobody was drawn: a step of noise alone
+                        p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
+                private.pre_step()
+                for p in weights:
+                    drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
+                    p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
+                descent.step()
+        trained = arrays_of(module, trainer.travel.shared)
+        moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+        return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}  # no buffer leaves

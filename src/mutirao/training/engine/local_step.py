@@ -1,0 +1,216 @@
+"""One local optimiser step of several clients as a function of tensors: what the engine records."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from mutirao.training.measurements import row_losses
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.torch_device import autocast
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
+ALPHA, TINY = 0.99, 1e-10  # and for RMSprop and Adagrad
+
+
+class Form(NamedTuple):
+    """How a step is written: for a stack or for one client alone, loss by rows or by whole batches, samples a batch."""
+
+    stacked: bool
+    by_rows: bool
+    batch: int
+
+
+@dataclass
+class Layout:
+    """What is trained, what is not, and under which other names the model holds them (tied weights)."""
+
+    trained: list[str]
+    other: list[str]
+    held: dict[str, str]  # every name of the state dict -> the name used here
+    places: list[str]  # the names without those of modules that are reached on two paths
+
+    @classmethod
+    def of(cls, module: nn.Module, unused: set[str]) -> "Layout":
+        """The layout of a module; a weight the loss does not depend on stays as it is, as with torch's optimisers."""
+        state = module.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        held = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+        trained = [n for n in first.values() if state[n].requires_grad and n not in unused]
+        modules = {path for path, _ in module.named_modules()}  # each module once
+        places = [n for n in held if n.rpartition(".")[0] in modules]
+        return cls(trained, [n for n in first.values() if n not in trained], held, places)
+
+
+@dataclass
+class Step:
+    """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
+
+    Its inputs are `[trained, other, moments, anchors (with mu), corrections (if corrected), x, y, rows, weights,
+    scalars, masks]`. `rows` says which samples of x and y each client takes, `weights` how much each counts in its
+    client's loss, `scalars` the numbers of the optimiser that change from step to step, or from round to round: nothing
+    is recorded anew for each rate. `masks` are those of the layers in `masked`.
+    """
+
+    trainer: PlainTrainer
+    module: nn.Module
+    layout: Layout
+    mu: float
+    corrected: bool
+    moves: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
+    form: Form
+    masked: list[str]  # the buffers through which layers are given their masks
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
+        given, count = iter(inputs), len(self.layout.trained)
+        pulls = (count if self.mu else 0, count if self.corrected else 0)
+        sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, *pulls)
+        trained, other, moments, anchors, corrections = (list(itertools.islice(given, size)) for size in sizes)
+        x, y, rows, weights, scalars, *masks = given
+        flat = rows.reshape(-1)
+        x, y = (t.index_select(0, flat).view(*rows.shape, *t.shape[1:]) for t in (x, y))
+        outputs, losses, gradients = self.gradients(trained, other, x, y, weights, masks)
+        with torch.no_grad():
+            gradients = self.bound(trained, gradients, anchors, corrections)
+            if self.trainer.optimizer == "sgd":
+                follow_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.moves else None)
+            else:
+                FOLLOW[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
+        return [outputs] if self.form.by_rows else [outputs, losses]
+
+    def gradients(
+        self,
+        trained: Sequence[Tensor],
+        other: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        masks: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Outputs, losses and each client's gradient; as clients share nothing, one backward pass gives them all."""
+        with torch.enable_grad():
+            leaves = [p.detach().requires_grad_() for p in trained]
+            if self.form.stacked:
+                outputs, losses = vmap(self.forward)(leaves, list(other), x, y, list(masks))
+            else:
+                one = [[t[0] for t in some] for some in (leaves, other, masks)]
+                outputs, losses = self.forward(one[0], one[1], x[0], y[0], one[2])
+                outputs, losses = outputs[None], losses[None]
+            gradients = torch.autograd.grad((losses * weights).sum(), leaves)
+        return outputs.detach(), losses.detach(), list(gradients)
+
+    def forward(
+        self, trained: list[Tensor], other: list[Tensor], x: Tensor, y: Tensor, masks: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs and loss of one client; its buffers, such as running means, are written to."""
+        layout = self.layout
+        held = dict(zip([*layout.trained, *layout.other], [*trained, *other], strict=True))
+        state = {place: held[layout.held[place]] for place in layout.places}
+        state |= zip(self.masked, masks, strict=True)
+        with autocast(self.trainer.place(), self.trainer.precision):
+            outputs: Tensor = functional_call(self.module, state, (x,), tie_weights=False)
+            loss = self.trainer.loss
+            losses = row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
+        for place in layout.places:
+            if (buffer := held[layout.held[place]]) is not state[place]:  # replaced instead of written to
+                buffer.copy_(state[place])
+        return outputs, losses
+
+    def bound(
+        self, trained: list[Tensor], gradients: list[Tensor], anchors: list[Tensor], corrections: list[Tensor]
+    ) -> list[Tensor]:
+        """Gradients with the pull b + mu (w - a), no longer than `clip` for any client."""
+        if self.mu:
+            gradients = [g + self.mu * (p - a) for g, p, a in zip(gradients, trained, anchors, strict=True)]
+        if self.corrected:
+            gradients = [g + b for g, b in zip(gradients, corrections, strict=True)]
+        if not self.trainer.clip:
+            return gradients
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])
+        scale = (self.trainer.clip / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)
+        return [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+
+
+def moments_of(trainer: PlainTrainer) -> int:
+    """How many tensors the optimiser keeps beside each weight."""
+    return {"sgd": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}[str(trainer.optimizer)] + (
+        trainer.momentum > 0
+    )
+
+
+Tensors = Sequence[Tensor]
+
+
+def decayed(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the weight's decay."""
+    return gradient.add(weight, alpha=t.weight_decay) if t.weight_decay else gradient
+
+
+def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, rate: Tensor | None) -> None:
+    """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v.
+
+    With the trainer's own rate, a plain number, a gradient and the step along it become one operation on the tape.
+    """
+    for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
+        direction = decayed(t, weight, g)
+        if t.momentum:
+            direction = moments[i].mul_(t.momentum).add_(direction)
+        if rate is None:
+            weight.sub_(direction, alpha=t.lr)
+        else:
+            weight.addcmul_(direction, rate, value=-1)
+
+
+def follow_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's Adam, or AdamW; `scalars` are lr / (1 - beta1^t), sqrt(1 - beta2^t) and 1 - lr decay of the step."""
+    size, root, shrink = scalars.unbind()
+    for weight, g, m, v in zip(trained, gradients, moments[::2], moments[1::2], strict=True):
+        if t.optimizer == "adamw":
+            direction = g
+            weight.mul_(shrink)
+        else:
+            direction = decayed(t, weight, g)
+        m.lerp_(direction, 1 - BETA1)
+        v.mul_(BETA2).addcmul_(direction, direction, value=1 - BETA2)
+        weight.sub_(size * m / (v.sqrt() / root + EPSILON))
+
+
+def follow_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's RMSprop; `scalars` begin with lr."""
+    each = 1 + (t.momentum > 0)
+    for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
+        direction, v = decayed(t, weight, g), moments[each * i]
+        v.mul_(ALPHA).addcmul_(direction, direction, value=1 - ALPHA)
+        direction = direction / (v.sqrt() + EPSILON)
+        if t.momentum:
+            direction = moments[each * i + 1].mul_(t.momentum).add_(direction)
+        weight.addcmul_(direction, scalars[0], value=-1)
+
+
+def follow_adagrad(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+    """torch's Adagrad; `scalars` begin with lr."""
+    for weight, g, v in zip(trained, gradients, moments, strict=True):
+        direction = decayed(t, weight, g)
+        v.addcmul_(direction, direction)
+        weight.addcmul_(direction / (v.sqrt() + TINY), scalars[0], value=-1)
+
+
+FOLLOW = {
+    "adam": follow_adam,
+    "adamw": follow_adam,
+    "rmsprop": follow_rmsprop,
+    "adagrad": follow_adagrad,
+}
+
+
+def scalars_of(trainer: PlainTrainer, steps: int, lr: float) -> list[tuple[float, float, float]]:
+    """The numbers of the optimiser in each step, which count from 1: the rate and, of Adam, what it is corrected by."""
+    if trainer.optimizer not in ("adam", "adamw"):
+        return [(lr, 0.0, 0.0)] * steps
+    shrink = 1 - lr * trainer.weight_decay
+    return [(lr / (1 - BETA1**t), float((1 - BETA2**t) ** 0.5), shrink) for t in range(1, steps + 1)]

@@ -1,0 +1,196 @@
+"""One client a process: workers are forked once and get models and samples through shared memory.
+
+For steps so short that threads wait for Python's lock. A worker is the trainer as it was when it was forked; samples
+come with every request, because data may change. Linux, and no GPU: torch cannot go on with one after a fork.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NamedTuple
+
+import torch
+
+from mutirao.core.fleet import ClientId, Failure, Site, failure_of
+from mutirao.training.cpu_cores import cores
+from mutirao.training.engine.jobs import Job
+from mutirao.training.engine.thread_pool import hold_memory, run_in_threads
+from mutirao.training.engine.threaded import Timed, own_module
+from mutirao.training.inputs import change, leaves
+from mutirao.training.lazy_samples import Lazy
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.samples import Samples
+
+ALIGN = 64  # bytes: where arrays begin
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def fault_of_forks(jobs: Sequence[Job]) -> str:
+    """Why these clients cannot be trained by forked workers; nothing if they can."""
+    if sys.platform != "linux":
+        return "processes are forked on Linux only"
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        return "torch cannot be forked where it may have used a GPU"
+    if threading.current_thread() is not threading.main_thread():
+        return "they are forked by a program's main thread alone"
+    for job in jobs:
+        if isinstance(job.samples.x, Lazy):
+            return "its samples are read when they are needed, by whoever opened them"
+        if not all(t.is_contiguous() for t in leaves(job.samples.x)):
+            return "its samples do not lie one after the other"
+    return ""
+
+
+def train_forks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
+    """What came of each client, by the plain path in a process of its own, and the seconds it took."""
+    idle = workers_of(trainer)
+    count = idle.qsize()
+
+    def train(job: Job) -> Timed:
+        worker, began = idle.get(), time.perf_counter()
+        try:
+            x, y = job.samples.batch(slice(0, len(job.samples)))
+            data = change(x, torch.Tensor.numpy), y.numpy()
+            outcome, state = worker.do((job.request, job.client, data, job.site.state))
+            job.site.state.clear()
+            job.site.state.update(state)
+        except Gone as error:
+            worker, outcome = Worker(trainer), Failure("error", str(error))
+        except Exception as error:  # what cannot be sent is this client's failure alone
+            outcome = failure_of(error)
+        finally:
+            idle.put(worker)
+        return outcome, time.perf_counter() - began
+
+    longest = sorted(jobs, key=lambda job: (-sum(job.lengths), job.client))
+    return {job.client: done for job, done in zip(longest, run_in_threads(count, train, longest), strict=True)}
+
+
+def workers_of(trainer: PlainTrainer) -> "queue.SimpleQueue[Worker]":
+    """The trainer's workers, forked when they are first asked for, and by each process anew."""
+    kept = trainer._recorded.get("forks")
+    if kept is None or kept[0] != os.getpid():
+        trainer.blank()
+        hold_memory()  # what threads held in a trial is given back
+        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for _ in range(trainer.workers or cores()):
+            idle.put(Worker(trainer))
+        kept = trainer._recorded["forks"] = os.getpid(), idle
+    found: queue.SimpleQueue[Worker] = kept[1]
+    return found
+
+
+class Gone(Exception):
+    """A worker ended in the middle of its work."""
+
+
+class Worker:
+    """A forked process that trains one client at a time."""
+
+    def __init__(self, trainer: PlainTrainer) -> None:
+        self.there, self.back = Desk(), Desk()
+        self.pipe, theirs = Pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                serve(trainer, theirs, self.there, self.back, parent)
+            finally:
+                os._exit(0)  # nothing of the parent's is flushed or ended twice
+        theirs.close()
+        self.end = weakref.finalize(self, end, self.pid, self.pipe, parent)
+
+    def do(self, item: Any) -> Any:
+        """What comes of an item: an outcome and the client's state."""
+        try:
+            self.pipe.send(self.there.put(item))
+            return self.back.take(self.pipe.recv(), copy=True)
+        except (EOFError, OSError) as error:
+            self.end()
+            raise Gone("the process that trained it ended") from error
+
+
+def end(pid: int, pipe: Connection, parent: int) -> None:
+    """End a worker and forget it; only its own parent may."""
+    if os.getpid() == parent:
+        pipe.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def serve(trainer: PlainTrainer, pipe: Connection, there: "Desk", back: "Desk", parent: int) -> None:
+    """A worker's life: requests come, outcomes go; it ends with its parent, and interrupts are the parent's affair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    torch.set_num_threads(1)
+    hold_memory()
+    trainer._own.module = own_module(trainer, trainer.blank())
+    while True:
+        pipe.send(back.put(answer(trainer, *there.take(pipe.recv(), copy=False))))
+
+
+def answer(trainer: PlainTrainer, request: Any, client: ClientId, data: Any, state: Any) -> tuple[Any, Any]:
+    """One client's training, and its state after it."""
+    site = Site(client, Samples(*data), {k: v.copy() for k, v in state.items()})
+    try:
+        return trainer.train(request, site), site.state
+    except Exception as error:  # a client may raise anything: it is its own failure alone
+        return failure_of(error), state
+
+
+class Note(NamedTuple):
+    """What says where on a desk something lies."""
+
+    pickled: bytes
+    spans: list[tuple[int, int]]
+    size: int
+
+
+class Desk:
+    """Shared memory on which one side puts something for the other to take; it grows as needed."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create("mutirao")
+        self.close = weakref.finalize(self, os.close, self.file)
+        self.memory: mmap.mmap | None = None
+
+    def put(self, thing: Any) -> Note:
+        """Lay it down: its arrays on the desk, the rest in the note."""
+        arrays: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
+        raw = [a.raw() for a in arrays]
+        spans, size = [], 0
+        for each in raw:
+            spans.append((size, each.nbytes))
+            size += -(-each.nbytes // ALIGN) * ALIGN
+        if size > os.fstat(self.file).st_size:
+            os.ftruncate(self.file, size)
+        memory = self._mapped(size)
+        for (start, length), each in zip(spans, raw, strict=True):
+            memory[start : start + length] = each
+        return Note(pickled, spans, size)
+
+    def take(self, note: Note, copy: bool) -> Any:
+        """What lies there; without `copy` its arrays are the desk's own, until the next thing is put on it."""
+        memory = self._mapped(note.size)
+        parts: list[Any] = [memory[start : start + length] for start, length in note.spans]
+        return pickle.loads(note.pickled, buffers=map(bytearray, parts) if copy else parts)
+
+    def _mapped(self, size: int) -> memoryview:
+        if size and (self.memory is None or len(self.memory) < size):
+            self.memory = mmap.mmap(self.file, os.fstat(self.file).st_size)
+        return memoryview(self.memory) if self.memory is not None else memoryview(b"")

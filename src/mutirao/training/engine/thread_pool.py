@@ -1,0 +1,41 @@
+"""Threads that outlive a round, one torch thread each: torch lets go of Python's lock while it computes."""
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from mutirao.training.cpu_cores import cores
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def hold_memory() -> None:
+    """Keep what is freed from now on for the next step: glibc would hand large blocks back and fetch them anew.
+
+    What was freed before, such as copies made while data were read, is given back.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to do
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def run_in_threads(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The result of `work` for each item, in their order; `workers` = 0 is one a core."""
+    return list(_pool(workers or cores(), os.getpid()).map(work, items))
+
+
+@functools.lru_cache(maxsize=8)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked child has none of its parent's and gets its own."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="mutirao", initializer=torch.set_num_threads, initargs=(1,))

@@ -1,0 +1,106 @@
+"""One client a thread, one torch thread each: for convolutions and large models, which keep a core busy alone."""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
+from mutirao.training.engine.jobs import Job
+from mutirao.training.engine.pooling import join_pools
+from mutirao.training.engine.thread_pool import hold_memory, run_in_threads
+from mutirao.training.engine.tracer import Unsupported, is_random, refuse, takes_generator
+from mutirao.training.inputs import call_model
+from mutirao.training.optimizers import one_thread, seeded
+from mutirao.training.plain import PlainTrainer
+from mutirao.training.torch_device import random_state
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Timed = tuple[Reply | Failure, float]  # what came of a client, and the seconds it took
+
+
+def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """`work` on each item, in threads that each have a module of their own."""
+    if "memory" not in trainer._recorded:
+        hold_memory()
+        trainer._recorded["memory"] = "held"
+    template = trainer.blank()
+
+    def prepared(item: Item) -> Result:
+        if not hasattr(trainer._own, "module"):
+            trainer._own.module = own_module(trainer, template)
+        return work(item)
+
+    return run_in_threads(trainer.workers, prepared, items)
+
+
+def own_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
+    """A module like another one for a thread or a process of its own, with what is done at once in one pass."""
+    own = copy.deepcopy(template)
+    return join_pools(own) if trainer.place().type == "cpu" else own.eval()  # our kernels are for the CPU
+
+
+def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
+    """Train each client by the plain path, several at a time, and tell the seconds each took.
+
+    Left out is who draws where no generator can be given.
+    """
+    randomness = partial(OwnRandomness, trainer) if draws(trainer, jobs) else contextlib.nullcontext
+
+    def train(job: Job) -> Timed | None:
+        began = time.perf_counter()
+        try:
+            outcome: Reply | Failure = trainer.train(job.request, job.site, randomness)
+        except Unsupported:
+            return None
+        except Exception as error:  # a client may raise anything: it is its own failure alone
+            outcome = failure_of(error)
+        return outcome, time.perf_counter() - began
+
+    longest = sorted(jobs, key=lambda job: -sum(job.lengths))  # so that nobody waits for one that began late
+    outcomes = zip(longest, in_threads(trainer, train, longest), strict=True)
+    return {job.client: outcome for job, outcome in outcomes if outcome is not None}
+
+
+def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
+    """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
+    for job in jobs if "draws" not in trainer._recorded else ():
+        with one_thread(), seeded(0, trainer.place()), torch.no_grad(), contextlib.suppress(Exception):
+            module = trainer.travel.prepare(trainer.fill(job.request.arrays))
+            before = random_state(trainer.place())
+            call_model(module, job.first()[0])
+            trainer._recorded["draws"] = not torch.equal(before, random_state(trainer.place()))
+            break
+    return bool(trainer._recorded.get("draws", True))
+
+
+class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do.
+
+    Random operations of this thread draw from a generator of their own; torch has one for all threads.
+    """
+
+    def __init__(self, trainer: PlainTrainer, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generators = {"cpu": torch.Generator().manual_seed(seed), trainer.place().type: trainer.generator(seed)}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do the operation."""
+        kwargs = kwargs or {}
+        if is_random(func):
+            if not takes_generator(func):
+                refuse(func)
+            where = kwargs.get("device") or next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
+            kwargs = {**kwargs, "generator": self.generators[torch.device(where).type]}
+        return func(*args, **kwargs)

@@ -1,0 +1,194 @@
+"""A module's weights on their way down: the optimisers, and the two conditions under which steps can be repeated."""
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mutirao.config import OPTIMIZERS
+from mutirao.core.arrays import Arrays
+from mutirao.core.torch_threads import one_thread as one_thread
+from mutirao.training.torch_device import seeded_at
+
+MEMORY = "optimizer."  # before the names of what a site's state holds of it
+CPU = torch.device("cpu")
+Optimizer = str | Callable[..., Any]  # a name, a class of torch.optim, or a function that makes one of the weights
+WITH_MOMENTUM = ("sgd", "rmsprop")
+
+
+@dataclass(eq=False)
+class Descent:
+    """The optimisers by name, bit for bit as in torch.optim, whose first use imports torch's compiler, for seconds.
+
+    What is no name is made by torch: a class with these settings, or whatever a function makes of the weights, its
+    rates times `scale`. Before a step b + mu (w - a) is added to the gradients, where a are the `anchors`, or else the
+    weights as they are now, and b the `corrections`, if there are any; then `clip` shortens them.
+    """
+
+    weights: list[nn.Parameter]
+    mu: float = 0.0
+    _: KW_ONLY
+    optimizer: Optimizer = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    scale: float = 1.0
+    anchors: Sequence[Tensor] = ()
+    corrections: Sequence[Tensor] = ()
+
+    def __post_init__(self) -> None:
+        self.start = (self.anchors or [p.detach().clone() for p in self.weights]) if self.mu else []
+        self.moments: dict[int, list[Tensor]] = {}
+        self.count = 0
+        self.move = self.follow_own() if callable(self.optimizer) else partial(RULES[self.optimizer], self)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights along their gradients."""
+        self.count += 1
+        for p, origin in zip(self.weights, self.start, strict=False):
+            if p.grad is not None:
+                p.grad.add_(p - origin, alpha=self.mu)
+        for p, correction in zip(self.weights, self.corrections, strict=False):
+            if p.grad is not None:
+                p.grad.add_(correction)
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.weights, self.clip)
+        self.move()
+
+    def slopes(self, decay: float) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
+        """The weights that have a gradient, with it and their decay."""
+        for i, p in enumerate(self.weights):
+            if p.grad is not None:
+                yield i, p, p.grad.add(p, alpha=decay) if decay else p.grad
+
+    def kept(self, i: int, p: Tensor, count: int) -> list[Tensor]:
+        """What is remembered of a weight: so many tensors, at first 0."""
+        return self.moments.setdefault(i, [torch.zeros_like(p) for _ in range(count)])
+
+    def memory(self) -> Arrays:
+        """What an optimiser knows by now: how many steps it made, and its moments, weight by weight."""
+        kept = {
+            f"{MEMORY}{i}.{j}": m.cpu().numpy().copy() for i, held in self.moments.items() for j, m in enumerate(held)
+        }
+        return {f"{MEMORY}count": np.array(self.count, np.int64)} | kept
+
+    def recall(self, state: Arrays) -> None:
+        """Go on where another was, by what is kept of its `memory`; nothing kept is a fresh start."""
+        kept = {k.removeprefix(MEMORY): v for k, v in state.items() if k.startswith(MEMORY)}
+        if not kept:
+            return
+        self.count = int(kept.pop("count", 0))
+        for name in sorted(kept, key=lambda name: [int(part) for part in name.split(".")]):
+            i = int(name.partition(".")[0])
+            if i >= len(self.weights) or kept[name].shape != tuple(self.weights[i].shape):
+                raise ValueError("the optimiser's state that is kept here is of another model")
+            self.moments.setdefault(i, []).append(torch.from_numpy(kept[name].copy()).to(self.weights[i]))
+
+    def follow_sgd(self) -> None:
+        """v = m v + g, w = w - lr v; without momentum v = g."""
+        for i, p, g in self.slopes(self.weight_decay):
+            if self.momentum and i in self.moments:
+                self.moments[i][0].mul_(self.momentum).add_(g)
+            elif self.momentum:
+                self.moments[i] = [g.clone()]
+            p.add_(self.moments[i][0] if self.momentum else g, alpha=-self.lr)
+
+    def follow_adam(self, decay: float | None = None) -> None:
+        """Kingma and Ba, 2015."""
+        for i, p, g in self.slopes(self.weight_decay if decay is None else decay):
+            m, v = self.kept(i, p, 2)
+            m.lerp_(g, 0.1)
+            v.mul_(0.999).addcmul_(g, g, value=0.001)
+            spread = (v.sqrt() / math.sqrt(1 - 0.999**self.count)).add_(1e-8)
+            p.addcdiv_(m, spread, value=-self.lr / (1 - 0.9**self.count))
+
+    def follow_adamw(self) -> None:
+        """Adam, before whose step weights shrink by themselves, w (1 - lr decay): Loshchilov and Hutter, 2019."""
+        for _, p, _ in self.slopes(0.0):
+            p.mul_(1 - self.lr * self.weight_decay)
+        self.follow_adam(decay=0.0)
+
+    def follow_rmsprop(self) -> None:
+        """w = w - lr g / sqrt(mean of g^2), with momentum of that direction: Hinton, 2012."""
+        for i, p, g in self.slopes(self.weight_decay):
+            v, b = self.kept(i, p, 2)
+            v.mul_(0.99).addcmul_(g, g, value=1 - 0.99)
+            spread = v.sqrt().add_(1e-8)
+            if self.momentum:
+                p.add_(b.mul_(self.momentum).addcdiv_(g, spread), alpha=-self.lr)
+            else:
+                p.addcdiv_(g, spread, value=-self.lr)
+
+    def follow_adagrad(self) -> None:
+        """w = w - lr g / sqrt(sum of g^2): Duchi, Hazan and Singer, 2011."""
+        for i, p, g in self.slopes(self.weight_decay):
+            (v,) = self.kept(i, p, 1)
+            p.addcdiv_(g, v.addcmul_(g, g).sqrt().add_(1e-10), value=-self.lr)
+
+    def follow_own(self) -> Callable[[], Any]:
+        """The step of an optimiser of torch.optim, or of one's own."""
+        make: Any = self.optimizer
+        if isinstance(make, type):
+            given = {k: v for k in ("momentum", "weight_decay") if (v := getattr(self, k))}
+            made: Any = partial(make, lr=self.lr, **given)(self.weights)
+        else:
+            made = make(self.weights)
+            for group in made.param_groups:
+                group["lr"] = group["lr"] * self.scale
+        step: Callable[[], Any] = made.step
+        return step
+
+
+RULES: dict[str, Callable[[Descent], None]] = {
+    "sgd": Descent.follow_sgd,
+    "adam": Descent.follow_adam,
+    "adamw": Descent.follow_adamw,
+    "rmsprop": Descent.follow_rmsprop,
+    "adagrad": Descent.follow_adagrad,
+}
+
+
+def fault_of_optimizer(optimizer: Optimizer, momentum: float, weight_decay: float) -> str:
+    """What is wrong with an optimiser, or with settings that it would ignore; nothing if it will do."""
+    given = {k: v for k, v in (("momentum", momentum), ("weight_decay", weight_decay)) if v}
+    if isinstance(optimizer, str) or not callable(optimizer):
+        if optimizer not in OPTIMIZERS:
+            return f"optimizer is {optimizer!r}, but must be one of {', '.join(OPTIMIZERS)}, or make one"
+        if momentum and optimizer not in WITH_MOMENTUM:
+            return f"momentum is {momentum!r}, which {optimizer} ignores; it must be 0"
+        return ""
+    if not inspect.isclass(optimizer):
+        said = [
+            f"{k} is {v!r}, which a function that makes an optimiser has to say by itself" for k, v in given.items()
+        ]
+        return "".join(said[:1])
+    takes, step = inspect.signature(optimizer.__init__).parameters, getattr(optimizer, "step", None)
+    needs = inspect.signature(step).parameters.values() if step else ()
+    if "lr" not in takes or not step or any(p.default is p.empty and p.name != "self" for p in needs):
+        return f"optimizer is {optimizer.__name__}, but must take a `lr`, and steps without a closure"
+    lost = [f"{k} is {v!r}, which {optimizer.__name__} does not take" for k, v in given.items() if k not in takes]
+    return "".join(lost[:1])
+
+
+def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:
+    """Parameters and buffers of a module, all or those of these names, as NumPy copies."""
+    state = model.state_dict()
+    return {k: state[k].detach().cpu().numpy().copy() for k in (state if names is None else names)}
+
+
+@contextlib.contextmanager
+def seeded(seed: int, place: torch.device = CPU) -> Iterator[None]:
+    """Torch's own randomness (dropout, initialisation) from `seed`, leaving the global state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the same bits as torch.manual_seed, which notes where it was called
+        with seeded_at(place, seed) if place.type != "cpu" else contextlib.nullcontext():
+            yield
