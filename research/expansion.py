@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.metrics import gini
 from mutirao.randomness import rng
 from mutirao.report.plot_style import BRIGHT, add_legend, blank, save, tidy
@@ -24,7 +24,6 @@ from mutirao.report.plots import STYLES
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.ratings import Ratings
 from mutirao.systems.recsys.readers import read_ratings
-from mutirao.text_files import write_rows
 
 Floats = npt.NDArray[np.float64]
 Shuffle = Literal["users", "both", "none"]

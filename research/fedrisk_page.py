@@ -20,9 +20,8 @@ from mutirao.studies.claims import Figure, judge, read_claims
 from mutirao.studies.reproduction import HOME
 from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
-from mutirao.systems.ranking.query_tests import pair_queries, read_queries
 from mutirao.systems.ranking.query_wins import hold_against
-from mutirao.systems.ranking.wins_plot import draw_wins
+from mutirao.systems.ranking.report import draw_wins, pair_queries, read_queries
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

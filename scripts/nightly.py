@@ -1,8 +1,8 @@
 """Run the tests that touch Flower against the newest flwr that installs, in an environment of its own.
 
-    python scripts/nightly.py                     the newest
-    python scripts/nightly.py --flwr 1.42.0       that one
-    python scripts/nightly.py tests/deploy/server/test_access_control.py -m "not slow"    only these, with any options of pytest
+    python scripts/nightly.py                     the newest python scripts/nightly.py --flwr 1.42.0       that one
+    python scripts/nightly.py tests/deploy/server/test_access_control.py -m "not slow"    only these, with any options
+    of pytest
 
 The environment lies over the one this runs in: all but Flower is shared. It is made anew each time, and nothing of the
 one below is touched. The last line says which version passed or failed; so does the exit code.
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = [
     "tests/deploy",
-    "tests/fleets",
+    "tests/flower",
     "tests/flower/test_aggregation_flower.py",
     "tests/systems/cytology/test_cytology_sites.py",
     "tests/systems/tabular/test_tabular_sites.py",

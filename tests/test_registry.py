@@ -109,7 +109,7 @@ def test_what_is_not_a_part_of_that_kind_is_refused_before_it_is_made_or_called(
         ("partition", f"{HERE}:quarters"),
         ("track", f"{HERE}:Quiet"),
         ("privacy", "mutirao.privacy:Local"),
-        ("screen", "mutirao:filters.NormFilter"),
+        ("screen", "mutirao.robustness:filters.NormFilter"),
     ],
 )
 def test_a_part_of_the_right_kind_is_taken(kind: str, name: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.text_files import decode, read_rows, read_table, read_text, write_rows
+from mutirao.io import decode, read_rows, read_table, read_text, write_rows
 
 HERE = Path("table.csv")
 cells = st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=2, max_size=4))

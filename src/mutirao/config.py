@@ -206,7 +206,7 @@ def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Calla
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes
         raise ConfigError(f"{kind}: the settings of {path!r} cannot be read: {one_line(error)}") from error
-    return typing.cast(Callable[..., Any], found)
+    return typing.cast("Callable[..., Any]", found)
 
 
 def factory(kind: str, part: Part) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ randomness.number = number  # before others take it from there
 
 from tests.golden.make import command  # noqa: E402
 
-from mutirao.deploy.policy import policy_templates
+from mutirao.deploy.policy import policy_templates  # noqa: E402
 from mutirao.deploy.policy.rules import Policy  # noqa: E402
 from mutirao.simulation.local_fleet import LocalFleet  # noqa: E402
 

@@ -13,9 +13,9 @@ from mutirao.core.parts import Merged
 class FedNova(Checked):
     """Updates are divided by how far each client's steps reach: x' = x + lr tau sum_k p_k (x_k - x) / r_k.
 
-    p_k = n_k / n, r_k is the client's reach (`mutirao.aggregation.effective_steps`: lr times |a_k|_1) and tau = sum_k p_k r_k. Wang,
-    Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-    NeurIPS 2020.
+    p_k = n_k / n, r_k is the client's reach (`mutirao.aggregation.effective_steps`: lr times |a_k|_1) and tau = sum_k
+    p_k r_k. Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS 2020.
 
     Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
 

@@ -34,7 +34,7 @@ def laboratories(told: str) -> Callable[[str], str]:
     """The laboratory of a slide by its name: one for all, or by a table."""
     if not told.endswith(".csv"):
         return lambda slide: told
-    from mutirao.text_files import read_table
+    from mutirao.io import read_table
 
     path = Path(told).expanduser()
     rows = read_table(path)

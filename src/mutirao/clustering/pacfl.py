@@ -5,7 +5,7 @@ Principal Angles between Client Data Subspaces", AAAI 2023): clients are alike w
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,10 +13,16 @@ from mutirao.clustering.auto import Points
 from mutirao.clustering.hierarchical import Merged
 from mutirao.clustering.signatures import Vector
 
-if TYPE_CHECKING:
-    from mutirao.training.samples import Samples  # torch comes with it, which a configuration needs not
-
 ANGLES = ("smallest", "sum")
+
+
+class Rows(Protocol):
+    """What is needed of a client's samples: how many they are, and a batch of them."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Any, /) -> tuple[Any, Any]:
+        """Inputs and labels of some rows."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Subspace:
     trains = False
     repeatable = False
 
-    def __call__(self, samples: "Samples") -> Vector:
+    def __call__(self, samples: Rows) -> Vector:
         from torch import Tensor
 
         x, _ = samples.batch(np.arange(len(samples)))

@@ -4,9 +4,9 @@ A handler says it with `agreed()`, such as `{"frozen": digest}`: weights that do
 client's data say it in the same way, such as their class list. The server's own handler says what is asked for.
 
 Before the first round every client that is another party is asked to `agree`: it looks at what it has, and answers with
-no more than that it is the same, or refuses (`core/agreed_handler.py`). Whoever differs, or may not answer, takes no part, by
-name and with the reason. Whoever was away, or has come back as another node, is asked again before it is asked for
-anything else. The digests go with every request all the same, and a site looks at its own each time.
+no more than that it is the same, or refuses (`core/agreed_handler.py`). Whoever differs, or may not answer, takes no
+part, by name and with the reason. Whoever was away, or has come back as another node, is asked again before it is asked
+for anything else. The digests go with every request all the same, and a site looks at its own each time.
 
 What is not known beforehand is found before that (`agree_on`): clients answer `profile`, the server joins the answers,
 and what came of it goes with every request, beside its digest. So a site keeps nothing, and one that comes late or has

@@ -240,7 +240,7 @@ class Completed:
 
 def complete(part: Any, kind: type[Kind]) -> Kind:
     """Anything that can be called like a part of that kind, as one: the only place where hooks are looked for."""
-    return cast(Kind, part if isinstance(part, Completed) else Completed(part, kind))
+    return cast("Kind", part if isinstance(part, Completed) else Completed(part, kind))
 
 
 def as_handler(part: AnyHandler) -> Handler:

@@ -18,8 +18,7 @@ from mutirao.config import one_line
 from mutirao.datasets.class_folders import ENDINGS, Pictures, look_at, read_content
 from mutirao.datasets.image_files import UnreadableError, cache_home, picture
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
-from mutirao.text_files import read_table, read_text
+from mutirao.io import read_table, read_text, write_whole
 
 SIPAKMED = ("im_Dyskeratotic", "im_Koilocytotic", "im_Metaplastic", "im_Parabasal", "im_Superficial-Intermediate")
 LBC = (

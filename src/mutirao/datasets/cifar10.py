@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from mutirao.datasets.cifar_files import PIXELS, Images, Labels, pickled, records, unpickle
 from mutirao.errors import ConfigError
+from mutirao.io import read_text
 from mutirao.randomness import rng as generator
-from mutirao.text_files import read_text
 
 log = logging.getLogger("mutirao")
 

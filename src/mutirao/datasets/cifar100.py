@@ -9,7 +9,7 @@ import numpy as np
 
 from mutirao.datasets.cifar_files import Images, Labels, pickled, records, unpickle
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_text
+from mutirao.io import read_text
 
 log = logging.getLogger("mutirao")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_table
+from mutirao.io import read_table
 
 log = logging.getLogger("mutirao")
 

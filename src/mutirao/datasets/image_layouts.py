@@ -16,7 +16,7 @@ import numpy as np
 from mutirao.datasets.cervical import find_published, read_published
 from mutirao.datasets.class_folders import Pictures, Rows, agree, look_at, origins, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_table
+from mutirao.io import read_table
 
 log = logging.getLogger("mutirao")
 

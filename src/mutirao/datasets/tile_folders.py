@@ -15,8 +15,7 @@ from pathlib import Path
 from mutirao.config import one_line
 from mutirao.datasets.image_layouts import GLOBAL_TEST, TEST, TRAINING, clients_in
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
-from mutirao.text_files import read_text
+from mutirao.io import read_text, write_whole
 
 SCALE, ORIGINS = "tiles.json", "origins.csv"
 KIND = "mutirao tiles"

@@ -1,4 +1,4 @@
-"""The flow of a task with groups: the plan of `mutirao.experiments.group_rounds` made of a configuration, and its rounds."""
+"""The flow of a task with groups: a configuration makes the plan of `mutirao.experiments.group_rounds`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
 """Groups for any task: whoever trains together is found by a warm-up, and each group has a model of its own.
 
-A task with groups is the task with a handler that signs (`mutirao.clustering.signature_handler`), and its flow is that of groups
-(`mutirao.experiments.group_flow`). A group's model is judged by its clients on test data of their own, by the task's
-metrics; where they have none, or may not tell, the task's own evaluation judges the model of each group, and a group
-counts for as much as it has clients.
+A task with groups is the task with a handler that signs (`mutirao.clustering.signature_handler`), and its flow is that
+of groups (`mutirao.experiments.group_flow`). A group's model is judged by its clients on test data of their own, by the
+task's metrics; where they have none, or may not tell, the task's own evaluation judges the model of each group, and a
+group counts for as much as it has clients.
 """
 
 from collections.abc import Callable, Mapping
@@ -146,7 +146,7 @@ def references_in(run: Run) -> dict[str, Any]:
 
 def make_grouped(given: T, config: Any) -> T:
     """The task with groups, if the configuration asks for any: how its models are judged, and what a run leaves."""
-    task = cast(Any, given)
+    task = cast("Any", given)
     if not has_groups(config) or SIGNS in task.provides:
         return given
     if by_clients := clients_judge(config, task):

@@ -73,7 +73,7 @@ def own_figures(task: Any, handler: Any, summed: bool = False) -> tuple[str, tup
 
 def make_personal(given: T, config: Any) -> T:
     """The task with personal models, if the configuration asks for any."""
-    kind, task = personal_of(config), cast(Any, given)
+    kind, task = personal_of(config), cast("Any", given)
     if isinstance(kind, OneModel):
         return given
     check_tests(kind, as_handler(task.handler).provides, task.population)
@@ -119,7 +119,7 @@ class Roll:
 
     def trained(self, fleet: Fleet, given: T) -> tuple[Fleet, T]:
         """The fleet and the task without new clients."""
-        task = cast(Any, given)
+        task = cast("Any", given)
         if not self.new:
             return fleet, given
         return FleetWithout(fleet, self.new), replace(task, population=PopulationWithout(task.population, self.new))

@@ -9,7 +9,9 @@ of all that never trains. `mutirao.personalization.handler` is what a client doe
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from mutirao.config import load_name
 from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.errors import ConfigError
@@ -57,6 +59,8 @@ class Settings(Personal):
 
     epochs: int = 0
     new: float = 0.0
+    # What trains at a client, as module:class. It needs torch, so it is imported when a task is made.
+    handler: ClassVar[str] = "mutirao.personalization.handler:PersonalTrainer"
 
     def __post_init__(self) -> None:
         check_setting("epochs", self.epochs >= 0, self.epochs, "0 (as many as of a round) or above")
@@ -65,6 +69,10 @@ class Settings(Personal):
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler with a model of the client's own."""
         return as_handler(handler).personal_training(self)
+
+    def around(self, trainer: Any) -> Any:
+        """The handler of this kind around a `Trainer`."""
+        return load_name(self.handler).of(trainer, self)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class FedPer(Keeps):
 
     layers: str = ""
     name = "fedper"
+    handler = "mutirao.personalization.handler:Kept"
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,7 @@ class FedRep(Keeps):
 
     layers: str = ""
     name = "fedrep"
+    handler = "mutirao.personalization.alternating:Alternating"
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,7 @@ class FedRecon(Keeps):
     support: float = 0.5
     lr: float = 0.0
     name = "fedrecon"
+    handler = "mutirao.personalization.alternating:Rebuilding"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,6 +165,7 @@ class FedBN(Keeps):
     """
 
     name = "fedbn"
+    handler = "mutirao.personalization.handler:Kept"
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,7 @@ class Ditto(Settings):
 
     lam: float = 0.1
     name = "ditto"
+    handler = "mutirao.personalization.handler:Beside"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,18 +14,27 @@ from mutirao.partitioning.heterogeneity import SAMPLES, PartitionSummary, descri
 MOST_CLIENTS, MOST_CLASSES = 20_000, 1_000  # beyond which counting takes long, or shows nothing
 
 
+@runtime_checkable
+class CountsClasses(Protocol):
+    """A population that can count a client's classes without reading its data, such as folders of pictures."""
+
+    anybody: bool  # whether it stands for any client, so that it knows none by name
+
+    def counts(self, name: ClientId) -> Mapping[str, int]:
+        """The samples of a client by class."""
+
+
 def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
     """The samples of each client by class, or in all where they have none; None where that is not known here.
 
     Nothing is read that is not at hand: data that come from elsewhere, or are not `Samples`, are not counted.
     """
-    from mutirao.systems.images.client import Wards  # late: they bring torch
-    from mutirao.training.samples import ClientData, Samples, VirtualClients
+    from mutirao.training.samples import ClientData, Samples, VirtualClients  # late: it brings torch
 
     whole = population.population if isinstance(population, PopulationWithout) else population
     if not 1 < len(population) <= MOST_CLIENTS:
         return None
-    if isinstance(whole, Wards):
+    if isinstance(whole, CountsClasses):
         try:
             return None if whole.anybody else count_labels({name: spread(whole.counts(name)) for name in population})
         except ConfigError:  # this party does not hold their pictures

@@ -1,14 +1,27 @@
 """The picture of a confusion matrix."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from mutirao.report.plot_style import blank, save
-from mutirao.systems.images.metrics import Confusion
 
 
-def draw_confusion(found: Confusion, path: Path) -> None:
+class ConfusionMatrix(Protocol):
+    """Counts by true class (rows) and class found (columns), and the names of the classes."""
+
+    @property
+    def counts(self) -> Any:
+        """How many of a true class (row) were taken for a class (column)."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+
+
+def draw_confusion(found: ConfusionMatrix, path: Path) -> None:
     """Draw what was taken for what: a row a true class, its shares as shades, its counts as numbers."""
     counts, classes = found.counts, found.classes
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)

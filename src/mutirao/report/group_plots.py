@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from mutirao.clustering.group_tables import Plane, Scan
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, palette, save, tidy
-from mutirao.text_files import write_rows
 
 
 def draw_plane(found: Plane, path: Path) -> None:

@@ -16,19 +16,22 @@ from mutirao.studies.targets import runs_of
 
 # What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
 KINDS = {
-    "curves": ("the metrics of a run by round", "pictures"),
-    "participation": ("who was selected when and how evenly, in a run", "pictures"),
-    "selection": ("selection policies side by side, with tables, in a study", "pictures"),
-    "wins": ("queries won and lost against another run (--against), of a ranking run", "wins"),
+    "curves": ("the metrics of a run by round", "mutirao.report.plot_kinds"),
+    "participation": ("who was selected when and how evenly, in a run", "mutirao.report.plot_kinds"),
+    "selection": ("selection policies side by side, with tables, in a study", "mutirao.report.plot_kinds"),
+    "wins": (
+        "queries won and lost against another run (--against), of a ranking run",
+        "mutirao.systems.ranking.report",
+    ),
     # For papers: one vector figure each, of the size of a column.
-    "labels": ("label skew: a bar a client, stacked by class, of a run", "figures"),
-    "bands": ("mean curves with 95% bands, of a study or run", "figures"),
-    "ablation": ("mean curves of many methods, named where they end, of a study", "figures"),
-    "best": ("the best value so far by round, of a study or run", "figures"),
-    "histogram": ("how often clients were selected, of a study or run", "figures"),
-    "weights": ("weights of the clients, coloured by risk, of a run", "figures"),
-    "eps": ("groups found over the range of eps, of a run of the groups recipe", "figures"),
-    "users": ("rounds to a target by clients a round, of a study over per_round", "figures"),
+    "labels": ("label skew: a bar a client, stacked by class, of a run", "mutirao.report.paper_figures"),
+    "bands": ("mean curves with 95% bands, of a study or run", "mutirao.report.paper_figures"),
+    "ablation": ("mean curves of many methods, named where they end, of a study", "mutirao.report.paper_figures"),
+    "best": ("the best value so far by round, of a study or run", "mutirao.report.paper_figures"),
+    "histogram": ("how often clients were selected, of a study or run", "mutirao.report.paper_figures"),
+    "weights": ("weights of the clients, coloured by risk, of a run", "mutirao.report.paper_figures"),
+    "eps": ("groups found over the range of eps, of a run of the groups recipe", "mutirao.report.paper_figures"),
+    "users": ("rounds to a target by clients a round, of a study over per_round", "mutirao.report.paper_figures"),
 }
 Draw = Callable[..., list[Path]]
 
@@ -39,7 +42,7 @@ def draw(folder: Path, kind: str, out: Path | None = None, **options: str | floa
         raise ConfigError(f"no kind of picture is called {kind!r}{nearest(kind, KINDS)}")
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder with a run or a study")
-    make: Draw = load_name(f"mutirao.report.{KINDS[kind][1]}:plot_{kind}")
+    make: Draw = load_name(f"{KINDS[kind][1]}:plot_{kind}")
     given = {k: v for k, v in options.items() if v}
     takes = inspect.signature(make).parameters
     for name in given:

@@ -12,13 +12,12 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.partitioning import PartitionSummary
 from mutirao.partitioning.heterogeneity import SAMPLES
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, every, palette, save, scatter_risks, tidy
 from mutirao.runs.reader import Floats
 from mutirao.stats import interval
-from mutirao.text_files import write_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,11 +3,14 @@
 from pathlib import Path
 from urllib.parse import quote
 
+from mutirao.config import load_name
 from mutirao.report.plots import draw_bands
 from mutirao.runs.column_names import USUAL
 from mutirao.studies.study import Study, results
-from mutirao.systems.ranking.query_tests import write_query_tables
-from mutirao.systems.ranking.wins_plot import draw_wins
+
+# What a system draws of a study beside that, as `package.module:function(study, out)`; it draws nothing of others'
+# runs.
+SYSTEM_PLOTS = ("mutirao.systems.ranking.report:draw_queries",)
 
 
 def draw_study(study: Study, out: Path) -> list[Path]:
@@ -22,14 +25,6 @@ def draw_study(study: Study, out: Path) -> list[Path]:
         path = out / f"curves_{quote(metric.replace('@', '_at_'), safe=' ,')}.png"
         draw_bands(methods, metric, path)
         paths.append(path)
-    return paths + draw_queries(study, out)
-
-
-def draw_queries(study: Study, out: Path) -> list[Path]:
-    """Write what queries tell, and draw who wins and loses against the baseline by the first metric they have."""
-    lines = write_query_tables(study, out)
-    if not lines:
-        return []
-    metric, path = lines[0].metric, out / "wins.png"
-    draw_wins({x.method: x.ours - x.theirs for x in lines if x.metric == metric}, f"{metric}, difference", path)
-    return [path]
+    for draw in SYSTEM_PLOTS:
+        paths += load_name(draw)(study, out)
+    return paths

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.errors import Damaged
-from mutirao.io import append_whole, naming, plain
-from mutirao.text_files import write_plain, write_rows
+from mutirao.io import append_whole, naming, plain, write_plain, write_rows
 
 MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a table without end
 PART = 20_000  # rows that are held at once: of a long table never all

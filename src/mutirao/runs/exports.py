@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.runs.column_names import TEXTS, typed
 from mutirao.runs.csv_columns import Columns
-from mutirao.text_files import write_rows
 
 TABLES = ("history", "clients")
 FORMATS = (".parquet", ".csv")

@@ -17,10 +17,10 @@ class DivFL(Counted):
     """A diverse subset: clients S with the least sum over all clients i of min over j in S of |g_i - g_j|, greedily.
 
     Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization", ICLR 2022. g_i
-    is the update of client i when it last took part (of a large model a sketch, see `core/update_figures.py`). From nobody on,
-    the client that makes the sum least is added; of equals the first by name. `candidates` is how many, by lot, are
-    looked at for each place (0: all; the authors' stochastic greedy takes a tenth). Whoever has not taken part comes
-    first: the authors ask all for a gradient beforehand.
+    is the update of client i when it last took part (of a large model a sketch, see `core/update_figures.py`). From
+    nobody on, the client that makes the sum least is added; of equals the first by name. `candidates` is how many, by
+    lot, are looked at for each place (0: all; the authors' stochastic greedy takes a tenth). Whoever has not taken part
+    comes first: the authors ask all for a gradient beforehand.
 
     Updates are shortened to the quantile `clip` of their lengths (1: as they are), so that an enormous one is nobody's
     farthest; who was selected more than `most` times as often as the mean (0: no matter) is passed over while there are

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
+from mutirao.io import read_table
 from mutirao.randomness import rng
-from mutirao.text_files import read_table
 
 log = logging.getLogger("mutirao")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_table
+from mutirao.io import read_table
 
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.metrics import Direction, rounds_to, wobble_in
 from mutirao.randomness import rng
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interval, paired
 from mutirao.studies.published import Claim
 from mutirao.studies.study import Study, results
-from mutirao.text_files import write_rows
 
 Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by place in the grid
 

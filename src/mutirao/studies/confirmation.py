@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import flatten, quote, write_value
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.studies.tuning import Trial, Tuning, warnings, winners
-from mutirao.text_files import write_rows
 
 HEADER = ("method", "trial", "settings", "mean", "95% t", "runs", "chosen", "fault")
 

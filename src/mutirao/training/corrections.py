@@ -1,9 +1,9 @@
 """Methods that keep something at the client: what corrects its steps before, and what it keeps and tells after.
 
-A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.aggregation`), and the steps are the
-trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state, with what was
-kept before: an update that never counted is undone when its client is asked again (`counted = 3`), or the server's part
-of a method would be off by it for good.
+A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.aggregation`), and the steps are
+the trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state, with what
+was kept before: an update that never counted is undone when its client is asked again (`counted = 3`), or the server's
+part of a method would be off by it for good.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,11 @@
 """What a client does with a torch module: train it on its own samples, or judge it on others of its own."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from mutirao.core.hyperparameters import TOLD
-from mutirao.personalization import Settings as Personal
-from mutirao.personalization.alternating import Alternating, Rebuilding
-from mutirao.personalization.handler import Beside, Kept, PersonalTrainer
 from mutirao.privacy import DPSGD
 from mutirao.training.corrections import lacks
 from mutirao.training.dp_sgd import PrivateTrainer
@@ -26,15 +24,6 @@ PROVIDED = frozenset(
     | {f"config:{name}" for name in TOLD}
     | {f"metrics:{name}" for name in PROBED}
 )
-
-# What a client does with a model of its own, by the kind of that; of any other kind all send the whole model.
-PERSONAL: dict[str, type[PersonalTrainer]] = {
-    "fedper": Kept,
-    "fedrep": Alternating,
-    "fedbn": Kept,
-    "fedrecon": Rebuilding,
-    "ditto": Beside,
-}
 
 
 @dataclass(frozen=True)
@@ -70,9 +59,9 @@ class Trainer(PlainTrainer):
         """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""
         return PrivateTrainer.of(self, privacy)
 
-    def personal_training(self, personal: Personal) -> PersonalTrainer:
-        """A handler that trains as this one does, a part of the model or a second one being each client's own."""
-        return PERSONAL.get(personal.name, PersonalTrainer).of(self, personal)
+    def personal_training(self, personal: Any) -> Any:
+        """A handler around this trainer that gives each client a model of its own (`mutirao.personalization`)."""
+        return personal.around(self)
 
     def make(self) -> nn.Module:
         """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""

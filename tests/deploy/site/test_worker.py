@@ -184,7 +184,10 @@ def test_a_worker_that_does_not_answer_is_done_without(warm: Warm, monkeypatch: 
 
 
 def test_a_client_process_imports_no_torch() -> None:
-    code = "import sys, mutirao.deploy.site.clientapp as c; c.prepare(); print('torch' in sys.modules, 'scipy' in sys.modules)"
+    code = (
+        "import sys, mutirao.deploy.site.clientapp as c; c.prepare()\n"
+        "print('torch' in sys.modules, 'scipy' in sys.modules)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]
 

@@ -8,7 +8,7 @@ import pytest
 from mutirao.errors import ConfigError
 from mutirao.report import execute
 from mutirao.report.plot_kinds import draw
-from mutirao.systems.ranking import wins_plot
+from mutirao.systems.ranking import report
 
 TINY = {"queries": 60, "clients": 4, "rounds": 1, "hidden": 4}
 
@@ -23,7 +23,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_two_runs_are_held_against_each_other(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
-    monkeypatch.setattr(wins_plot, "draw_wins", lambda found, label, path: drawn.update(found, label=label))
+    monkeypatch.setattr(report, "draw_wins", lambda found, label, path: drawn.update(found, label=label))
     a, b = two
     assert draw(a, "wins", against=str(b)) == [a / "wins.png"]
     assert drawn.pop("label") == "ndcg@5, difference"

@@ -65,7 +65,7 @@ class Simulation(Wrapper):
         self._engine.start()
         fleet = fleets.get()
         self._check()
-        return cast(FlowerFleet, fleet)
+        return cast("FlowerFleet", fleet)
 
     def clients(self) -> list[ClientId]:
         """The simulated clients."""

@@ -24,9 +24,9 @@ def read_letor(path: Path | str, cache: bool = True) -> RankingData:
     r"""Read a file of lines `GRADE qid:ID 1:VALUE 2:VALUE ... # comment`, plain or gzipped.
 
     Features that a line leaves out are 0; a wrong line is refused with its number; NULL, documents that nobody judged
-    (grade -1) and orders in place of grades are settled (`mutirao.systems.ranking.missing_values`). With `cache`, what was read is
-    kept and mapped into memory (copy-on-write) by later calls, until the file's size or time changes. Qin and Liu,
-    "Introducing LETOR 4.0 Datasets", 2013.
+    (grade -1) and orders in place of grades are settled (`mutirao.systems.ranking.missing_values`). With `cache`, what
+    was read is kept and mapped into memory (copy-on-write) by later calls, until the file's size or time changes. Qin
+    and Liu, "Introducing LETOR 4.0 Datasets", 2013.
 
     >>> _ = Path("train.txt").write_text("2 qid:10 1:0.5 2:0.1 # d1\n0 qid:10 1:0.2 # d2\n1 qid:20 2:0.9\n")
     >>> data = read_letor("train.txt", cache=False)

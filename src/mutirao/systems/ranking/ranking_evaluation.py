@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.metrics import mrr, ndcg
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.text_files import write_rows
 
 CUTS = (1, 5, 10)
 Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], float]  # of scores, grades, queries: a mean over these

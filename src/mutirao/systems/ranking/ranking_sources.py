@@ -38,9 +38,9 @@ def load_parts(config: Any) -> Three:
 def read_parts(path: Path | str, fold: int | None = None, qrels: str = "", cache: bool = True) -> Three:
     """Training, validation and test part of a ranking set.
 
-    A folder is read as its publisher ships it (`mutirao.systems.ranking.letor_layouts`). The queries of one file are cut into five
-    folds, as they follow each other. `qrels` are judgements in place of the file's own grades: a file, or `irds:NAME`;
-    without it, files in the folder that have "qrels" in their names.
+    A folder is read as its publisher ships it (`mutirao.systems.ranking.letor_layouts`). The queries of one file are
+    cut into five folds, as they follow each other. `qrels` are judgements in place of the file's own grades: a file, or
+    `irds:NAME`; without it, files in the folder that have "qrels" in their names.
     """
     place = Path(path)
     judged = judgements_for(place, qrels)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_rows, read_text
+from mutirao.io import read_rows, read_text
 
 YEAR = re.compile(r"\((\d{4})(?:\s*[-–/]\s*\d{0,4})?\)\s*$")
 ID_COLUMNS = ("id", "item", "item_id", "itemid", "movieid", "movie_id")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mutirao.errors import ConfigError
+from mutirao.io import read_rows, read_text
 from mutirao.systems.recsys.ratings import Ratings
-from mutirao.text_files import read_rows, read_text
 
 POOLED = "those whose pooled ratings the item vectors begin from"
 JUDGES = "those who judge the model"

@@ -1,7 +1,7 @@
 """The work of many users at once, compiled by numba: rebuild each user's vector, predict, train the items.
 
 `work` (squared errors) and `rank` (BPR) are written in plain loops and compiled where numba is installed. Without it,
-`mutirao.systems.recsys.local_training` and `bpr` do the same with NumPy, a user at a time; they agree to the accuracy of float32.
+`local_training` and `bpr` do the same with NumPy, a user at a time; they agree to the accuracy of float32.
 `Recommender` always uses the NumPy functions: one user is not worth compiling for.
 """
 
@@ -211,7 +211,7 @@ def rank(
     low: int,
     high: int,
 ) -> None:
-    """BPR for users `low` to `high`; see `mutirao.systems.recsys.bpr`. If partner[k] >= 0, k was drawn for that item taken.
+    """BPR for users `low` to `high`; see `bpr.py`. If partner[k] >= 0, k was drawn for that item taken.
 
     Newton's method takes the second derivative anew only where a step with the one it has did not help enough, and
     goes back where a step went too far.

@@ -64,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the work depends on; see `mutirao.systems.recsys.fedrecon.FedRecon`. No result depends on the number of workers."""
+    """What the work depends on; see `FedRecon`. No result depends on the number of workers."""
 
     biases: bool
     ridge: float

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import read_rows, read_text, write_rows, write_whole
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.matching import Matches, Pair
-from mutirao.text_files import read_rows, read_text, write_rows
 
 log = logging.getLogger("mutirao")
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.text_files import decode
+from mutirao.io import decode
 
 MOST_DIGITS = 18  # whole numbers up to here fit into 64 bits
 LONGEST_ID = 200

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
+from mutirao.io import BOM, decode, read_rows
 from mutirao.systems.recsys.catalogues import Catalogue, catalogue_file, read_titles
 from mutirao.systems.recsys.embeddings import load_embeddings
 from mutirao.systems.recsys.rating_lines import MOVIELENS_1M, MOVIELENS_100K, NETFLIX, Columns, Ids, Layout, read_block
 from mutirao.systems.recsys.ratings import Ratings, gather
-from mutirao.text_files import BOM, decode, read_rows
 
 BLOCK = 1 << 22  # bytes of text read at once: the working arrays stay small
 KEYS = ("user", "item", "rating", "time")

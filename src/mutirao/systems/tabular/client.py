@@ -81,7 +81,8 @@ def trainer_for(made: Trainers, schema: Schema) -> Trainer:
 @lru_cache(maxsize=16)
 def personal_for(made: Trainers, schema: Schema, personal: Personal) -> PersonalTrainer:
     """The same for clients with a model of their own."""
-    return trainer_for(made, schema).personal_training(personal)
+    trainer: PersonalTrainer = trainer_for(made, schema).personal_training(personal)
+    return trainer
 
 
 class Encoded:

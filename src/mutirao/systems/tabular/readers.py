@@ -13,8 +13,8 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
+from mutirao.io import line_at, read_rows
 from mutirao.systems.tabular.table import DAY, IDENTIFIER, Column, Table, as_column, days_of, is_name
-from mutirao.text_files import line_at, read_rows
 
 log = logging.getLogger("mutirao")
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from mutirao.config import one_line
 from mutirao.errors import ConfigError
+from mutirao.io import read_rows, read_text
 from mutirao.systems.cytology.slides.areas import Floats
-from mutirao.text_files import read_rows, read_text
 
 MOST_BYTES = 1 << 28  # of an annotation file
 FARTHEST = 1e8  # pixels: no slide is as large

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mutirao.config import one_line
 from mutirao.errors import ConfigError
-from mutirao.text_files import read_table
+from mutirao.io import read_table
 
 Pixels = npt.NDArray[np.uint8]
 ENDINGS = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide", ".czi", ".dcm")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from mutirao.errors import ConfigError
-from mutirao.io import write_whole
+from mutirao.io import write_rows, write_whole
 from mutirao.research_notice import NOTICE, sign_picture
 from mutirao.systems.cytology.slides.models import Model
 from mutirao.systems.cytology.slides.readers import Pixels, encode, open_slide
@@ -24,7 +24,6 @@ from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, from_afar,
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide
 from mutirao.systems.images.choices import BAG_HEADS
 from mutirao.templates import data_uri, render
-from mutirao.text_files import write_rows
 from mutirao.training.cpu_cores import cores
 from mutirao.training.optimizers import one_thread
 

@@ -20,9 +20,8 @@ from mutirao.config import one_line
 from mutirao.datasets.class_folders import ENDINGS
 from mutirao.datasets.tile_folders import ORIGINS, Scale, is_class_name, read_scale, table_of
 from mutirao.errors import ConfigError
-from mutirao.io import append_whole, lock, sync, write_whole
+from mutirao.io import append_whole, decode, lock, read_rows, read_table, read_text, sync, write_whole
 from mutirao.systems.cytology.slides.tiling import read_table as read_tiles
-from mutirao.text_files import decode, read_rows, read_table, read_text
 
 log = logging.getLogger("mutirao")
 

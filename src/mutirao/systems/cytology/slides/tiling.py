@@ -16,12 +16,12 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.io import read_table as rows_in
 from mutirao.io import write_whole
 from mutirao.research_notice import sign_picture
 from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode, open_slide
 from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
 from mutirao.systems.cytology.slides.tissue_mask import Masked, mask_slide
-from mutirao.text_files import read_table as rows_in
 from mutirao.training.cpu_cores import cores
 
 COLUMNS = ("tile", "x", "y", "level", "side", "cover", "variance", "entropy", "score", "kept", "why")

@@ -23,7 +23,7 @@ class Rebuilt:
     """FedRecon, whose users keep nothing; it is set by the recipe's own settings.
 
     >>> from mutirao.config import Part, build
-    >>> build("method", Part("fedrecon", home="mutirao.systems.recsys.partially_local.methods"))  # as `method=fedrecon` does
+    >>> build("method", Part("fedrecon", home="mutirao.systems.recsys.partially_local.methods"))
     Rebuilt()
     """
 

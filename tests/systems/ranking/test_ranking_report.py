@@ -11,7 +11,7 @@ from scipy import stats
 
 from mutirao.cli.main import main
 from mutirao.studies.study import read_study
-from mutirao.systems.ranking.query_tests import compare_queries, pair_queries
+from mutirao.systems.ranking.report import compare_queries, pair_queries
 
 STUDY = """
 recipe = "ranking"
