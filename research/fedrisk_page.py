@@ -20,7 +20,7 @@ from mutirao.studies.claims import Figure, judge, read_claims
 from mutirao.studies.reproduction import HOME
 from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
-from mutirao.systems.ranking.query_wins import hold_against
+from mutirao.systems.ranking.metrics import hold_against
 from mutirao.systems.ranking.report import draw_wins, pair_queries, read_queries
 from research.pages import fill_page
 

@@ -17,7 +17,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 from mutirao.risk import geo_risk, ideal_risk
-from mutirao.systems.ranking.query_wins import t_risk, u_risk
+from mutirao.systems.ranking.metrics import t_risk, u_risk
 from research.risk_scene import MOMENTUM, Floats, Joining, Scene
 
 Score = Callable[[Floats, Floats, float], Floats]  # of models x queries, a base and an aversion: higher is better

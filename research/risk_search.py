@@ -25,8 +25,8 @@ from mutirao.core.moments import combine_moments, measure_moments, standardise
 from mutirao.randomness import number, rng
 from mutirao.selection import Uniform
 from mutirao.stats import paired
+from mutirao.systems.ranking.metrics import t_risk, u_risk
 from mutirao.systems.ranking.query_partition import deal
-from mutirao.systems.ranking.query_wins import t_risk, u_risk
 from mutirao.systems.ranking.ranking_sources import load_parts
 from mutirao.systems.ranking.recipe import Config
 from mutirao.systems.ranking.scorers import dense

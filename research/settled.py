@@ -8,7 +8,7 @@ from mutirao.core.fleet import Request
 from mutirao.experiments.task import Task
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.ranking import recipe
-from mutirao.systems.ranking.feature_profile import join_profiles
+from mutirao.systems.ranking.feature_scale import join_profiles
 
 
 def settled_task(config: Any) -> Task:

@@ -50,9 +50,15 @@ def rank(
       mutirao rank runs/ranking --onnx ranker.onnx --save ranker.safetensors
     """
     from mutirao.io import write_whole
-    from mutirao.systems.ranking.ranker import Ranker
-    from mutirao.systems.ranking.ranking_evaluation import write_queries
-    from mutirao.systems.ranking.scoring import as_lines, as_trec, judge_documents, read_documents, score_documents
+    from mutirao.systems.ranking.metrics import write_queries
+    from mutirao.systems.ranking.ranker import (
+        Ranker,
+        as_lines,
+        as_trec,
+        judge_documents,
+        read_documents,
+        score_documents,
+    )
 
     if file is None and (out or queries):
         raise ConfigError("name the FILE whose documents are to be scored")

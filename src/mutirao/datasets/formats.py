@@ -37,14 +37,14 @@ FORMS = {
     "letor": DataSet(
         about="any ranking data of lines 'GRADE qid:ID 1:VALUE 2:VALUE ...'",
         layout="one such file, plain or gzipped, or a folder with Fold1 to Fold5 of train.txt, vali.txt and test.txt",
-        check="mutirao.systems.ranking.data_check:check_ranking",
+        check="mutirao.systems.ranking.ranking_sources:check_ranking",
         source="anybody who publishes in the format of LETOR or SVMlight",
     ),
     "trec": DataSet(
         about="features with judgements apart, as TREC publishes them",
         layout="a folder with a file *qrels* of lines 'QUERY ITERATION DOCUMENT GRADE', and a file of features (or a "
         "train.txt, vali.txt and test.txt) of lines '0 qid:QUERY 1:VALUE ... # DOCUMENT'",
-        check="mutirao.systems.ranking.data_check:check_ranking",
+        check="mutirao.systems.ranking.ranking_sources:check_ranking",
         source="NIST, or anybody who judges in TREC's format",
     ),
     "tabular": DataSet(

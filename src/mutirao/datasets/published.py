@@ -220,7 +220,7 @@ PUBLISHED = {
         about="web search: 136 features, grades 0 to 4; WEB10K has 10,000 queries and 1,200,192 documents, WEB30K "
         "three times as many; there is an embedded stand-in",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
-        check="mutirao.systems.ranking.data_check:check_mslr",
+        check="mutirao.systems.ranking.ranking_sources:check_mslr",
         source="Microsoft Research, Microsoft Learning to Rank Datasets: MSLR-WEB10K or MSLR-WEB30K",
         page="https://www.microsoft.com/en-us/research/project/mslr/",
         terms="Microsoft Research licence agreement: for research, no redistribution",
@@ -230,7 +230,7 @@ PUBLISHED = {
     "mq2008": DataSet(
         about="the TREC million query track of 2008: 784 queries, 15,211 documents, 46 features, grades 0 to 2",
         layout="a folder with Fold1 to Fold5, each with train.txt, vali.txt and test.txt (or .txt.gz)",
-        check="mutirao.systems.ranking.data_check:check_ranking",
+        check="mutirao.systems.ranking.ranking_sources:check_ranking",
         source="Microsoft Research, LETOR 4.0: MQ2008 (supervised ranking)",
         page=LETOR,
         terms="Microsoft Research licence agreement: for research, no redistribution",
@@ -240,7 +240,7 @@ PUBLISHED = {
     "ohsumed": DataSet(
         about="medical search: 106 queries, 16,140 documents, 25 features (LETOR 2) or 45 (LETOR 3), grades 0 to 2",
         layout="the folder with Data/Fold1/trainingset.txt and so on, or with QueryLevelNorm/Fold1/train.txt",
-        check="mutirao.systems.ranking.data_check:check_ranking",
+        check="mutirao.systems.ranking.ranking_sources:check_ranking",
         source="Microsoft Research, LETOR 2.0 or 3.0: OHSUMED",
         page=LETOR,
         terms="Microsoft Research licence agreement: for research, no redistribution",
@@ -262,7 +262,7 @@ PUBLISHED = {
         about="LightGBM's ranking example, without qid: 201 and 50 queries, 301 features, grades 0 to 4",
         layout="a folder with rank.train and rank.test, and beside each how many documents its queries have: "
         "rank.train.query or rank.train.group",
-        check="mutirao.systems.ranking.data_check:check_ranking",
+        check="mutirao.systems.ranking.ranking_sources:check_ranking",
         source="Microsoft: LightGBM's examples; whoever prepares files for LightGBM or XGBoost",
         page="https://github.com/microsoft/LightGBM/tree/master/examples/lambdarank",
         terms="MIT",

@@ -13,8 +13,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
 from mutirao.runs.csv_tables import Table
-from mutirao.systems.ranking.forest import bare_forest, first_trees, plant, score_by_trees
-from mutirao.systems.ranking.lambdamart import LambdaMART
+from mutirao.systems.ranking.lambdamart import LambdaMART, bare_forest, first_trees, plant, score_by_trees
 from mutirao.systems.ranking.recipe import Config
 
 

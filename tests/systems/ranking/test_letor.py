@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from letor_files import EXAMPLE, READERS, either, put, same
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking import file_blocks, letor, letor_parsing
+from mutirao.systems.ranking import letor, letor_parsing
 from mutirao.systems.ranking.letor import read_letor, write_letor
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.ranking_sources import read_parts
@@ -21,7 +21,7 @@ from mutirao.systems.ranking.ranking_sources import read_parts
 @pytest.fixture
 def _by(reader, monkeypatch):
     """Files are read by that reader."""
-    monkeypatch.setattr(file_blocks, "read_block", READERS[reader])
+    monkeypatch.setattr(letor, "read_block", READERS[reader])
 
 
 @pytest.mark.parametrize("module", [letor, letor_parsing])
@@ -167,8 +167,8 @@ def test_a_sparse_file_is_refused_before_it_fills_the_memory(tmp_path, reader):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_blocks, "MOST_LINE", 1 << 20)
-    monkeypatch.setattr(file_blocks, "BLOCK", 1 << 16)
+    monkeypatch.setattr(letor, "MOST_LINE", 1 << 20)
+    monkeypatch.setattr(letor, "BLOCK", 1 << 16)
     file = put(tmp_path, b"0 qid:1 1:1\n" + b"1" * (2 << 20))
     with pytest.raises(ConfigError, match="line 2: it is longer than 1 MiB"):
         read_letor(file, cache=False)
@@ -179,7 +179,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
 def test_blocks_do_not_matter(tmp_path, monkeypatch, reader, block):
     whole = read_letor(put(tmp_path, EXAMPLE * 3), cache=False)
-    monkeypatch.setattr(file_blocks, "BLOCK", block)
+    monkeypatch.setattr(letor, "BLOCK", block)
     assert same(read_letor(put(tmp_path, EXAMPLE * 3), cache=False), whole)
     wrong = put(tmp_path, EXAMPLE * 3 + b"0 qid:1 1:1 1:1\n" + EXAMPLE)
     with pytest.raises(ConfigError, match="line 22: feature 1 stands"):
@@ -199,8 +199,8 @@ def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, conte
     outcomes = []
     for reader in READERS.values():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_blocks, "BLOCK", block)
-            patch.setattr(file_blocks, "read_block", reader)
+            patch.setattr(letor, "BLOCK", block)
+            patch.setattr(letor, "read_block", reader)
             try:
                 data = read_letor(file, cache=False)
                 outcomes.append((data.x.tobytes(), data.query_ids.tolist()))
@@ -265,5 +265,5 @@ def test_published_folds_are_read_as_they_are(real_data, monkeypatch, folder, fe
     assert np.array_equal(grades, sets[1].grades)
     assert sets[1].query_ids[sets[1].queries].tolist() == [int(n) for n in names]
     for reader in READERS.values():
-        monkeypatch.setattr(file_blocks, "read_block", reader)
+        monkeypatch.setattr(letor, "read_block", reader)
         assert same(read_letor(real_data / folder / "Fold1" / "vali.txt", cache=False), sets[1])

@@ -9,13 +9,13 @@ import pytest
 from letor_files import READERS, either, put
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking import file_blocks, missing_values
+from mutirao.systems.ranking import letor, missing_values
 from mutirao.systems.ranking.letor import read_letor
 
 
 @pytest.fixture
 def _by(reader, monkeypatch):
-    monkeypatch.setattr(file_blocks, "read_block", READERS[reader])
+    monkeypatch.setattr(letor, "read_block", READERS[reader])
 
 
 def test_the_example_in_the_docstring_holds():

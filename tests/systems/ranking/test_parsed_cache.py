@@ -10,7 +10,7 @@ import pytest
 from letor_files import EXAMPLE, put, same
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking import file_blocks
+from mutirao.systems.ranking import letor
 from mutirao.systems.ranking.letor import read_letor
 
 
@@ -25,13 +25,13 @@ def home(tmp_path, monkeypatch):
 def reads(monkeypatch):
     """How often a file was really read."""
     seen = []
-    real = file_blocks.read_file
+    real = letor.read_raw_letor
 
     def count(file):
         seen.append(file)
         return real(file)
 
-    monkeypatch.setattr(file_blocks, "read_file", count)
+    monkeypatch.setattr(letor, "read_raw_letor", count)
     return seen
 
 
@@ -64,7 +64,7 @@ def test_a_file_is_read_once_and_mapped_after_that(tmp_path, home, reads):
 
 
 def test_text_as_names_and_blocks_that_grow_wider_are_kept_too(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(file_blocks, "BLOCK", 16)
+    monkeypatch.setattr(letor, "BLOCK", 16)
     rows = b"".join(b"1 qid:q%d %d:%d\n" % (k, 1 + k // 3, k) for k in range(40))
     file = put(tmp_path, rows)
     assert same(read_letor(file), read_letor(file, cache=False))
@@ -144,7 +144,7 @@ def test_a_refused_file_leaves_nothing_behind(tmp_path, home):
 
 def test_who_comes_second_takes_what_the_first_has_kept(tmp_path, home, monkeypatch):
     file = put(tmp_path, EXAMPLE)
-    real, busy = file_blocks.read_file, []
+    real, busy = letor.read_raw_letor, []
 
     def meanwhile(path):
         if not busy:
@@ -152,21 +152,21 @@ def test_who_comes_second_takes_what_the_first_has_kept(tmp_path, home, monkeypa
             read_letor(path)  # another process is faster
         return real(path)
 
-    monkeypatch.setattr(file_blocks, "read_file", meanwhile)
+    monkeypatch.setattr(letor, "read_raw_letor", meanwhile)
     assert same(read_letor(file), read_letor(file, cache=False))
     assert [f.name for f in file.with_name("some.txt.mutirao").iterdir()] == [kept_in(file).name]
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, home, monkeypatch):
     file = put(tmp_path, EXAMPLE)
-    real = file_blocks.read_file
+    real = letor.read_raw_letor
 
     def meanwhile(path):
         found = real(path)
         os.utime(path, ns=(5, 5))
         return found
 
-    monkeypatch.setattr(file_blocks, "read_file", meanwhile)
+    monkeypatch.setattr(letor, "read_raw_letor", meanwhile)
     with pytest.raises(ConfigError, match="was changed while it was read"):
         read_letor(file)
 

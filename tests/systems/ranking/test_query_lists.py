@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from mutirao.systems.ranking.encoding import flat_lists, lists_of, most_of
 from mutirao.systems.ranking.losses import PAD
-from mutirao.systems.ranking.query_lists import flat_lists, lists_of, most_of
 from mutirao.systems.ranking.scorers import Scorer, dense, score
 
 DRAW = np.random.default_rng(0)

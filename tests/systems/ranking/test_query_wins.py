@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking.query_wins import geo_risk, hold_against, t_risk, u_risk, z_risk
+from mutirao.systems.ranking.metrics import geo_risk, hold_against, t_risk, u_risk, z_risk
 
 values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=20)
 aversions = st.floats(0, 10)

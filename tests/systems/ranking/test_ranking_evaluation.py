@@ -11,8 +11,8 @@ import pytrec_eval
 from mutirao.config import resolve
 from mutirao.report import execute
 from mutirao.runs.verify import verify
+from mutirao.systems.ranking.metrics import METRICS, judge, judge_queries
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.systems.ranking.ranking_evaluation import METRICS, judge, judge_queries
 from mutirao.systems.ranking.recipe import Config
 
 Floats = npt.NDArray[np.float64]

@@ -26,8 +26,7 @@ from mutirao.errors import ConfigError
 from mutirao.report import execute
 from mutirao.runs.csv_tables import Table
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.systems.ranking.feature_profile import join_profiles, read_profile, tell_profile
-from mutirao.systems.ranking.feature_scale import SCALE, read_scale
+from mutirao.systems.ranking.feature_scale import SCALE, join_profiles, read_profile, read_scale, tell_profile
 from mutirao.systems.ranking.recipe import Config, recipe
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "hidden": 4, "lr": 0.05, "aggregate": "fedavg", "test": 0.25}

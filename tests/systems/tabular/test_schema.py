@@ -13,9 +13,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from mutirao.core.agreement import as_extra
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError, Refused
+from mutirao.systems.tabular.client_tables import Keep, pick_alike
 from mutirao.systems.tabular.schema import MOST_CATEGORIES, MOST_CLASSES, Schema, Task, read_schema
 from mutirao.systems.tabular.table import Column, Table
-from mutirao.systems.tabular.table_clients import Keep, pick_alike
 from mutirao.systems.tabular.table_profile import join_profiles, tell_profile
 
 CLASSES, NUMBERS = "classification", "regression"

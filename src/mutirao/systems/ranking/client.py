@@ -20,14 +20,12 @@ from mutirao.errors import ConfigError, Refused
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import OF_THE_WHOLE
 from mutirao.privacy import DPSGD
+from mutirao.systems.ranking.client_documents import Held
 from mutirao.systems.ranking.encoding import Encoded
-from mutirao.systems.ranking.feature_profile import tell_profile
-from mutirao.systems.ranking.feature_scale import SCALE, Scale, read_scale
-from mutirao.systems.ranking.objective import trainer_of
+from mutirao.systems.ranking.feature_scale import SCALE, Scale, read_scale, tell_profile
+from mutirao.systems.ranking.metrics import Metrics, judge
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.systems.ranking.ranking_evaluation import Metrics, judge
-from mutirao.systems.ranking.scorers import score
-from mutirao.systems.ranking.site_documents import Held
+from mutirao.systems.ranking.scorers import score, trainer_of
 from mutirao.training.shared_encoding import answer_many, bare, content_in
 from mutirao.training.trainer import Trainer
 

@@ -7,13 +7,57 @@ query without relevant documents counts in all of them.
 import inspect
 import math
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
+from mutirao.io import write_rows, write_whole
 from mutirao.metrics import err, mean_average_precision, mrr, ndcg, precision
-from mutirao.systems.ranking.ranking_evaluation import Metrics
+from mutirao.risk import residuals
+from mutirao.systems.ranking.ranking_data import RankingData
+
+CUTS = (1, 5, 10)
+Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], float]  # of scores, grades, queries: a mean over these
+Metrics = Mapping[str, Metric]
+METRICS: Metrics = {f"{name}@{k}": partial(f, k=k) for name, f in (("ndcg", ndcg), ("mrr", mrr)) for k in CUTS}
+
+
+def judge(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> dict[str, float]:
+    """Each metric over all queries."""
+    return {name: metric(scores, data.grades, data.queries) for name, metric in metrics.items()}
+
+
+def judge_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> list[dict[str, Any]]:
+    """Each metric of each query alone, and how many documents and relevant ones (grade 1 or above) it has.
+
+    The mean of a column is the metric over all queries: one without a relevant document counts 0 in both.
+    """
+    s, rows = np.asarray(scores, np.float64), []
+    order = np.argsort(data.queries, kind="stable")
+    cuts = np.flatnonzero(np.diff(data.queries[order])) + 1
+    for own in np.split(order, cuts):
+        grades, one = data.grades[own], np.zeros(len(own), np.int64)
+        row = {
+            "query": data.query_ids[data.queries[own[0]]],
+            "documents": len(own),
+            "relevant": int((grades > 0).sum()),
+        }
+        rows.append(row | {name: metric(s[own], grades, one) for name, metric in metrics.items()})
+    return rows
+
+
+def write_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics, path: Path) -> None:
+    """Write `queries.csv`: what a model makes of each query that judges it."""
+    rows = judge_queries(scores, data, metrics)
+    write_whole(path, write_rows([list(rows[0]), *(list(row.values()) for row in rows)]))
+
 
 USUAL = "ndcg@5,ndcg@1,ndcg@10,mrr@5,mrr@1,mrr@10"
 FUNCTIONS: dict[str, Any] = {"ndcg": ndcg, "mrr": mrr, "map": mean_average_precision, "err": err, "p": precision}
@@ -52,3 +96,112 @@ def measures_of(text: str, gain: str = "exponential", empty: str = "0", highest:
         told = {key: value for key, value in about.items() if key in takes}
         made[name] = partial(FUNCTIONS[stem], k=int(cut or WHOLE), **told)
     return made
+
+
+Floats = npt.NDArray[np.float64]
+AVERSION = 5.0  # of TREC's Web tracks of 2013 and 2014
+
+
+@dataclass(frozen=True)
+class Against:
+    """Queries won, lost and tied against another ranker, and what risk-sensitive measures say.
+
+    >>> hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4], aversion=0.0).losses
+    1
+    """
+
+    wins: int
+    losses: int
+    ties: int
+    u_risk: float
+    t_risk: float
+    geo_risk: float
+    their_geo_risk: float
+
+
+def gains(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Floats:
+    """d_i = ours_i - theirs_i of each query."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.ndim != 1 or a.shape != b.shape or not len(a):
+        raise ConfigError(
+            f"one value a query is needed of both, of the same queries; there are {a.shape} and {b.shape}"
+        )
+    return np.asarray(a - b)
+
+
+def weigh_losses(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float) -> Floats:
+    """d_i where it is a gain, (1 + aversion) d_i where it is a loss."""
+    if not 0 <= aversion < math.inf:
+        raise ConfigError(f"aversion is {aversion}, but must be at least 0")
+    d = gains(ours, theirs)
+    return np.asarray(d + aversion * np.minimum(d, 0.0))
+
+
+def u_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> float:
+    """URisk = 1/n (sum of gains + (1 + aversion) times the sum of losses) (Wang, Bennett and Collins-Thompson, 2012).
+
+    With aversion 0 it is the difference of the means; it is below 0 where what is lost outweighs what is won.
+
+    >>> u_risk([0.5, 0.25], [0.25, 0.5], aversion=1.0)
+    -0.125
+    """
+    return float(weigh_losses(ours, theirs, aversion).mean())
+
+
+def t_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> float:
+    """TRisk = URisk / (s / sqrt(n)), s the standard deviation (n - 1) of the weighed gains.
+
+    Dinçer, Macdonald and Ounis, 2014. It is Student's t with n - 1 degrees of freedom: below -2 the risk is real, above
+    2 so is the gain. NaN if s is 0.
+
+    >>> ours, theirs = [0.6, 0.5, 0.3, 0.7], [0.5, 0.6, 0.4, 0.6]  # two won and two lost by 0.1
+    >>> round(t_risk(ours, theirs, aversion=0.0), 2) == 0, round(t_risk(ours, theirs, aversion=2.0), 2)
+    (True, -0.87)
+    """
+    d = weigh_losses(ours, theirs, aversion)
+    error = float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else 0.0
+    return float(d.mean()) / error if error > 0 else math.nan
+
+
+def z_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
+    """ZRisk of each ranker, for scores of rankers x queries: gains + (1 + aversion) losses of z (Dinçer et al., 2016).
+
+    z_ki = (s_ki - e_ki) / sqrt(e_ki), where e_ki = (sum of row k)(sum of column i) / (sum of all) is what a ranker of
+    this strength should have on a query of this difficulty: no one ranker is the baseline, but all of them together.
+
+    >>> z_risk([[0.6, 0.5], [0.5, 0.6]], aversion=2.0).round(2)  # each is below what is expected of it once
+    array([-0.13, -0.13])
+    """
+    z = residuals(scores)
+    return np.asarray(z.sum(-1) + aversion * np.minimum(z, 0.0).sum(-1))
+
+
+def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
+    """GeoRisk(k) = sqrt(mean_i s_ki * Phi(ZRisk(k) / n)) of each ranker, higher being better (Dinçer et al., 2016).
+
+    `mutirao.risk.geo_risk` is that of errors, where gains are what counts more.
+
+    Two rankers with the same mean; the second has one very bad query:
+
+    >>> geo_risk([[0.5, 0.5, 0.5], [0.7, 0.7, 0.1]], aversion=5.0).round(3)
+    array([0.416, 0.36 ])
+    """
+    from scipy.special import ndtr  # late: it takes a while
+
+    s = np.asarray(scores, np.float64)
+    n = max(s.shape[-1], 1)
+    return np.asarray(np.sqrt(s.sum(-1) / n * ndtr(z_risk(s, aversion) / n)))
+
+
+def hold_against(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> Against:
+    """All of these measures for two rankers.
+
+    >>> found = hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4])
+    >>> found.wins, found.losses, found.ties, round(found.u_risk, 3)
+    (1, 1, 1, -0.167)
+    """
+    d = gains(ours, theirs)
+    wins, losses = int((d > 0).sum()), int((d < 0).sum())
+    own, other = geo_risk(np.array([ours, theirs]), aversion).tolist()
+    risks = u_risk(ours, theirs, aversion), t_risk(ours, theirs, aversion)
+    return Against(wins, losses, len(d) - wins - losses, *risks, own, other)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mutirao.config import one_line
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking import file_blocks
+from mutirao.systems.ranking.letor import read_raw_letor, read_text_blocks, stat_file
 from mutirao.systems.ranking.letor_parsing import MOST_GRADE, quote
 from mutirao.systems.ranking.missing_values import fill_missing
 from mutirao.systems.ranking.ranking_data import RankingData
@@ -46,9 +46,9 @@ def read_judgements(sources: Iterable[str]) -> Judgements:
 
 def rows_of_file(file: Path) -> Iterator[tuple[str, str, int, str]]:
     """Query, document and grade of each line, and where it stands."""
-    file_blocks.stat_of(file)
+    stat_file(file)
     number = 0
-    for text in file_blocks.texts_of(file):
+    for text in read_text_blocks(file):
         for line in text.removesuffix(b"\n").split(b"\n"):
             number += 1
             words, where = line.split(), f"{file}, line {number}"
@@ -75,7 +75,7 @@ def rows_of_package(source: str) -> Iterator[tuple[str, str, int, str]]:
 
 def read_judged(file: Path, judged: Judgements) -> RankingData:
     """Documents with features from a file and grades from judgements; grades in the file do not count."""
-    data, documents = file_blocks.read_file(file), list(documents_in(file))
+    data, documents = read_raw_letor(file), list(documents_in(file))
     names = [str(name) for name in data.query_ids.tolist()]
     pairs = [(names[query], document) for query, document in zip(data.queries.tolist(), documents, strict=True)]
     if len(set(pairs)) < len(pairs):
@@ -109,7 +109,7 @@ def documents_in(file: Path) -> Iterator[str]:
 def comments_in(file: Path) -> Iterator[tuple[int, bytes | None]]:
     """Of each document the line it stands on, and what the comment there calls it, if it does."""
     number = 0
-    for text in file_blocks.texts_of(file):
+    for text in read_text_blocks(file):
         for line in text.removesuffix(b"\n").split(b"\n"):
             number += 1
             body, _, comment = line.partition(b"#")

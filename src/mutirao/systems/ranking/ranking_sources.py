@@ -3,7 +3,9 @@
 What clients train on, what chooses and what judges come out of it as three sets of equally many features.
 """
 
+import gzip
 import logging
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,71 @@ import numpy as np
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.systems.ranking import file_blocks
-from mutirao.systems.ranking.group_files import ENDINGS, read_grouped, sizes_beside
-from mutirao.systems.ranking.letor import read_letor
-from mutirao.systems.ranking.letor_layouts import Parts, all_folds, holds, locate
+from mutirao.systems.ranking.letor import pad_features, read_letor, read_text_blocks, stat_file
+from mutirao.systems.ranking.letor_layouts import LAYOUT, Parts, all_folds, holds, locate
+from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE, Ints, quote
 from mutirao.systems.ranking.qrels import Judgements, read_judged, read_judgements
 from mutirao.systems.ranking.query_partition import fold_rows
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.synthetic_queries import mslr_like
+
+ENDINGS = (".query", ".group")
+
+
+def sizes_beside(file: Path) -> Path | None:
+    """The file that says how many documents each query has, if there is one and the lines do not say it."""
+    beside = next((f for e in ENDINGS if (f := file.with_name(file.name + e)).is_file()), None)
+    return None if beside is None or _has_queries(file) else beside
+
+
+def read_grouped(file: Path, sizes: Path) -> RankingData:
+    """Documents of a file without `qid`, whose queries are numbered from 1 as they follow each other."""
+    from sklearn.datasets import load_svmlight_file  # late: it takes a while to import
+
+    counts = read_sizes(sizes)
+    stat_file(file)
+    try:
+        with file.open("rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            table, grades = load_svmlight_file(gzip.GzipFile(fileobj=raw) if packed else raw, zero_based=True)
+    except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{file} cannot be read ({reason}); right would be 'GRADE INDEX:VALUE ...', indices from 0 ascending"
+        ) from error
+    if table.shape[1] > MOST_FEATURES + 1:
+        raise ConfigError(f"{file}: feature {table.shape[1] - 1:,} is above {MOST_FEATURES:,}, the most there may be")
+    if not np.isfinite(table.data).all() or np.abs(table.data).max(initial=0) > np.finfo(np.float32).max:
+        raise ConfigError(f"{file} has values that are not finite numbers float32 can hold")
+    if not np.isin(grades, np.arange(MOST_GRADE + 1)).all():
+        raise ConfigError(f"{file} has grades that are not whole numbers from 0 to {MOST_GRADE}")
+    if (total := int(counts.sum())) != len(grades):
+        raise ConfigError(f"{sizes} counts {total:,} documents, but {file} has {len(grades):,}: one of them is cut off")
+    queries = np.repeat(np.arange(len(counts)), counts)
+    x = table.astype(np.float32).toarray()
+    return RankingData(x, grades.astype(np.int64), queries, np.arange(1, len(counts) + 1))
+
+
+def read_sizes(file: Path) -> Ints:
+    """How many documents each query has, from a file with one number a line."""
+    stat_file(file)
+    counts = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        word = line.strip()
+        if word and not (word.isdigit() and int(word[:9]) > 0 and len(word) < 10):
+            raise ConfigError(f"{file}, line {number}: {quote(word)} is not how many documents a query has")
+        if word:
+            counts.append(int(word))
+    if not counts:
+        raise ConfigError(f"{file} is empty; right would be a line with the number of documents for each query")
+    return np.array(counts, np.int64)
+
+
+def _has_queries(file: Path) -> bool:
+    for text in read_text_blocks(file):
+        return b" qid:" in text.split(b"\n", 1)[0]
+    return False
+
 
 log = logging.getLogger("mutirao")
 
@@ -110,7 +169,7 @@ def widen(data: RankingData, width: int) -> RankingData:
     """The same documents with zeros for the features they lack."""
     if data.features == width:
         return data
-    return RankingData(file_blocks.widen(data.x, width), data.grades, data.queries, data.query_ids)
+    return RankingData(pad_features(data.x, width), data.grades, data.queries, data.query_ids)
 
 
 def join(sets: list[RankingData], files: tuple[Path, ...]) -> RankingData:
@@ -123,8 +182,32 @@ def join(sets: list[RankingData], files: tuple[Path, ...]) -> RankingData:
         raise ConfigError(f"query {twice} stands in two of {', '.join(map(str, files))}; right would be in one")
     width, firsts = max(s.features for s in sets), np.cumsum([0] + [len(s.query_ids) for s in sets])
     return RankingData(
-        np.concatenate([file_blocks.widen(s.x, width) for s in sets]),
+        np.concatenate([pad_features(s.x, width) for s in sets]),
         np.concatenate([s.grades for s in sets]),
         np.concatenate([s.queries + first for s, first in zip(sets, firsts, strict=False)]),
         ids,
     )
+
+
+def check_ranking(path: Path | str | None) -> list[str]:
+    """What a file, or each file of a folder, holds; everything is read, nothing is kept."""
+    if path is None:
+        raise ConfigError(f"ranking data need a path: a file, or {LAYOUT}")
+    place = Path(path)
+    judged = judgements_for(place)
+    return [f"{file}: {describe_documents(read_one(file, judged, cache=False))}" for file in every_file(place)]
+
+
+def check_mslr(path: Path | str | None) -> list[str]:
+    """The same for MSLR-WEB10K/30K; without a path, what the stand-in looks like."""
+    if path is not None:
+        return check_ranking(path)
+    made = mslr_like(50, np.random.default_rng(0))
+    return [f"embedded stand-in, for example: {describe_documents(made)}"]
+
+
+def describe_documents(data: RankingData) -> str:
+    """Numbers of documents, queries and features, and the share of each grade."""
+    counts = np.bincount(data.grades)
+    shares = ", ".join(f"{g}: {c / counts.sum():.1%}" for g, c in enumerate(counts) if c)
+    return f"{len(data):,} documents of {len(data.query_ids):,} queries, {data.features:,} features, grades {shares}"

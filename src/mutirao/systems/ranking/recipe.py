@@ -2,43 +2,167 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import PROFILE, in_extras
+from mutirao.config import Common, Part, build, setting
+from mutirao.core.agreement import AGREED, PROFILE, in_extras
+from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import join_judgements
 from mutirao.core.fleet import Fleet
 from mutirao.core.moments import Transform
 from mutirao.core.rounds import Round, Run
+from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, partition_of
 from mutirao.experiments.disclosure import Exchange, promises
 from mutirao.experiments.early_stopping import Ending, check_one_model
 from mutirao.experiments.grouping import has_one_model
-from mutirao.experiments.party_agreement import agree_before
+from mutirao.experiments.party_agreement import agree_before, read_given
 from mutirao.experiments.personal_models import as_global, personal_of
 from mutirao.experiments.task import Recipe, Task, federate
+from mutirao.io import load_arrays, write_whole
 from mutirao.partitioning import describe
 from mutirao.personalization import OneModel
-from mutirao.systems.ranking.centralised import TREES, grow_trees, only_trees
-from mutirao.systems.ranking.feature_profile import join_profiles
-from mutirao.systems.ranking.feature_scale import SCALE, read_scale
+from mutirao.systems.ranking.feature_scale import SCALE, Scale, join_profiles, plain_scale, read_scale
+from mutirao.systems.ranking.lambdamart import Grower, Pool, bare_forest, load_lightgbm, score_by_trees
 from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE
-from mutirao.systems.ranking.metrics import DIRECTIONS, EMPTY, USUAL, measures_of, metric_names
-from mutirao.systems.ranking.ranking_sources import load_parts
-from mutirao.systems.ranking.run_scale import (
-    MEMORY,
-    check_private,
-    digest_of_dealt,
-    judge_at_end,
-    not_yet,
-    own_scale,
-    write_judged,
-    write_ranker,
-    write_scale,
+from mutirao.systems.ranking.metrics import (
+    DIRECTIONS,
+    EMPTY,
+    USUAL,
+    Metrics,
+    judge,
+    measures_of,
+    metric_names,
+    write_queries,
 )
+from mutirao.systems.ranking.ranking_data import RankingData
+from mutirao.systems.ranking.ranking_sources import load_parts
+
+TREES = "lightgbm"
+NOT_OF_TREES = ("privacy", "drift", "screen", "available", "devices")  # what clients do, of which there are none
+
+
+def only_trees(config: Any) -> None:
+    """Make the settings of a pooled forest say what is done: one site answers, and its answer is the model."""
+    if config.centralised != TREES:
+        return
+    usual = {f.name: f.default for f in fields(config)}
+    for name in NOT_OF_TREES:
+        if getattr(config, name).name != usual[name].name:
+            raise ConfigError(f"{name}: centralised={TREES} has no clients; use {name}={usual[name].name}")
+    if config.patience:
+        raise ConfigError(f"patience: centralised={TREES} has validation data of its own to stop by; use 0")
+    object.__setattr__(config, "aggregate", Part("fedavg"))  # of one, as it is
+    object.__setattr__(config, "select", Part("uniform"))
+
+
+def grow_trees(config: Any, train: RankingData, vali: RankingData, judged: RankingData, measures: Metrics) -> Task:
+    """One site with all documents; a round adds as many trees as the others, so that there is a curve to look at."""
+    load_lightgbm()  # refused before the first round where it is missing
+    how = build("trees", config.trees)
+
+    def scored(arrays: Any) -> Any:
+        return score_by_trees(arrays, judged.x)
+
+    def write(run: Any, path: Any) -> None:
+        write_queries(scored(run.arrays), judged, measures, path)
+
+    return Task(
+        handler=Grower(how, config.rounds),
+        population={"pooled": Pool(train, vali)},
+        initial=lambda: bare_forest(how.trees, how.leaves),
+        evaluate=lambda arrays: judge(scored(arrays), judged, measures),
+        judge=next(iter(measures)),
+        basis=cache(lambda: {"features": digest_of_set([TREES], train.x, train.grades)}),
+        metrics=tuple(measures),
+        directions=DIRECTIONS,
+        exhibits=Exhibits(
+            files={"queries.csv": lambda run, path: write_queries(scored(run.arrays), judged, measures, path)}
+        ),
+    )
+
+
+MEMORY = AGREED + SCALE  # where a run keeps what its clients have agreed on
+
+
+def not_yet(arrays: Arrays) -> dict[str, float]:
+    """How models are judged before there is a scale; the flow puts the real judge in its place."""
+    raise ConfigError("no scale of features is agreed on yet, so that no model can be judged")
+
+
+def digest_of_dealt(table: RankingData | None) -> dict[str, str]:
+    """The set that is dealt to all, if there is one, by its digest."""
+    return {} if table is None else {"data": digest_of_set(["ranking"], table.x, table.grades, table.queries)}
+
+
+def own_scale(config: Any, source: Any) -> bytes:
+    """The scale that a setting names, or one without moments, as it travels; empty if clients have to find it."""
+    if given := read_given("scale", config.scale, read_scale):
+        if (found := read_scale(given).transform) != config.transform:
+            raise ConfigError(f"scale: {config.scale} has transform={found}, and transform={config.transform} is set")
+        return given
+    if config.moments:
+        return b""
+    tables = [] if config.sites else [source.holders[name].table for name in source.holders]
+    features = config.features or max((table.features for table in tables), default=0)
+    grades = config.grades or max((int(table.grades.max(initial=1)) for table in tables), default=0)
+    if not (features and grades):
+        raise ConfigError("moments=false: say features=N and grades=N, as the server has no file to see them from")
+    return plain_scale(features, grades, config.transform).content()
+
+
+def check_private(config: Any, own: bytes) -> None:
+    """Refuse a promise that moments in the clear would break."""
+    if (promised := promises(config)) and not own:
+        raise ConfigError(
+            f"{promised}: clients would tell counts, sums and squares of their features in the clear; name a scale "
+            "agreed on beforehand, scale=FILE.json (every run leaves one), or set moments=false"
+        )
+
+
+def scale_of(client: Any, run: Run) -> Scale:
+    """What the clients of a run have agreed on."""
+    return read_scale(in_extras(MEMORY, run.memory) or client.own)
+
+
+def judge_at_end(client: Any, source: Any, run: Run, arrays: Arrays) -> dict[str, float]:
+    """What is said, once, of a model that validation data have chosen."""
+    scale = scale_of(client, run)
+    found: dict[str, float] = client.judge(arrays, source.judged(scale), scale)
+    return found
+
+
+def write_scale(client: Any, run: Run, path: Path) -> None:
+    """Write `scale.json`, with which another run need not ask its clients."""
+    write_whole(path, scale_of(client, run).content() + b"\n")
+
+
+def write_judged(client: Any, source: Any, best: bool, run: Run, path: Path) -> None:
+    """Write `queries.csv` of the model that the summary's final figures are of, where queries are here to judge by."""
+    if source.judged is None:
+        return
+    scale = scale_of(client, run)
+    arrays = load_arrays(path.parent / "checkpoints" / "best.safetensors")[0] if best else run.arrays
+    judged = source.judged(scale)
+    write_queries(client.score(arrays, judged, scale), judged, client.trainers.metrics(scale), path)
+
+
+def write_ranker(client: Any, run: Run, path: Path) -> None:
+    """Write `ranker.safetensors`: the model of the best round, or the last, with all it takes to score documents."""
+    from mutirao.systems.ranking.ranker import JUDGING, SHAPE, Ranker
+
+    best = path.parent / "checkpoints" / "best.safetensors"
+    arrays, number = run.arrays, run.round
+    if best.is_file():
+        arrays, facts = load_arrays(best)
+        number = int(facts["round"])
+    settings = {key: getattr(client.trainers.config, key) for key in (*SHAPE, *JUDGING)}
+    Ranker(scale_of(client, run), arrays, settings, number).save(path)
+
 
 log = logging.getLogger("mutirao")
 
@@ -106,9 +230,8 @@ class Known:
 def task(config: Config) -> Task:
     """Documents at the clients; the model is made when they have agreed on the scale of its features."""
     from mutirao.systems.ranking.client import RankingClient, Trainers
+    from mutirao.systems.ranking.client_documents import client_folders, deal_set, own_files, pool_held, read_clients
     from mutirao.systems.ranking.encoding import Encoded
-    from mutirao.systems.ranking.search_sites import client_folders, deal_set, own_files, read_clients
-    from mutirao.systems.ranking.site_documents import pool_held
 
     names, measures = metric_names(config.metrics), partial(measures_of, config.metrics, config.gain, config.empty)
     check_one_model(config)

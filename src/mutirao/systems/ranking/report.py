@@ -21,7 +21,7 @@ from mutirao.report.plot_style import INK, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, holm, paired
 from mutirao.studies.study import Study, results
-from mutirao.systems.ranking.query_wins import AVERSION, Against, hold_against
+from mutirao.systems.ranking.metrics import AVERSION, Against, hold_against
 
 Floats = npt.NDArray[np.float64]
 Values = Mapping[Any, Mapping[str, Mapping[str, float]]]  # by place, then by query: its metrics

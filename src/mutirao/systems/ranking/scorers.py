@@ -1,6 +1,9 @@
 """Networks that rank: a classifier of grades, as in the paper, or a scorer of single documents, however deep."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mutirao.systems.ranking.encoding import flat_lists
+from mutirao.systems.ranking.losses import ListLoss
+from mutirao.systems.ranking.metrics import Metrics
 from mutirao.training.optimizers import one_thread
 from mutirao.training.torch_device import place_of
+from mutirao.training.trainer import Trainer
 
 CHUNK = 65_536  # documents scored at once
 NORMS = {"none": None, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -61,3 +68,25 @@ def score(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float6
         chunks = [expected_grade(model(rows[i : i + CHUNK].to(place))).cpu() for i in range(0, len(x), CHUNK)]
     scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()
     return np.nan_to_num(scores)  # a diverged model ranks nothing; the round itself names it
+
+
+def network_of(
+    features: int, grades: int, loss: str, hidden: int = 64, layers: int = 1, norm: str = "none"
+) -> Callable[[], nn.Module]:
+    """What makes a classifier of so many grades, or a scorer where lists are ranked."""
+    shape: dict[str, Any] = {"hidden": hidden, "layers": layers, "norm": norm}
+    return partial(dense, features, grades, **shape) if loss == "grades" else partial(Scorer, features, **shape)
+
+
+def trainer_of(config: Any, features: int, grades: int, measures: Metrics) -> Trainer:
+    """What trains such a network; whoever ranks lists tells metrics."""
+    network = network_of(features, grades, config.loss, config.hidden, config.layers, config.norm)
+    if config.loss == "grades":
+        return Trainer.of(config, network)
+    return Trainer.of(config, network, loss=ListLoss(config.loss, grades), figures=partial(judge_lists, measures))
+
+
+def judge_lists(measures: Metrics, outputs: npt.NDArray[Any], grades: npt.NDArray[Any]) -> dict[str, float]:
+    """Each metric over some lists, as a client tells it of its own."""
+    scores, known, lists = flat_lists(outputs, grades)
+    return {name: measure(np.nan_to_num(scores), known, lists) for name, measure in measures.items()}

@@ -27,8 +27,8 @@ from mutirao.metrics import judge_classes, regression_figures
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import OF_THE_WHOLE, PersonalTrainer
 from mutirao.privacy import DPSGD
+from mutirao.systems.tabular.client_tables import Held
 from mutirao.systems.tabular.schema import SCHEMA, Schema, Task, read_schema
-from mutirao.systems.tabular.table_clients import Held
 from mutirao.systems.tabular.table_profile import tell_profile
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.shared_encoding import answer_many, bare, content_in

@@ -78,8 +78,7 @@ class Known:
 def task(config: Config) -> Task:
     """Tables at the clients; the model is made when they have agreed on columns and categories."""
     from mutirao.systems.tabular.client import TableClient, Trainers
-    from mutirao.systems.tabular.table_clients import pool_held
-    from mutirao.systems.tabular.table_sources import find_source
+    from mutirao.systems.tabular.client_tables import find_source, pool_held
 
     source, own = find_source(config), read_given("schema", config.schema, read_schema)
     check_private(config, own)
