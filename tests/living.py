@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+PATIENCE = 180  # seconds that a loaded machine may take for anything here
 
 SLOW = '''
 """Iris over six clients that take their time, so that there is something to watch."""
@@ -101,13 +103,18 @@ def make_run(place: Path, out: str, **settings: Any) -> None:
 
 
 def wait_until_shown(live: Live, *names: str) -> None:
-    """The page looks at its folder a few times a second: wait until it knows these runs."""
+    """The page looks at its folder a few times a second: wait until it knows these runs, or notes."""
+    wait_for_list(live, lambda listed: all(f'"{name}"' in listed for name in names))
+
+
+def wait_for_list(live: Live, true: Callable[[str], bool]) -> None:
+    """Wait until the server's list is as it should be."""
     import httpx
 
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while True:
-        listed = httpx.get(f"{live.base}/api/runs", headers={"X-Mutirao-Token": live.token}).text
-        if all(f'"{name}"' in listed for name in names):
+        listed = httpx.get(f"{live.base}/api/runs", headers={"X-Mutirao-Token": live.token}, timeout=PATIENCE).text
+        if true(listed):
             return
         assert time.monotonic() < end, listed
         time.sleep(0.1)
@@ -130,7 +137,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     wait_until_shown(found, "alpha", "beta")
     yield found
     page.terminate()
-    page.wait(20)
+    page.wait(PATIENCE)
 
 
 def find_chromium() -> str:

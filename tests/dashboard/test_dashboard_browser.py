@@ -7,14 +7,14 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from living import Live
+from living import PATIENCE, Live, wait_for_list, wait_until_shown
 
 AXE_SERIOUS = ("serious", "critical")
 
@@ -32,7 +32,7 @@ def page(browser: Any) -> Any:
     """A fresh page that may not complain."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     opened = context.new_page()
-    opened.set_default_timeout(180_000)
+    opened.set_default_timeout(1000 * PATIENCE)
     problems: list[str] = []
     opened.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     opened.on("pageerror", lambda e: problems.append(str(e)))
@@ -83,10 +83,58 @@ def download(page: Any, name: str) -> str:
 
 def until(true: Callable[[], bool]) -> None:
     """Wait for something to come true; the page's policy forbids to ask it with a piece of script."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.fixture
+def made(live: Live) -> Iterator[Path]:
+    """A run that was stopped after two rounds; a test writes on in its files."""
+    folder = live.folder / "made"
+    folder.mkdir()
+    (folder / "config.toml").write_text('recipe = "quickstart"\nrounds = 9\n')
+    (folder / "history.csv").write_text("round,accuracy\n1,0.1\n2,0.2\n")
+    (folder / "audit.jsonl").write_text('{"event": "started", "time": "2020-01-01T00:00:00+00:00"}\n')
+    wait_until_shown(live, "made")
+    yield folder
+    shutil.rmtree(folder)
+    wait_for_list(live, lambda listed: '"made"' not in listed)
+
+
+def append(file: Path, line: str) -> None:
+    with file.open("a") as opened:
+        opened.write(line + "\n")
+
+
+class Held:
+    """What a page asks of an address: the server answers at once, and the page hears of it when it is let go."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.free = False
+        self.answered: list[tuple[Any, Any]] = []
+        page.route(address, self.hold)
+
+    def hold(self, route: Any) -> None:
+        if self.free:
+            route.continue_()
+            return
+        stream = "/events?" in route.request.url  # it does not end: the server is asked when it is let go
+        self.answered.append((route, None if stream else route.fetch()))
+
+    def wait(self) -> None:
+        while not self.answered:
+            self.page.wait_for_timeout(20)
+
+    def let_go(self) -> None:
+        self.free = True
+        for route, answer in self.answered:
+            if answer is None:
+                route.continue_()
+            else:
+                route.fulfill(response=answer)
 
 
 def last_round(page: Any) -> int:
@@ -227,6 +275,88 @@ def test_two_people_note_at_once_and_neither_loses_a_word(live: Live, page: Any)
     until(lambda: "mine <img src=x> theirs" in row(other, "beta").inner_text())
     assert other.locator("tbody img").count() == 0
     file.unlink()
+
+
+def test_a_list_shows_what_changed_before_the_server_heard_of_it(live: Live, made: Path, page: Any) -> None:
+    page.goto(f"{live.address}#/run?id=made")
+    page.locator("#curves polyline").first.wait_for(state="attached")
+    stream = Held(page, "**/events?*")
+    page.get_by_role("link", name="all runs").click()
+    stream.wait()
+    (made / "notes.md").write_text("while nobody listened")
+    wait_until_shown(live, "while nobody listened")
+    stream.let_go()
+    row(page, "made").get_by_text("while nobody listened").wait_for()
+
+
+def test_a_run_shows_what_changed_before_the_server_heard_of_it(live: Live, made: Path, page: Any) -> None:
+    page.goto(live.address)
+    stream = Held(page, "**/events?*")
+    row(page, "made").get_by_role("link").click()
+    stream.wait()
+    page.locator("#badge.stopped").wait_for()
+    page.locator("#curves polyline").first.wait_for(state="attached")
+    append(made / "history.csv", "3,0.3")
+    append(made / "audit.jsonl", '{"event": "failed", "reason": "while nobody listened"}')
+    wait_until_shown(live, "while nobody listened")
+    stream.let_go()
+    page.locator("#badge.failed").wait_for()
+    until(lambda: last_round(page) == 3)
+
+
+def test_an_older_list_does_not_undo_what_the_page_heard_meanwhile(live: Live, made: Path, page: Any) -> None:
+    ended: list[Any] = []
+
+    def end_once(route: Any) -> None:  # the browser connects again, and the page asks for the list
+        if ended:
+            route.continue_()
+            return
+        ended.append(route)
+        route.fulfill(body="retry: 10\nevent: hello\ndata: {}\n\n", content_type="text/event-stream")
+
+    page.goto(live.address)
+    page.locator("#live.on").wait_for()
+    (made / "notes.md").write_text("the first")
+    row(page, "made").get_by_text("the first").wait_for()
+    page.route("**/events?*", end_once)
+    older = Held(page, "**/api/runs")
+    row(page, "made").get_by_role("link").click()
+    older.wait()
+    (made / "notes.md").write_text("the second")
+    wait_until_shown(live, "the second")
+    append(made / "history.csv", "3,0.3")  # is told after the note
+    until(lambda: last_round(page) == 3)
+    older.let_go()
+    page.get_by_role("link", name="all runs").click()
+    row(page, "made").get_by_text("the second").wait_for()
+
+
+def test_a_run_that_changes_while_the_page_asks_for_it_is_asked_for_again(live: Live, made: Path, page: Any) -> None:
+    older = Held(page, "**/api/run?*")
+    page.goto(f"{live.address}#/run?id=made")
+    older.wait()
+    page.locator("#live.on").wait_for()
+    append(made / "audit.jsonl", '{"event": "failed", "reason": "meanwhile"}')
+    page.locator("#counts", has_text="1 failed").wait_for()
+    older.let_go()
+    page.locator("#badge.failed").wait_for()
+
+
+def test_a_round_made_while_the_page_asks_for_the_others_is_drawn(live: Live, made: Path, page: Any) -> None:
+    older = Held(page, "**/api/history?*")
+    page.goto(f"{live.address}#/run?id=made")
+    older.wait()
+    page.locator("#live.on").wait_for()
+    append(made / "history.csv", "3,0.3")
+    other = live.folder / "other"  # a sign that the page was told: its failure comes later than the round
+    other.mkdir()
+    (other / "config.toml").write_text('recipe = "quickstart"\n')
+    (other / "audit.jsonl").write_text('{"event": "failed", "time": "2020-01-01T00:00:00+00:00"}\n')
+    page.locator("#counts", has_text="1 failed").wait_for()
+    older.let_go()
+    until(lambda: last_round(page) == 3)
+    shutil.rmtree(other)
+    wait_for_list(live, lambda listed: '"other"' not in listed)
 
 
 def test_clients_their_failures_and_the_log_are_text_and_never_markup(live: Live, page: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -189,3 +190,13 @@ def test_a_page_to_be_looked_at_only_grants_no_wish(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: this one may be a browser's
         assert pool.submit(asyncio.run, story()).result() == [403] * 3
     assert not (tmp_path / "runs" / "one" / "notes.md").exists()
+
+
+def test_a_stream_of_events_begins_with_the_version_of_the_list(live: Live) -> None:
+    def version() -> str:
+        return str(CLIENT.get(f"{live.base}/api/runs?token={live.token}").json()["version"])
+
+    before = version()
+    with CLIENT.stream("GET", f"{live.base}/events?token={live.token}") as answer:
+        data = next(line for line in answer.iter_lines() if line.startswith("data: "))
+    assert json.loads(data.removeprefix("data: "))["version"] in (before, version())

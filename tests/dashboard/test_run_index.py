@@ -137,6 +137,49 @@ def test_listeners_hear_of_new_rounds_and_slow_ones_begin_anew(tmp_path: Path) -
     assert [m["facts"]["rounds"] for m in heard if m["event"] == "facts"] == [3]  # type: ignore[index]
 
 
+def test_a_change_names_the_version_of_the_list_that_it_makes(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+
+    async def story() -> tuple[list[str], list[str]]:
+        watcher = Watcher(tmp_path)
+        watcher.look()
+        versions, told = [watcher.listing()[0]], []
+        with watcher.listening(frozenset()) as listener:
+            for note in ("one", "two words"):
+                (tmp_path / "a" / "notes.md").write_text(note)
+                for _ in range(TURN):
+                    watcher.look()
+                await asyncio.sleep(0)
+                told.append(listener.queue.get_nowait()["version"])
+                versions.append(watcher.listing()[0])
+        return versions, told
+
+    with ThreadPoolExecutor(1) as pool:
+        versions, told = pool.submit(asyncio.run, story()).result()
+    assert told == versions[1:]
+    numbers = [int(version.partition("-")[2]) for version in versions]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_table_that_cannot_be_read_does_not_stop_the_watcher(tmp_path: Path) -> None:
+    make(tmp_path / "a", last="finished")
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    (tmp_path / "a" / "history.csv").write_text(f"round,accuracy\n1,{'9' * 200_000}\n")  # a cell longer than csv reads
+    make(tmp_path / "b")
+
+    async def story() -> set[str]:
+        watcher = Watcher(tmp_path)
+        with watcher.listening(frozenset({"a", "b"})) as listener:
+            for _ in range(TURN):
+                watcher.look()
+            await asyncio.sleep(0)
+            heard = [listener.queue.get_nowait() for _ in range(listener.queue.qsize())]
+        return {str(message["id"]) for message in heard if message["event"] == "rows"}
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(asyncio.run, story()).result() == {"b"}
+
+
 def test_clients_are_counted_searched_and_sorted(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").write_text(
         "round,client,replied,n,weight,failure,rejected\n"

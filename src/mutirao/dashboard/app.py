@@ -121,7 +121,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
         tag = f'"{version}-{left}"'
         if if_none_match == tag:
             return Response(status_code=304, headers={"etag": tag})
-        about = {"root": watcher.shelf.root.name, "left": left, "readonly": read_only}
+        about = {"root": watcher.shelf.root.name, "version": version, "left": left, "readonly": read_only}
         said = {key: problem for key in control.begun() if (problem := control.problem(key))}
         content = json.dumps(about | {"said": said})[:-1].encode() + b', "runs": ' + listed + b"}"
         headers = {"etag": tag}
@@ -200,7 +200,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     async def events(watch: Annotated[list[str], Query()] = []) -> StreamingResponse:  # noqa: B006 - never changed
         async def stream() -> AsyncIterator[str]:
             with watcher.listening(frozenset(watch[:MOST_COMPARED])) as listener:
-                yield "retry: 1000\nevent: hello\ndata: {}\n\n"
+                hello = json.dumps({"version": watcher.version})  # what came before is not told: the page asks for it
+                yield f"retry: 1000\nevent: hello\ndata: {hello}\n\n"
                 idle = 0
                 while True:
                     try:

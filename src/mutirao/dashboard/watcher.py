@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 import itertools
 import secrets
 import threading
@@ -121,7 +122,8 @@ class Watcher:
                 continue
             with self.lock:
                 changed = self._refresh(item)
-                rows = self._rows(item) if item.key in wanted else None
+                readable = item.facts.get("state") != "unreadable"
+                rows = self._rows(item) if item.key in wanted and readable else None
             if changed:
                 self._changed({"event": "facts", "facts": item.facts})
                 studies.add(item.study)
@@ -161,14 +163,17 @@ class Watcher:
                 self._changed({"event": "facts", "facts": item.facts})
 
     def _changed(self, message: Message | None) -> None:
-        """The list is another one now; say so."""
+        """The list is another one now; say so, with its version: a page that asks meanwhile knows which is newer."""
         self.version = f"{self.version.partition('-')[0]}-{next(self.changes)}"
         if message is not None:
-            self._tell(message)
+            self._tell(message | {"version": self.version})
 
     def _rows(self, item: Item) -> Message | None:
         """New rows of a run, if there are any that were not told."""
-        item.history.read_on()
+        try:
+            item.history.read_on()
+        except (OSError, csv.Error):  # one odd table must not stop the page for all others
+            return None
         count, told = len(item.history), self._told.get(item.key, (0, ()))
         mark = (count, tuple(item.history.columns))
         if mark == told:

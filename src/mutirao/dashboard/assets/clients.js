@@ -7,7 +7,8 @@ const HEAD = ["client", "selected", "replied", "last round", "samples", "last we
 export class Clients {
   constructor(id, panel) { Object.assign(this, { id, panel, page: { q: "", sort: "lost", start: 0 } }); }
   async show() {
-    const found = await get("/api/clients", { id: this.id, ...this.page });
+    const turn = this.turn = {}, found = await get("/api/clients", { id: this.id, ...this.page });
+    if (this.turn !== turn) return; // a later question is on its way, and its answer may have come first
     if (!this.panel.isConnected || this.panel.dataset.tab !== "clients") return;
     if (!$("many")) this.frame();
     const right = v => [v, "number"];

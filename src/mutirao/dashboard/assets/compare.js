@@ -74,6 +74,7 @@ export class ComparePage {
     $("ends").replaceChildren(...tableOf(`Last and best ${this.metric}`, head, rows).childNodes);
   }
   told() { if ($("ends") && this.groups && !this.slow) this.slow = setTimeout(() => { this.slow = 0; if (!this.closed) this.ends(); }, 500); }
+  anew() { this.told(); }
   rows(id) { if (this.ids.includes(id) && $("compared") && this.groups && !this.closed) this.draw(); }
   close() { this.closed = true; clearTimeout(this.slow); }
 }

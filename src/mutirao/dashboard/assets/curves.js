@@ -9,26 +9,32 @@ const NEEDS = { round: [], seconds: ["seconds"], bytes: ["bytes_down", "bytes_up
 
 // ---- histories, kept by columns and grown as rounds come ---------------------------------------------------------
 export class Histories {
-  constructor() { this.of = new Map(); }
-  async need(id, only = null) { // all columns, or those named and what they need
+  constructor() { this.of = new Map(); this.last = new Map(); }
+  after(id, act) { // in turn: an answer that is on its way may be older than what is heard meanwhile
+    const done = (this.last.get(id) || Promise.resolve()).catch(() => {}).then(act);
+    this.last.set(id, done);
+    return done;
+  }
+  need(id, only = null) { return this.after(id, () => this.read(id, only)); }
+  again(id) { return this.after(id, () => this.afresh(id)); } // what came between the last reading and a new stream
+  grow(message) { return this.after(message.id, () => this.put(message)); } // whether anything is different now
+  async read(id, only, anew = false) { // all columns, or those named and what they need
     const known = this.of.get(id);
-    if (known && (!only ? known.whole : only.every(c => c in known.columns || !known.names.includes(c)))) return known;
+    if (!anew && known && (!only ? known.whole : only.every(c => c in known.columns || !known.names.includes(c)))) return known;
     const wanted = only ? [...new Set(["round", ...only, ...Object.keys(known?.columns || {})])] : [];
     const found = await get("/api/history", { id, only: wanted });
     this.of.set(id, { names: found.names, columns: found.columns, ways: found.ways || {}, whole: !only });
     return this.of.get(id);
   }
-  async again(id) { // what came between the last reading and a new stream
+  async afresh(id) {
     const known = this.of.get(id);
-    if (!known) return;
-    this.of.delete(id);
-    await this.need(id, known.whole ? null : Object.keys(known.columns));
+    if (known) await this.read(id, known.whole ? null : Object.keys(known.columns), true);
   }
-  async grow({ id, start, columns }) { // whether anything is different now
+  async put({ id, start, columns }) {
     const known = this.of.get(id);
     if (!known) return false;
     const have = known.columns.round?.length ?? 0;
-    if (start > have || Object.keys(columns).join() !== known.names.join()) { await this.again(id); return true; }
+    if (start > have || Object.keys(columns).join() !== known.names.join()) { await this.afresh(id); return true; }
     for (const name in known.columns) known.columns[name].splice(start, Infinity, ...(columns[name] || []));
     return true;
   }

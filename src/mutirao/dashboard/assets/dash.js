@@ -10,7 +10,7 @@ import { differences } from "./rows.js";
 import { StudyPage } from "./study.js";
 
 const PAGES = { runs: ListPage, run: RunPage, study: StudyPage, compare: ComparePage };
-let page = null, stream = null, asked = null, tag = "", seen = 0, stale = true, sorted = [];
+let page = null, stream = null, asked = null, seen = 0, stale = true, sorted = [];
 const app = {
   runs: new Map(), ticked: new Set(), histories: new Histories(), readonly: false, root: "Mutirão", left: 0, scrolled: 0,
   sorted() { // all facts, with what each run differs in
@@ -49,38 +49,68 @@ function listen() {
   stream?.close();
   stream = events(wanted);
   const live = (on, text) => { $("live").className = `badge ${on ? "on" : "off"}`; $("live").textContent = text; };
-  let before = false;
-  stream.addEventListener("hello", () => { live(true, "live"); if (before) anew(); before = true; wanted.forEach(id => app.histories.again(id).then(() => page.rows(id))); });
+  const curves = () => wanted.forEach(id => app.histories.again(id).then(() => page.rows(id)));
+  stream.addEventListener("hello", e => { // what changed before it is not told by this stream
+    live(true, "live");
+    if (JSON.parse(e.data).version === have) page.anew();
+    else refresh();
+    curves();
+  });
   stream.onerror = () => live(false, "not connected");
-  stream.addEventListener("facts", e => told(JSON.parse(e.data).facts));
-  stream.addEventListener("gone", e => { app.runs.delete(JSON.parse(e.data).id); stale = true; soon(); page.soon?.(); });
-  stream.addEventListener("anew", anew);
+  for (const name of ["facts", "gone"]) stream.addEventListener(name, e => heard(JSON.parse(e.data)));
+  stream.addEventListener("anew", () => { refresh(); curves(); });
   stream.addEventListener("rows", async e => { const m = JSON.parse(e.data); if (await app.histories.grow(m)) page.rows(m.id); });
 }
 let waiting = 0;
 const soon = () => { if (!waiting) waiting = setTimeout(() => { waiting = 0; counts(); }, 300); };
-function told(f) {
-  const before = app.runs.get(f.id);
-  f.seen = ++seen;
-  app.runs.set(f.id, f);
+
+/* The server numbers the versions of its list, and every change says which version it makes. Nothing is missed as long as
+   changes are put into a list that is older than they are: those that come while a list is on its way wait for it. */
+let have = "", listed = "", tag = "", due = true, reading = null; // `due`: what we have may lack a change
+let late = [];
+const place = version => Number(version.split("-")[1]);
+function heard(message) {
+  if (due || reading) late.push(message);
+  else put(message);
+}
+function put({ version, facts, id }) {
+  if (place(version) <= place(listed)) return; // the list was read after it
+  have = version;
   stale = true;
   soon();
-  page.told(f, before);
+  if (facts) { app.runs.set(facts.id, Object.assign(facts, { seen: ++seen })); page.told(facts); }
+  else { app.runs.delete(id); page.soon?.(); }
 }
-async function anew() { // the whole list, if it is another one than we have
+function anew() { // one list at a time, or an older answer could be the last; who asks meanwhile gets another one
+  due = true;
+  reading ??= catchUp().finally(() => { reading = null; });
+  return reading;
+}
+function refresh() { anew().catch(() => setTimeout(refresh, 3000)); }
+async function catchUp() {
+  while (due) {
+    due = false;
+    await list().catch(error => { due = true; throw error; });
+  }
+  const waited = late;
+  late = [];
+  for (const message of waited) put(message);
+}
+async function list() { // if it is another one than we have
   const answer = await fetch("/api/runs", { headers: tag ? { ...TOKEN, "If-None-Match": tag } : TOKEN });
-  if (answer.status === 304) return;
+  if (answer.status === 304) { have = listed; return; }
   if (!answer.ok) throw new Error(await answer.text());
   tag = answer.headers.get("etag") || "";
   const found = await answer.json();
+  have = listed = found.version;
   app.runs.clear();
   for (const f of found.runs) app.runs.set(f.id, Object.assign(f, { seen: ++seen }, found.said[f.id] && ["stopped", "failed", "new"].includes(f.state) ? { why: found.said[f.id] } : {}));
   Object.assign(app, { root: found.root, left: found.left, readonly: found.readonly });
   stale = true;
   $("root").textContent = `Mutirão: ${found.root}`;
   counts();
-  if (page instanceof ListPage || page instanceof StudyPage) page.table && page.list();
-  if (found.left) setTimeout(anew, 3000); // it is still reading, and says so when it has read all
+  page?.anew();
+  if (found.left) setTimeout(refresh, 3000); // it is still reading, and says so when it has read all
 }
 addEventListener("hashchange", show);
 Charts.theme($("theme"));

@@ -41,6 +41,7 @@ export class ListPage {
     $("found").textContent = `${this.table.kept.length.toLocaleString("en")} of ${all.length.toLocaleString("en")}${left}`;
   }
   told() { this.soon(); }
+  anew() { if (this.table) this.list(); } // the whole list was read again
   soon() { if (!this.slow) this.slow = setTimeout(() => { this.slow = 0; if (!this.closed) this.list(); }, 200); }
   rows() {}
   close() { this.closed = true; this.app.scrolled = scrollY; clearTimeout(this.slow); this.table?.close(); sessionStorage.setItem("list", link("runs", Object.fromEntries(where().place === "runs" ? where().query : []))); }

@@ -4,7 +4,7 @@ import { make, post } from "./kit.js";
 
 const MOST = 20000;
 export function notesBox(id, notes, readonly) {
-  let seen = notes.mark;
+  let seen = notes.mark, writing = false;
   const said = make("p", { role: "status", class: "soft" }), theirs = make("div", { class: "theirs" });
   const box = make("details", { class: "notes", open: Boolean(notes.text || notes.problem) }, make("summary", {}, "Notes"));
   if (notes.problem) { box.append(make("p", { class: "problem" }, notes.problem)); return box; }
@@ -14,8 +14,9 @@ export function notesBox(id, notes, readonly) {
   const save = make("button", { type: "button", id: "keep", disabled: true, onclick: write }, "save notes");
   field.addEventListener("input", () => { save.disabled = false; said.textContent = "not saved yet"; });
   async function write() {
-    save.disabled = true;
+    save.disabled = writing = true;
     const sent = field.value, answer = await post("/api/notes", { id, text: sent, seen }).catch(error => ({ ok: false, detail: error.message }));
+    writing = false;
     if (answer.ok) { seen = answer.notes.mark; theirs.replaceChildren(); said.textContent = field.value === sent ? "saved" : "not saved yet"; save.disabled = field.value === sent; return; }
     save.disabled = false;
     said.textContent = answer.detail || "the notes could not be saved";
@@ -27,6 +28,6 @@ export function notesBox(id, notes, readonly) {
     }
   }
   box.append(field, make("div", { class: "acts" }, save, said), theirs);
-  box.unsaved = () => !save.disabled;
+  box.unsaved = () => writing || !save.disabled;
   return box;
 }

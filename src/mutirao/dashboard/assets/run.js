@@ -51,6 +51,27 @@ export function refreshHeading(f, app) {
   $("acts")?.replaceChildren(...actions(f, app.readonly));
   if (now && $("acts")?.querySelector(`#${CSS.escape(now)}`)) $(now).focus();
 }
+/* What the server knows of a page's run or study; nothing if the page was left, or has notes by now that are not saved.
+   The answer may be older than what was told while it was on its way: then it is asked for again. */
+export async function ask(page) {
+  const { id, app } = page;
+  page.asking = true;
+  try {
+    for (;;) {
+      const before = app.runs.get(id)?.seen, found = await get("/api/run", { id }), now = app.runs.get(id);
+      if (page.closed) return null;
+      if (page.notes?.unsaved?.()) { page.found.facts = found.facts; refreshHeading(found.facts, app); return null; }
+      if (!now || now.seen === before) return found;
+      if (now.state === found.facts.state) return { ...found, facts: now };
+    }
+  } finally { page.asking = false; }
+}
+export function news(page, f) { // facts of the page's own run or study, which may be another one now
+  if (!f || !page.found || page.asking) return;
+  if (page.found.facts.state !== f.state && !page.notes?.unsaved?.()) { page.open(); return; }
+  page.found.facts = f;
+  refreshHeading(f, page.app);
+}
 
 export class RunPage {
   constructor(view, query, app) {
@@ -58,9 +79,9 @@ export class RunPage {
     this.watch = [this.id];
   }
   async open() {
-    const found = await get("/api/run", { id: this.id });
-    if (this.closed) return;
-    const f = this.found = found;
+    const f = await ask(this);
+    if (!f) return;
+    this.found = f;
     this.notes = notesBox(this.id, f.notes, this.app.readonly);
     this.view.replaceChildren(...heading(f, this.app), this.notes);
     document.title = `${f.facts.name}: Mutirão`;
@@ -75,7 +96,7 @@ export class RunPage {
   async openTab() {
     for (const b of this.view.querySelectorAll("[data-tab][role=tab]")) b.setAttribute("aria-selected", String(b.dataset.tab === this.tab));
     keep({ id: this.id, tab: this.tab === "curves" ? "" : this.tab, smooth: this.by || "" });
-    const { panel, tab } = this, now = () => !this.closed && this.tab === tab;
+    const { panel, tab } = this, turn = this.turn = {}, now = () => !this.closed && this.turn === turn;
     this.charts = [];
     panel.dataset.tab = tab;
     panel.replaceChildren(make("p", { class: "soft" }, "…"));
@@ -113,11 +134,15 @@ export class RunPage {
     }
     if (!parts.length) this.panel.append(make("p", { class: "soft" }, "No client has been selected yet."));
   }
-  told(f, before) { // facts of this run are new
+  told(f) {
     if (f.id !== this.id || !this.found) return;
-    if (before && before.state !== f.state && !this.notes?.unsaved?.()) { this.open(); return; }
-    refreshHeading(f, this.app);
+    news(this, f);
     if (!this.slow && ["clients", "log"].includes(this.tab)) this.slow = setTimeout(() => { this.slow = 0; if (this.tab === "clients") this.clients?.show(); else if (this.tab === "log" && !this.closed) this.openTab(); }, 3000);
+  }
+  anew() {
+    const f = this.app.runs.get(this.id);
+    if (f?.changed === this.found?.facts.changed) news(this, f);
+    else if (f) this.told(f);
   }
   rows(id) { if (id === this.id && this.tab === "curves") this.curves(); }
   close() { this.closed = true; clearTimeout(this.slow); }

@@ -1,9 +1,9 @@
 "use strict";
 /* A study: what may be said, every method with its verdict, and its runs. */
-import { get, link, make, number, scroller, tableOf } from "./kit.js";
+import { link, make, number, scroller, tableOf } from "./kit.js";
 import { notesBox } from "./notes.js";
 import { differences } from "./rows.js";
-import { heading, refreshHeading } from "./run.js";
+import { ask, heading, news } from "./run.js";
 import { RunTable } from "./table.js";
 
 const between = (v, half) => `${v > 0 ? "+" : ""}${number(v)}${half === undefined ? "" : ` ± ${number(half)}`}`;
@@ -24,8 +24,8 @@ export class StudyPage {
     Object.assign(this, { view, app, id: query.get("id") || "", watch: [], sort: "name", falling: false });
   }
   async open() {
-    const found = await get("/api/run", { id: this.id });
-    if (this.closed) return;
+    const found = await ask(this);
+    if (!found) return;
     this.found = found;
     document.title = `${found.facts.name}: Mutirão`;
     this.notes = notesBox(this.id, found.notes, this.app.readonly);
@@ -52,11 +52,12 @@ export class StudyPage {
     const all = make("a", { href: link("compare", { id: cells.slice(0, 60).map(f => f.id) }) }, "compare all of them");
     this.progress.replaceChildren(waits.length ? `${waits.length} more are not begun: ${waits.slice(0, 12).join(", ")}${waits.length > 12 ? " ..." : ""}. ` : "", cells.length > 1 ? all : "");
   }
-  told(f, before) {
-    if (!this.found) return;
-    if (f.id === this.id) { if (before?.state !== f.state && !this.notes?.unsaved?.()) this.open(); else refreshHeading(f, this.app); }
-    else if (f.study === this.id && this.table && !this.slow) this.slow = setTimeout(() => { this.slow = 0; if (!this.closed) this.list(); }, 300);
+  told(f) {
+    if (f.id === this.id) news(this, f);
+    else if (f.study === this.id) this.soon();
   }
+  soon() { if (this.table && !this.slow) this.slow = setTimeout(() => { this.slow = 0; if (!this.closed) this.list(); }, 300); }
+  anew() { news(this, this.app.runs.get(this.id)); this.soon(); }
   rows() {}
   close() { this.closed = true; clearTimeout(this.slow); this.table?.close(); }
 }
