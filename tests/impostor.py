@@ -151,7 +151,7 @@ def server_node() -> int:
 def letters_in(server: Server) -> list[Letter]:
     """The messages that the SuperLink holds, from its own state: an impostor is given what it could only guess."""
     uri = f"{(server.folder / 'state.db').as_uri()}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10)) as state:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=60)) as state:
         rows = state.execute("select message_id, run_id, dst_node_id from message_ins").fetchall()
     return [Letter(str(message), run % 2**64, node % 2**64) for message, run, node in rows]
 
@@ -159,7 +159,7 @@ def letters_in(server: Server) -> list[Letter]:
 def post(server: Server, path: str, body: bytes, headers: dict[str, str], port: int = 0) -> tuple[int, bytes]:
     """One request to the server over TLS on this machine; the status, and what was answered."""
     context = ssl.create_default_context(cafile=str(server.ca))
-    line = http.client.HTTPSConnection("127.0.0.1", port or server.port, context=context, timeout=30)
+    line = http.client.HTTPSConnection("127.0.0.1", port or server.port, context=context, timeout=60)
     with contextlib.closing(line):
         line.request("POST", path, body, {"Content-Type": FORMAT, "Accept": FORMAT, **headers})
         reply = line.getresponse()

@@ -298,7 +298,7 @@ def ask_dash(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Iterat
     yield ask
     assert not (place / "ran").exists()
     page.terminate()
-    page.wait(20)
+    page.wait(60)
 
 
 @pytest.mark.parametrize("name", ["popen", "recipe", "study"])

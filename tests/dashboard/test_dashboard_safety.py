@@ -10,11 +10,13 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from living import Live
+from living import PATIENCE, Live
 from mutirao.dashboard.app import make_app
 from mutirao.runs.execute import execute
 
-CLIENT = httpx.Client(verify=False, trust_env=False)  # one for all: its certificates take long to load
+CLIENT = httpx.Client(
+    verify=False, trust_env=False, timeout=PATIENCE
+)  # one for all: its certificates take long to load
 READS = [
     "/",
     "/api/runs",

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
-from living import find_chromium, mutirao
+from living import PATIENCE, find_chromium, mutirao
 from mutirao.cli import main
 from mutirao.dashboard.labelling_page import labelling
 from mutirao.systems.cytology.slides.tile_labels import read_labels, tiles_in
@@ -55,7 +55,7 @@ def digits(seed: int) -> str:
 
 
 def until(true: Callable[[], bool], said: Callable[[], object] = lambda: "") -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end, said()
         time.sleep(0.05)
@@ -103,7 +103,7 @@ def own_chromium(driver: Any, profile: Path) -> Iterator[tuple[Any, "subprocess.
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def begin(page: Any, server: Server) -> None:
@@ -150,7 +150,7 @@ def test_a_killed_browser_and_a_killed_server_lose_no_acknowledged_label(browser
     until(lambda: saved(page) > kept + 20)
     before = saved(page)
     server.process.kill()
-    server.process.wait(20)
+    server.process.wait(PATIENCE)
     survived = len(on_disk(folder, "ana").rstrip())
     assert before <= survived
     page.keyboard.type(ana[330:340])
@@ -174,7 +174,7 @@ def test_a_killed_browser_and_a_killed_server_lose_no_acknowledged_label(browser
     context.close()
     for left in (again, other):
         left.process.send_signal(signal.SIGINT)
-        assert left.process.wait(20) == 0
+        assert left.process.wait(PATIENCE) == 0
     assert (on_disk(folder, "ana"), on_disk(folder, "rui")) == (ana, rui)
     told = CliRunner().invoke(main, ["slides", "agreement", str(folder), "--json"])
     facts = json.loads(told.stdout)
@@ -189,7 +189,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serv
     server = serve(folder, "ana")
     yield folder, server
     server.process.terminate()
-    server.process.wait(20)
+    server.process.wait(PATIENCE)
 
 
 def serious(page: Any) -> list[str]:
@@ -317,6 +317,6 @@ def test_what_cannot_be_a_label_is_refused_in_one_line_and_not_written(client: t
 
 def test_a_tile_that_is_no_picture_does_not_end_the_page(ready: tuple[Path, Server]) -> None:
     base, token = ready[1].address.split("/?token=")
-    answer = httpx.get(f"{base}/api/picture?i=119&token={token}", trust_env=False)
+    answer = httpx.get(f"{base}/api/picture?i=119&token={token}", trust_env=False, timeout=PATIENCE)
     assert answer.status_code == 404
     assert answer.json()["detail"] == "this tile cannot be read"

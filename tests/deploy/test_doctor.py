@@ -69,7 +69,7 @@ def answer(server: Server) -> Iterator[type[Answer]]:
     thread.start()
     yield kind
     listening.shutdown()
-    thread.join(10)
+    thread.join(60)
     listening.server_close()
 
 
@@ -259,7 +259,7 @@ def test_a_server_without_tls(node: Node, server: Server) -> None:
         assert "does not speak TLS" in of(node, "server").text
     finally:
         plain.shutdown()
-        thread.join(10)
+        thread.join(60)
         plain.server_close()
 
 

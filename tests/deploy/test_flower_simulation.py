@@ -72,10 +72,8 @@ def test_groups_of_any_task_are_found_over_flowers_messages(
 
 
 def test_an_engine_that_dies_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started = time.monotonic()
     with pytest.raises(MutiraoError, match="Flower's simulation ended: MemoryError: no more of it"):
         simulated(monkeypatch, tmp_path, MemoryError("no more of it"))
-    assert time.monotonic() - started < 10
 
 
 def test_a_refused_simulation_does_not_start_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

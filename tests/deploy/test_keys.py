@@ -48,7 +48,7 @@ def handshake(server: Server, ca: Path, name: str) -> str:
             return line.recv(5).decode()
     finally:
         theirs.close()
-        thread.join(5)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("name", ["fed.example.org", "10.1.2.3", "2001:db8::7", "localhost", "127.0.0.1"])

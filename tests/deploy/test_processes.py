@@ -70,7 +70,7 @@ def listens(port: int) -> bool:
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     context = ssl.create_default_context(cafile=str(server.ca))
-    line = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=10)
+    line = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=60)
     with contextlib.closing(line):
         line.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
         reply = line.getresponse()
@@ -118,7 +118,7 @@ def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Ser
 
 
 def test_a_raw_request_that_is_not_encrypted_gets_no_answer(server: Server) -> None:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as line:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as line:
         line.request("GET", "/health")
         with pytest.raises((OSError, http.client.HTTPException)):
             line.getresponse()
@@ -151,7 +151,7 @@ def test_flower_commands_of_the_folder_have_the_secret_and_those_of_the_system_d
     ):
         env |= {"PATH": os.defpath, "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
         words = [command, "list", "here", "--format", "json"]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180)
         assert (done.returncode == 0 and json.loads(done.stdout)["success"]) is works, done.stdout + done.stderr
 
 
@@ -263,7 +263,7 @@ def test_a_process_that_has_our_number_but_is_not_ours_is_left_alone(recife: Nod
         assert other.poll() is None
     finally:
         other.kill()
-        other.wait(10)
+        other.wait(60)
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(120)
         for service in first:
             processes.stop(volumes / service)
     assert [members(volumes / service) for service in first] == [[], []]

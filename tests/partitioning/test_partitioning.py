@@ -1,6 +1,5 @@
 import doctest
 import re
-import time
 
 import numpy as np
 import pytest
@@ -357,17 +356,6 @@ def test_the_distance_is_between_alike_and_one_class_each(classes, seed):
     assert describe(labels, by_key(labels)).heterogeneity == pytest.approx(1 - 1 / classes)
     assert describe(labels, [np.arange(len(labels))]).heterogeneity == pytest.approx(0)
     assert 0 <= describe(labels, dirichlet(labels, 4, 0.3, rng(seed))).heterogeneity <= 1 - 1 / classes
-
-
-@pytest.mark.parametrize("more", [{}, {"size": 400}])
-def test_fifty_thousand_labels_are_dealt_at_once(more):
-    labels = np.repeat(np.arange(10), 5000)
-    seconds = []
-    for seed in range(3):
-        start = time.perf_counter()
-        dirichlet(labels, 100, 0.5, rng(seed), **more)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.2
 
 
 @settings(max_examples=5)

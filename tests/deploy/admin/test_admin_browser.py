@@ -70,7 +70,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     yield Federation(server, site, {"server": begun[0][1], "site": begun[1][1]})
     for process, _ in begun:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
     link.stop()
 
 

@@ -63,7 +63,7 @@ class Caller:
         self.answers += message["type"] == "http.response.start"
 
     async def told(self) -> Any:
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
         assert self.answers == 1
         return self.scope["state"]["protobuf_response"]
 

@@ -198,7 +198,7 @@ class Living:
             threading.Thread(target=send_all, args=(ours, content), daemon=True).start()
             heard = bytearray()
             ours.settimeout(patience)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
                 try:
                     block = ours.recv(65536)
@@ -209,7 +209,7 @@ class Living:
                 if not block:
                     break
                 heard += block
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "a line never ended"
         return bytes(heard)
 

@@ -65,7 +65,7 @@ def ask(
     return task.handler(Request(do, MODEL, {"round": 3}, extras or {}), site), site
 
 
-def until(happened: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(happened: Callable[[], bool], seconds: float = 180.0) -> bool:
     deadline = time.monotonic() + seconds
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.05)
