@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -94,6 +95,29 @@ def test_every_command_has_help_with_an_example(tmp_path: Path) -> None:
         done = mutirao(*command.split(), "--help")
         assert done.exit_code == 0
         assert "Example" in done.stdout, command
+
+
+def test_summaries_of_commands_are_whole_and_fit_a_line(tmp_path: Path) -> None:
+    commands = dict(main.commands)
+    for name, group in main.commands.items():
+        if isinstance(group, click.Group):
+            commands |= {f"{name} {inner}": command for inner, command in group.commands.items()}
+    assert len(commands) > 50
+    for name, command in commands.items():
+        summary = command.get_short_help_str(limit=1000)
+        first_line = command.help.strip().splitlines()[0]
+        assert summary.rstrip(".") == first_line.rstrip("."), name  # click decides about the full stop
+        assert len(summary) <= 70, name
+
+
+def test_every_command_stands_under_one_heading(tmp_path: Path) -> None:
+    listed = [name for names in main.headings.values() for name in names]
+    assert sorted(listed) == sorted(main.commands)
+    text = mutirao("--help").stdout
+    for heading in main.headings:
+        assert f"{heading}:\n" in text
+    assert "\nCommands:" not in text
+    assert "..." not in text.split("Options:")[1]
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:

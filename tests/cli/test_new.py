@@ -49,7 +49,7 @@ def test_the_three_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> N
         ("json", "part of Python itself"),
         ("mutirao", "installed package"),
         ("numpy", "installed package"),
-        ("there", "is there already"),
+        ("there", "already exists"),
     ],
 )
 def test_a_name_that_will_not_do_is_one_line_and_nothing_is_written(

@@ -68,9 +68,12 @@ def test_of_any_recipe_that_deals_labelled_samples(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--recipe", "recsys"], "--recipe: 'recsys' deals no labelled samples"),
+        (["--recipe", "recsys"], "--recipe: 'recsys' has no partition of labelled samples"),
         (["--recipe", "nowhere"], "no recipe is called 'nowhere'"),
-        (sets(centralised="true"), "--recipe: 'quickstart' deals no labelled samples to clients with these settings"),
+        (
+            sets(centralised="true"),
+            "--recipe: 'quickstart' has no partition of labelled samples",
+        ),
         (sets(partition="quantity", partition__beta=0), "partition.beta: 0.0 is not a number above 0"),
         (sets(partition="natural"), "partition=natural: 'digits' does not say whose"),
         (["--out", "p.txt"], "right would be a name that ends in .png, .svg, .pdf"),

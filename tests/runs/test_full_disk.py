@@ -94,7 +94,7 @@ def test_the_command_says_it_in_one_line(
     assert done.exit_code == 1
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"error: {tmp_path / 'run'}")
-    assert "No space left on device; what was done is kept" in line
+    assert "No space left on device; finished work is kept" in line
     assert done.stderr.count("error") == 1
     fail_at(0, 0)
     assert CliRunner().invoke(main, [*words, str(tmp_path / "run"), "--resume"]).exit_code == 0

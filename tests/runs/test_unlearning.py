@@ -217,4 +217,4 @@ def test_the_command_shows_before_and_after(source: Path, tmp_path: Path) -> Non
     result = CliRunner().invoke(main, ["forget", str(source), "--client", "c1", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "before" in result.output
-    assert "made again:" in result.output
+    assert "trained again:" in result.output

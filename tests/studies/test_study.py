@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
+from mutirao.cli.options import STOPPED
 from mutirao.config import parse_assignment
 from mutirao.errors import ConfigError
 from mutirao.report import render
@@ -266,7 +267,7 @@ def test_ctrl_c_ends_a_study_within_seconds_and_leaves_no_worker_behind(tmp_path
     finally:
         study.kill()
     assert study.returncode == 130
-    assert said.strip().splitlines()[-1] == "error: stopped; what was done is kept: run the same command again to go on"
+    assert said.strip().splitlines()[-1] == f"error: {STOPPED}"
     assert "Traceback" not in said
     while any(Path(f"/proc/{pid}").exists() for pid in started):
         assert time.monotonic() - began < 60

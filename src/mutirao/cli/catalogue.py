@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 import click
 
-from mutirao.cli.options import FILE, JSON, tell
+from mutirao.cli.options import FILE, JSON, CommandGroup, print_result
 from mutirao.errors import ConfigError
 
 By = Literal["popularity", "random"]
 COLUMNS = "Columns of your own file: item,user,rating (no header) or user=NAME,item=NAME."
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def catalogue() -> None:
-    """Bridge two catalogues by their titles, and carry item vectors from one to the other.
+    """Match catalogues, transfer item vectors, and recommend.
 
     Example: mutirao catalogue match ml-1m netflix
     """
@@ -24,16 +24,16 @@ def catalogue() -> None:
 @catalogue.command("match")
 @click.argument("a", type=FILE, metavar="A")
 @click.argument("b", type=FILE, metavar="B")
-@click.option("--threshold", default=75.0, show_default=True, help="Least likeness of a fuzzy match, in per cent.")
-@click.option("--review", type=FILE, help="A table of matches with verdicts: yes and no of a person are final.")
+@click.option("--threshold", default=75.0, show_default=True, help="Lowest similarity of a fuzzy match, in per cent.")
+@click.option("--review", type=FILE, help="A table of matches with your verdicts: yes and no are final.")
 @click.option("--out", type=FILE, default=Path("matches.csv"), show_default=True, help="The table to write.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@JSON
 def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: Path, as_json: bool) -> None:
-    """Find the items of catalogue B that are items of catalogue A: by title and year, by title, by likeness.
+    """Find the items that two catalogues have in common.
 
-    A and B are folders or files as MovieLens and Netflix publish them, CSV files with id, title and year, or files of
-    item vectors. Look at the doubtful pairs at the top of the table, write yes or no into the column verdict, and
-    give the table back with --review.
+    Items match by title and year, by title alone, or by similar titles. A and B are folders or files as MovieLens and
+    Netflix publish them, CSV files with id, title and year, or files of item vectors. Check the doubtful pairs at the
+    top of the table, write yes or no into the column verdict, and pass the table back with --review.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
     matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, judged)
     write_matches(matches, out)
     report = matches.report()
-    tell(report | {"table": str(out)}, as_json, *describe_matches(report, out))
+    print_result(report | {"table": str(out)}, as_json, *describe_matches(report, out))
 
 
 def describe_matches(report: dict[str, Any], out: Path) -> Iterator[str]:
@@ -74,18 +74,24 @@ def describe_matches(report: dict[str, Any], out: Path) -> Iterator[str]:
 @catalogue.command("transfer")
 @click.argument("target", type=FILE)
 @click.argument("source", type=FILE, metavar="SOURCE.safetensors")
-@click.option("--matches", "table", type=FILE, help="Pairs as `match TARGET SOURCE` wrote them [default: match anew].")
-@click.option("--share", default=1.0, show_default=True, help="The share of the pairs to carry over.")
-@click.option("--by", type=click.Choice(["popularity", "random"]), default="popularity", show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Of the items without a pair, and of random shares.")
+@click.option("--matches", "table", type=FILE, help="Pairs written by `match TARGET SOURCE` [default: match them now].")
+@click.option("--share", default=1.0, show_default=True, help="Share of the pairs to transfer.")
+@click.option(
+    "--by",
+    type=click.Choice(["popularity", "random"]),
+    default="popularity",
+    show_default=True,
+    help="Which pairs, if --share is below 1.",
+)
+@click.option("--seed", default=0, show_default=True, help="Random seed: items without a pair, random shares.")
 @click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
 @JSON
 def transfer_command(
     target: Path, source: Path, table: Path | None, share: float, by: By, seed: int, out: Path, as_json: bool
 ) -> None:
-    """Build the first item vectors of catalogue TARGET from those of another catalogue.
+    """Initialise the item vectors of one catalogue from another's.
 
-    Matched items take the vector of their pair, all others N(0, 0.1).
+    Matched items of TARGET start from the vector of their pair, all others from N(0, 0.1).
 
     \b
     Examples:
@@ -106,7 +112,7 @@ def transfer_command(
     facts = {"pairs": len(joined), "carried_over": carried, "items": len(mine), "share": share, "by": by, "seed": seed}
     save_embeddings(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
     said = f"{carried:,} of {len(mine):,} items begin at a vector of {source}; written: {out}"
-    tell(facts | {"dimension": dimension, "file": str(out)}, as_json, said)
+    print_result(facts | {"dimension": dimension, "file": str(out)}, as_json, said)
 
 
 @catalogue.command("pretrain")
@@ -115,22 +121,29 @@ def transfer_command(
 @click.option("--begin", type=click.Choice(["random", "pca", "word2vec"]), default="random", show_default=True)
 @click.option("--dimension", default=50, show_default=True, help="Length of the vectors, biases included.")
 @click.option(
-    "--epochs", default=25, show_default=True, help="Of matrix factorisation; 0 leaves vectors as they begin."
+    "--epochs", default=25, show_default=True, help="Epochs of matrix factorisation; 0 keeps the initial vectors."
 )
 @click.option("--lr", default=0.02, show_default=True, help="Learning rate of the factorisation.")
-@click.option("--decay", default=0.1, show_default=True, help="Weight of the squared vectors.")
-@click.option("--window", default=5, show_default=True, help="word2vec: how many items on either side belong together.")
+@click.option("--decay", default=0.1, show_default=True, help="Weight of the L2 penalty.")
+@click.option("--window", default=5, show_default=True, help="word2vec: context size, in items on either side.")
 @click.option("--whiten", is_flag=True, help="pca: give every component the same variance.")
-@click.option("--spread", default=0.1, show_default=True, help="Standard deviation of the first vectors.")
-@click.option("--folds", default=0, show_default=True, help="Find the epochs by cross-validation with so many folds.")
-@click.option("--biases/--no-biases", default=True, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--spread", default=0.1, show_default=True, help="Standard deviation of the initial vectors.")
+@click.option(
+    "--folds",
+    default=0,
+    show_default=True,
+    help="Choose the epochs by cross-validation; number of folds.",
+)
+@click.option("--biases/--no-biases", default=True, show_default=True, help="Learn a bias for each item and user.")
+@click.option("--seed", default=0, show_default=True, help="Random seed.")
 @click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+@JSON
 def pretrain_command(
     data: Path, columns: str, folds: int, seed: int, out: Path, as_json: bool, **factorisation: Any
 ) -> None:
-    """Train item vectors on pooled ratings, to be carried over to another catalogue.
+    """Train item vectors on pooled ratings.
+
+    The result can initialise another catalogue: see `transfer`.
 
     Example: mutirao catalogue pretrain netflix --begin word2vec --out netflix.safetensors
     """
@@ -147,16 +160,18 @@ def keep(made: Any, out: Path, as_json: bool) -> None:
 
     save_embeddings(made, out)
     said = f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}"
-    tell(made.card | {"file": str(out)}, as_json, said)
+    print_result(made.card | {"file": str(out)}, as_json, said)
 
 
 @catalogue.command("export")
 @click.argument("run", type=FILE)
-@click.option("--model", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Of which round.")
+@click.option(
+    "--model", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which round's model."
+)
 @click.option("--out", type=FILE, default=Path("items.safetensors"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+@JSON
 def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
-    """Write the item vectors of a run of recsys, to be served or carried over.
+    """Write the item vectors of a recsys run.
 
     Example: mutirao catalogue export runs/recsys --out items.safetensors
     """
@@ -168,10 +183,12 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
 @catalogue.command("recommend")
 @click.argument("items", type=FILE, metavar="ITEMS.safetensors")
 @click.argument("ratings", nargs=-1, metavar="ID=RATING...")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many items.")
+@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Number of items.")
 @JSON
 def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json: bool) -> None:
-    """Recommend items to somebody with these ratings; the vector is rebuilt here and forgotten.
+    """Recommend items to a user with these ratings.
+
+    The user's vector is computed from the ratings and not stored.
 
     Example: mutirao catalogue recommend items.safetensors 1193=5 661=2 -k 5
     """
@@ -187,16 +204,18 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
         except ValueError:
             raise ConfigError(f"{text!r} is not of the form ID=RATING, such as 1193=5") from None
     found = Recommender.of(items.expanduser()).recommend(given, count)
-    tell([r._asdict() for r in found], as_json, *(f"{r.score:8.3f}  {r.id:<10} {r.title}" for r in found))
+    print_result([r._asdict() for r in found], as_json, *(f"{r.score:8.3f}  {r.id:<10} {r.title}" for r in found))
 
 
 @catalogue.command("cold")
 @click.argument("items", type=FILE, metavar="ITEMS.safetensors")
 @click.argument("catalogue_of", type=FILE, metavar="CATALOGUE")
 @click.option("--out", type=FILE, required=True, help="The file to write.")
-@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+@JSON
 def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> None:
-    """Add the items of a catalogue that nobody rated, with vectors predicted from genres, decades and titles.
+    """Add vectors for items without ratings.
+
+    They are predicted from genres, decades and titles.
 
     Example: mutirao catalogue cold items.safetensors ml-1m --out all-items.safetensors
     """
@@ -210,12 +229,14 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
 @catalogue.command("judge-cold")
 @click.argument("data", type=FILE)
 @click.option("--columns", default="", help=COLUMNS)
-@click.option("--hide", default=0.1, show_default=True, help="The share of the items whose ratings are hidden.")
+@click.option("--hide", default=0.1, show_default=True, help="Share of the items whose ratings are hidden.")
 @click.option("--dimension", default=50, show_default=True, help="Length of the vectors, biases included.")
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Draws of users and items.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Number of seeds.")
 @JSON
 def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
-    """Hide all ratings of some items, predict their vectors, and evaluate them on users that nobody has seen.
+    """Evaluate vectors predicted for items without ratings.
+
+    The ratings of some items are hidden, their vectors predicted, and evaluated on users that were not trained on.
 
     Example: mutirao catalogue judge-cold ml-1m --hide 0.1 --seeds 5
     """
@@ -228,4 +249,4 @@ def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, se
     ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
     found = [evaluate_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
     lines = (f"{name:<26} {mean(f[name] for f in found):.4f}" for name in found[0])
-    tell(found, as_json, "vectors of hidden items from  RMSE", *lines)
+    print_result(found, as_json, "vectors of hidden items from  RMSE", *lines)

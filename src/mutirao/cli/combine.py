@@ -1,4 +1,4 @@
-"""The command `mutirao combine`: what the models of several groups say together."""
+"""`mutirao combine`: predict with the models of several groups."""
 
 import re
 from dataclasses import asdict
@@ -6,26 +6,28 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, look_here, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, allow_local_imports, print_result
 
 
 @click.command()
 @click.argument("folder", type=FILE, metavar="RUN")
-@click.option("--client", required=True, help="Who asks.")
+@click.option("--client", required=True, help="Client to predict for.")
 @click.option(
     "--weights",
     "by",
     type=click.Choice(["sample", "validation", "distance", "equal"]),
     default="sample",
     show_default=True,
-    help="What a group counts by: the asker's own sample, common data, its signature, or nothing.",
+    help="Weight groups by the client's own samples, by common data, by signature, or equally.",
 )
-@click.option("--few", type=click.IntRange(min=1), default=20, show_default=True, help="Samples of the asker's sample.")
+@click.option("--few", type=click.IntRange(min=1), default=20, show_default=True, help="Size of that sample.")
 @click.option("--out", type=FOLDER, help="Folder of weights.json and predictions.csv [default: RUN/combined/CLIENT].")
 @JSON
 @TRUST
 def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: Agreement) -> None:
-    """Ask the models of a run's groups together: their probabilities, weighted for one client, over all classes.
+    """Predict with the models of all groups, weighted for a client.
+
+    The groups' class probabilities are averaged over all classes, with weights that suit this client.
 
     \b
     Examples:
@@ -35,17 +37,19 @@ def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_j
     from mutirao.runs.group_ensemble import combine_run
     from mutirao.runs.trust import names_in_file
 
-    look_here(names_in_file(folder / "config.toml"))
+    allow_local_imports(names_in_file(folder / "config.toml"))
     found = combine_run(folder, client, by, few, trust)
-    place = re.sub(r"[^\w@+-]+", "-", client)  # a client may be called by any text
-    files = found.write(out or folder / "combined" / place)
-    best = max((g for g in found.union if g != "combined"), key=lambda g: found.union[g])
-    mine = f", {found.group}, its own group, alone {found.own[found.group]:.3f}" if found.group else ""
-    tell(
-        {k: v for k, v in asdict(found).items() if k != "guesses"},
+    folder_name = re.sub(r"[^\w@+-]+", "-", client)  # a client id may be any text
+    files = found.write(out or folder / "combined" / folder_name)
+    best = max((group for group in found.union if group != "combined"), key=lambda group: found.union[group])
+    own_group = f", {found.group}, its own group, alone {found.own[found.group]:.3f}" if found.group else ""
+    content = asdict(found)
+    del content["guesses"]
+    print_result(
+        content,
         as_json,
         f"weights by {by}: " + ", ".join(f"{g} {w:.3f}" for g, w in found.weights.items()),
-        f"{client}'s own test data: together {found.own['combined']:.3f}{mine}",
+        f"{client}'s own test data: together {found.own['combined']:.3f}{own_group}",
         f"test data of all clients: together {found.union['combined']:.3f}, {best}, the best alone, "
         f"{found.union[best]:.3f}",
         *(f"written: {file}" for file in files),

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, print_result
 
 
 @click.command()
 @click.argument("trials", nargs=-1)
-@click.option("--list", "listing", is_flag=True, help="Say what can be drilled.")
-@click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
-@click.option("--folder", type=FOLDER, help="Keep everything here.")
-@click.option("--policy", type=FILE, help="leak: the policy to try [default: a new one, with training allowed].")
+@click.option("--list", "listing", is_flag=True, help="List the attacks.")
+@click.option("--seed", default=0, show_default=True, help="Random seed.")
+@click.option("--folder", type=FOLDER, help="Folder for the results.")
+@click.option("--policy", type=FILE, help="leak: the policy to test [default: a new one that allows training].")
 @click.option("--recipe", default="quickstart", show_default=True, help="leak: the recipe whose client is attacked.")
 @click.option(
     "--noise", type=click.FloatRange(1e-9), default=1.0, show_default=True, help="leak: the noise to compare."
 )
-@click.option("--data", default="generated", show_default=True, help="ratings: whose, as the recsys recipe takes them.")
+@click.option("--data", default="generated", show_default=True, help="ratings: data, as for the recsys recipe.")
 @JSON
 def drill(
     trials: tuple[str, ...],
@@ -31,14 +31,16 @@ def drill(
     data: str,
     as_json: bool,
 ) -> None:
-    """Attack updates of your own federation as a curious server could, and see what each rule leaves to be read.
+    """Attack your own federation's updates: what do they reveal?
+
+    The attacks are those of a curious server; a table shows what each rule of a policy leaves to be read.
 
     \b
     Examples:
       mutirao drill --list
       mutirao drill leak --policy policy.toml --folder drilled
       mutirao drill ratings --data ml-100k --folder drilled
-      mutirao drill                       both
+      mutirao drill                       all of them
     """
     from dataclasses import asdict
 
@@ -63,5 +65,5 @@ def drill(
                 click.echo(f"    {line}")
     bad = sum(not trial.good for trial in made)
     said = f"{len(made)} trials: {bad} bad"
-    tell([asdict(trial) | {"verdict": trial.verdict} for trial in made], as_json, said)
+    print_result([asdict(trial) | {"verdict": trial.verdict} for trial in made], as_json, said)
     sys.exit(1 if bad else 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, tell, tell_page
+from mutirao.cli.options import FILE, FOLDER, JSON, announce_page, print_result
 from mutirao.cli.slides import MppOf, scaling, slides
 from mutirao.errors import ConfigError
 
@@ -21,7 +21,7 @@ SHOWN = 20  # problems on the terminal
 TILES = click.argument("folder", type=FOLDER, metavar="TILES")
 READERS = click.option("--reader", "readers", multiple=True, help="Only this reader's labels; may be given many times.")
 LABORATORY = click.option(
-    "--laboratory", default="", help="Whose slides: a name, or a CSV with columns slide, laboratory."
+    "--laboratory", default="", help="Laboratory of the slides: a name, or a CSV with columns slide, laboratory."
 )
 
 
@@ -53,21 +53,21 @@ def laboratories(told: str) -> Callable[[str], str]:
     required=True,
     help="QuPath's .geojson, ASAP's .xml, a .csv of points or boxes, or a folder of them; may be given many times.",
 )
-@click.option("--out", type=FOLDER, required=True, help="The new folder: one folder a class, origins.csv, tiles.json.")
+@click.option("--out", type=FOLDER, required=True, help="New folder; gets one folder a class, origins.csv, tiles.json.")
 @click.option("--size", default=512, show_default=True, help="Pixels of a tile's side.")
 @click.option("--mpp-out", default=0.5, show_default=True, help="Micrometres a pixel of the tiles.")
-@click.option("--classes", default="", help="Only these, as in abnormal,normal [default: all].")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Another name for a class; may be given many times.")
-@click.option("--cover", default=0.5, show_default=True, help="Share of a tile that an area must cover.")
+@click.option("--classes", default="", help="Use only these classes, as in abnormal,normal [default: all].")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a class; may be given many times.")
+@click.option("--cover", default=0.5, show_default=True, help="Share of a tile that an annotated area must cover.")
 @click.option(
     "--conflict",
     type=click.Choice(["leave", "largest", "first"]),
     default="leave",
     show_default=True,
-    help="A tile that two classes claim: left out, to the one that covers more, or to the first in --classes.",
+    help="Tiles annotated with two classes: leave them out, take the larger area, or the first in --classes.",
 )
 @LABORATORY
-@click.option("--reader", default="", help="Who drew the annotations, for origins.csv.")
+@click.option("--reader", default="", help="Name of the annotator, for origins.csv.")
 @scaling
 @JSON
 def cut(
@@ -85,11 +85,12 @@ def cut(
     mpp_of: MppOf,
     as_json: bool,
 ) -> None:
-    """Cut annotated slides into a training set: a folder a class, and where each tile comes from.
+    """Cut annotated slides into a training set.
 
-    A point, or an area smaller than a tile, gives a tile centred on it; a larger area gives the tiles it covers. What
-    cannot be used is named, and the rest goes on; the exit code is then 1. Annotations belong to the slide of the same
-    name (smear.geojson to smear.svs), or to the one in a table's column `slide`.
+    It gets one folder a class, and a table of where each tile comes from. A point, or an area smaller than a tile,
+    gives a tile centred on it; a larger area gives the tiles that it covers. Annotations belong to the slide of the
+    same name (smear.geojson to smear.svs), or to the one in a table's column `slide`. What cannot be used is named
+    and skipped; the exit code is then 1.
 
     \b
     Examples:
@@ -124,7 +125,7 @@ def cut(
     told = ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "no tile"
     ends = {"leave": "left out", "largest": "given to the one that covers more", "first": "given to the first named"}
     facts = {"out": str(out), "tiles": counts, "contested": found.contested, "problems": found.problems}
-    tell(
+    print_result(
         facts,
         as_json,
         f"{out}: {told}; {found.contested:,} tiles that two classes claim were {ends[conflict]}",
@@ -135,16 +136,16 @@ def cut(
 
 @slides.command()
 @TILES
-@click.option("--classes", default="", help="Two to nine, as in normal,abnormal [default: those used here before].")
-@click.option("--reader", required=True, help="Who labels; each reader has a file, labels-NAME.csv.")
+@click.option("--classes", default="", help="Two to nine, as in normal,abnormal [default: those of earlier labels].")
+@click.option("--reader", required=True, help="Name of the reader; the labels go to labels-NAME.csv.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any free one].")
 @click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
 def label(folder: Path, classes: str, reader: str, host: str, port: int, browse: bool | None) -> None:
-    """Put tiles into classes on a page in the browser, by mouse or keys; every label is saved at once.
+    """Label tiles on a page in the browser.
 
-    TILES is what `mutirao slides tile` or `cut` wrote, or any folder of pictures. Ctrl-C ends it; start it again
-    to go on.
+    TILES is a folder written by `mutirao slides tile` or `cut`, or any folder of pictures. Every label is saved at
+    once. Ctrl-C ends the page; start it again to continue.
 
     Example: mutirao slides label tiles --classes normal,abnormal --reader ana
     """
@@ -159,7 +160,7 @@ def label(folder: Path, classes: str, reader: str, host: str, port: int, browse:
     page = partial(labelling, tiles, place, reader, agreed_classes(place, words(classes)))
 
     def say(address: str) -> None:
-        tell_page(f"{len(tiles.tiles):,} tiles are shown", address, host, browse)
+        announce_page(f"{len(tiles.tiles):,} tiles are shown", address, host, browse)
         click.echo(f"labels are kept in {file}", err=True)
 
     serve_page(page, host, port, say)
@@ -168,10 +169,13 @@ def label(folder: Path, classes: str, reader: str, host: str, port: int, browse:
 @slides.command()
 @TILES
 @READERS
-@click.option("--out", type=FILE, help="The page [default: agreement.html in TILES].")
+@click.option("--out", type=FILE, help="Page to write [default: agreement.html in TILES].")
 @JSON
 def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """How well readers agree: kappa with an interval over slides, tables, and a page of the tiles on which they differ.
+    """Measure how well readers agree, and show where they differ.
+
+    It prints kappa with a confidence interval over slides, and confusion tables. A page shows the tiles on which the
+    readers differ.
 
     Example: mutirao slides agreement tiles
     """
@@ -201,24 +205,26 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
     lines.append(f"they differ on {len(differing):,}; look at {target}")
     kappas = {f"{a}, {b}": k.facts() for (a, b), k in found.pairs.items()}
     facts = {"kind": found.kind, "kappa": found.kappa.facts(), "pairs": kappas, "tiles": len(found.tiles)}
-    tell(facts | {"partly": found.partly, "differing": differing, "page": str(target)}, as_json, *lines)
+    print_result(facts | {"partly": found.partly, "differing": differing, "page": str(target)}, as_json, *lines)
 
 
 @slides.command()
 @TILES
-@click.option("--out", type=FOLDER, required=True, help="The new folder: one folder a class, origins.csv, tiles.json.")
+@click.option("--out", type=FOLDER, required=True, help="New folder; gets one folder a class, origins.csv, tiles.json.")
 @click.option(
     "--rule",
     type=click.Choice(["agreed", "majority"]),
     default="agreed",
     show_default=True,
-    help="Tiles that all readers put into one class, or more than half of those who labelled it.",
+    help="Take tiles on which all readers agree, or most of those who labelled them.",
 )
 @READERS
 @LABORATORY
 @JSON
 def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laboratory: str, as_json: bool) -> None:
-    """Make a training set of the labels: tiles on which readers agree, in a folder a class; the others are counted.
+    """Make a training set of the labels on which readers agree.
+
+    It gets one folder a class. The other tiles are counted.
 
     Example: mutirao slides gather tiles --out cells --rule majority
     """
@@ -240,7 +246,7 @@ def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laborat
     left = ", ".join(f"{n:,} {why}" for why, n in without.items()) or "none"
     scale = f"tiles of {tiles.scale}" if tiles.scale else "note: nothing says the scale of these tiles"
     facts = {"out": str(out), "tiles": counts, "left_out": dict(without), "readers": list(labels)}
-    tell(facts, as_json, f"{out}: {told}; left out: {left}", scale)
+    print_result(facts, as_json, f"{out}: {told}; left out: {left}", scale)
 
 
 def origin_of(tile: "LabelTile", label: str, scale: Any, laboratory: str, reader: str) -> Any:

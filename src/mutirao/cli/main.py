@@ -1,4 +1,7 @@
-"""The command line: a thin shell over the library; heavy things are imported only by the command that needs them."""
+"""The commands of `mutirao`: a thin shell over the library.
+
+Each command imports what it needs itself, so that `--help` is quick.
+"""
 
 import errno
 import io
@@ -6,10 +9,10 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import click
 
@@ -19,7 +22,22 @@ from mutirao.cli.data import data
 from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
 from mutirao.cli.new import new
-from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, Assignments, look_here, settings, tell, tell_page
+from mutirao.cli.options import (
+    FILE,
+    FOLDER,
+    JSON,
+    STOPPED,
+    TRUST,
+    WORKERS,
+    Agreement,
+    Assignments,
+    CommandGroup,
+    allow_local_imports,
+    announce_page,
+    fail,
+    print_result,
+    settings,
+)
 from mutirao.cli.partition import partition
 from mutirao.cli.policies import site
 from mutirao.cli.rank import rank
@@ -28,98 +46,103 @@ from mutirao.cli.reproduce import reproduce
 from mutirao.cli.tune import tune
 from mutirao.errors import ConfigError, MutiraoError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
-class Commands(click.Group):
-    """A group whose problems end in one clear line and the problem's exit code."""
+class Commands(CommandGroup):
+    """All commands. A problem that the user can solve ends in one clear line and an exit code, not in a traceback."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Train and compare": ("run", "list", "new", "study", "tune", "reproduce", "forget"),
+        "Look at results and use models": ("report", "dash", "plot", "export", "verify", "replay", "combine", "rank"),
+        "Deploy": ("site", "drill", "record"),
+        "Data": ("data", "partition", "catalogue", "slides"),
+    }
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Begin; a terminal or file that cannot show a letter, as on Windows, gets a question mark for it."""
+        """Start; letters that a terminal or file cannot show, as on Windows, become question marks."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
         return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a MutiraoError is for the user, not for a debugger."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except MutiraoError as error:
             fail(str(error), error.code)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # nobody reads our output any more: click ends quietly
+            if error.errno == errno.EPIPE:  # our output is not read any more, as by `head`: click ends quietly
                 raise
             fail(disk_problem(error), 1)
         except (MemoryError, RuntimeError) as error:
-            if not (said := memory_problem(error)):
+            problem = memory_problem(error)
+            if not problem:
                 raise
-            fail(said, 1)
+            fail(problem, 1)
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            resumes = any(option.name == "resume" for option in getattr(command, "params", ()))
-            fail("stopped; what was done is kept, go on with --resume" if resumes else "stopped", 130)
+            can_resume = any(option.name == "resume" for option in getattr(command, "params", ()))
+            fail("stopped; finished rounds are kept, continue with --resume" if can_resume else "stopped", 130)
 
 
 def disk_problem(error: OSError) -> str:
-    """What a file, or the disk it lies on, refuses, on one line."""
-    where = f"{error.filename}: " if error.filename else ""
-    full = "; what was done is kept: make room and run the same command again, with --resume for a run"
-    return f"{where}{error.strerror or error}{full if error.errno in FULL else ''}"
+    """An error of a file or disk on one line, with what to do if the disk is full."""
+    text = str(error.strerror or error)
+    if error.filename:
+        text = f"{error.filename}: {text}"
+    if error.errno in DISK_FULL:
+        text += "; finished work is kept: make room and run the same command again, with --resume for a run"
+    return text
 
 
 def memory_problem(error: Exception) -> str:
-    """What is too large for this machine's memory, on one line; nothing if the error is another one.
+    """An out-of-memory error on one line; empty if the error is another one.
 
     >>> memory_problem(RuntimeError("can't allocate memory: you tried to allocate 512000000000 bytes."))
     'not enough memory for 512 GB at once; use a smaller model, batch_size or samples'
     """
     text = str(error)
-    if not isinstance(error, MemoryError) and not re.search(
-        "can't allocate memory|not enough memory|out of memory", text
-    ):
+    # torch raises a RuntimeError, whose text depends on the allocator.
+    is_memory = re.search("can't allocate memory|not enough memory|out of memory", text)
+    if not isinstance(error, MemoryError) and not is_memory:
         return ""
-    asked = re.search(r"allocate (\d+) bytes", text)
-    much = f" for {int(asked[1]) / 1e9:,.0f} GB at once" if asked else ""
-    return f"not enough memory{much}; use a smaller model, batch_size or samples"
-
-
-def fail(text: str, code: int) -> NoReturn:
-    """Say what is wrong on one line and end."""
-    click.echo(f"error: {text}", err=True)
-    sys.exit(code)
+    size = re.search(r"allocate (\d+) bytes", text)
+    amount = f" for {int(size[1]) / 1e9:,.0f} GB at once" if size else ""
+    return f"not enough memory{amount}; use a smaller model, batch_size or samples"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="mutirao")
-@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more about what happens.")
 def main(verbose: bool) -> None:
-    """Train one good model from data that cannot be moved and does not look alike.
+    """Federated learning: train one model from data that cannot be moved and differ from client to client.
 
     Example: mutirao run quickstart --set rounds=10
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
-    os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here takes code from the working folder
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes started from here import no code from the working folder
 
 
 @main.command("list")
 @click.argument("recipe", required=False)
 @JSON
 def list_command(recipe: str | None, as_json: bool) -> None:
-    """List recipes, presets and parts, or the settings of one recipe or preset.
+    """List recipes, presets and methods, or one recipe's settings.
 
     Example: mutirao list quickstart
     """
-    from mutirao.cli.listing import everything, in_columns, settings_of
+    from mutirao.cli.listing import everything, in_columns, settings_of, terminal_width
 
-    look_here(recipe)
-    tables = everything() if recipe is None else {f"settings of {recipe}": settings_of(recipe)}
+    allow_local_imports(recipe)
+    tables = {f"settings of {recipe}": settings_of(recipe)} if recipe else everything()
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return
     for title, rows in tables.items():
         click.secho(f"\n{title}", bold=True)
-        for line in in_columns(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else 0):
+        for line in in_columns(rows, terminal_width()):
             click.echo(line)
     if recipe is None:
         click.echo("\nmutirao list NAME shows the settings of a recipe or preset; mutirao run NAME runs it.")
@@ -129,10 +152,22 @@ def list_command(recipe: str | None, as_json: bool) -> None:
 @click.argument("recipe", metavar="RECIPE|PRESET|CONFIG.toml")
 @settings("Change a setting; may be given many times.")
 @click.option("--out", type=FOLDER, help="Run folder [default: runs/RECIPE].")
-@click.option("--fleet", type=click.Choice(["local", "flower"]), default="local", show_default=True)
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the summary, as JSON.")
-@click.option("--progress", type=click.Choice(["auto", "lines", "jsonl", "quiet"]), default="auto", show_default=True)
+@click.option(
+    "--fleet",
+    type=click.Choice(["local", "flower"]),
+    default="local",
+    show_default=True,
+    help="Simulate clients in this process, or over Flower's messages.",
+)
+@click.option("--resume", is_flag=True, help="Continue the run in the folder.")
+@JSON
+@click.option(
+    "--progress",
+    type=click.Choice(["auto", "lines", "jsonl", "quiet"]),
+    default="auto",
+    show_default=True,
+    help="How progress is shown.",
+)
 @TRUST
 def run(
     recipe: str,
@@ -144,7 +179,9 @@ def run(
     progress: str,
     trust: Agreement,
 ) -> None:
-    """Run a recipe, a preset for one of the field's standard sets, or repeat a run from its config.toml.
+    """Run a recipe or preset, or repeat a run from its config.toml.
+
+    A preset is a recipe with the settings of a standard benchmark.
 
     \b
     Examples:
@@ -163,20 +200,22 @@ def run(
     name, table = expand(recipe)
     values = [value for _, value in sets]
     if recipe.endswith(".toml"):
-        table, file = read(Path(recipe)), Path(recipe)
-        own = file.name == "config.toml"
-        check_trust(file, table, trust, values, lambda: own and is_own_run(file.parent))
+        file = Path(recipe)
+        table = read(file)
+        check_trust(file, table, trust, values, lambda: file.name == "config.toml" and is_own_run(file.parent))
         name = str(table.pop("recipe", ""))
         if not name:
             raise ConfigError(f'{recipe} does not say which recipe it is for; add: recipe = "quickstart"')
-    folder = out or default_out(name if recipe.endswith(".toml") else recipe, resume)
-    look_here(name, table, values, names_in_file(folder / "config.toml") if resume else [])
+        folder = out or default_out(name, resume)
+    else:
+        folder = out or default_out(recipe, resume)
+    allow_local_imports(name, table, values, names_in_file(folder / "config.toml") if resume else [])
     if resume and (folder / "config.toml").exists():
         name, config = reopen(name, folder, sets, trust)
     else:
         config = resolve(find(name).config, table, sets)
 
-    from mutirao.cli.terminal import conclude  # after all that a typing error may end
+    from mutirao.cli.terminal import conclude  # imports torch: only after everything that a typing error may end
     from mutirao.report import execute
     from mutirao.runs.progress import Progress, json_line
 
@@ -199,11 +238,13 @@ def run(
 @click.argument("file", type=FILE, metavar="STUDY.toml")
 @click.option("--out", type=FOLDER, help="Folder [default: runs/study-NAME].")
 @settings("A setting for all cells, such as data=PATH.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the table, as JSON.")
+@WORKERS
+@JSON
 @TRUST
 def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool, trust: Agreement) -> None:
-    """Run a grid of methods x folds x seeds and compare them; finished cells are kept.
+    """Run a grid of methods, folds and seeds, and compare them.
+
+    Finished cells are kept: the same command continues.
 
     Example: mutirao study studies/quickstart.toml
     """
@@ -216,13 +257,13 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     from mutirao.studies.study_display import CellBar
 
     folder = out or Path("runs") / f"study-{file.stem}"
-    look_here(names_in_file(file), [value for _, value in sets])
+    allow_local_imports(names_in_file(file), [value for _, value in sets])
     grid = read_study(file, sets, trust, folder)
     with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:
             problems = carry_out(grid, folder, workers, watch)
         except KeyboardInterrupt:
-            fail("stopped; what was done is kept: run the same command again to go on", 130)
+            fail(STOPPED, 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
     lines = compare(grid, folder)
@@ -238,11 +279,13 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
 
 @main.command()
 @click.argument("folder", type=FILE, metavar="FOLDER|AUDIT.jsonl")
-@click.option("--site", "sites", multiple=True, type=FILE, help="A site's own trail to compare.")
+@click.option("--site", "sites", multiple=True, type=FILE, help="A site's own audit trail; may be given many times.")
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write all events to this file.")
 @JSON
 def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
-    """Check a run folder against its audit trail and those of the sites; say exactly what was altered.
+    """Check a run folder against its audit trail.
+
+    It says exactly what was altered; with --site, sites' own audit trails are compared too.
 
     \b
     Examples:
@@ -253,20 +296,23 @@ def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: b
 
     good, problems = verify_all(folder, sites, table)
     lines = [*(f"ok       {line}" for line in good), *(f"ALTERED  {line}" for line in problems)]
-    verdict = f"{folder}: {'as it was written' if not problems else f'{len(problems)} problems'}"
-    tell({"good": good, "problems": problems}, as_json, *lines, verdict)
+    verdict = f"{folder}: {f'{len(problems)} problems' if problems else 'as it was written'}"
+    print_result({"good": good, "problems": problems}, as_json, *lines, verdict)
     sys.exit(1 if problems else 0)
 
 
 @main.command()
 @click.argument("folder", type=FILE)
-@click.option("--client", required=True, help="Who withdraws.")
+@click.option("--client", required=True, help="Client that withdraws.")
 @click.option("--out", required=True, type=FOLDER, help="Folder of the new run.")
-@click.option("--prepare", is_flag=True, help="Only write the folder; a server that reaches the sites resumes it.")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as JSON.")
+@click.option("--prepare", is_flag=True, help="Only write the folder; a server with the sites resumes it.")
+@JSON
 @TRUST
 def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: Agreement) -> None:
-    """Train again without a client, from the last round it had no part in; the same command goes on after a stop.
+    """Unlearn a client: train again without it.
+
+    Training starts from the last round to which the client had not contributed. The same command continues after an
+    interruption.
 
     Example: mutirao forget runs/quickstart --client c07 --out runs/without-c07
     """
@@ -275,13 +321,13 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, t
     from mutirao.report.run_plots import draw_run
     from mutirao.runs.progress import Progress
     from mutirao.runs.trust import names_in_file
-    from mutirao.runs.unlearning import forget as without
+    from mutirao.runs.unlearning import forget as retrain
     from mutirao.runs.unlearning import rounds_of
 
-    look_here(names_in_file(folder / "config.toml"))
+    allow_local_imports(names_in_file(folder / "config.toml"))
     parts: Any = {"draw": draw_run, "report": write_report, "trust": trust}
     with Progress(rounds_of(folder, trust), quiet=as_json) as watch:
-        record = without(folder, client, out, watch=watch, prepare_only=prepare, **parts)
+        record = retrain(folder, client, out, watch=watch, prepare_only=prepare, **parts)
     if prepare and not as_json:
         click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
     elif as_json:
@@ -293,7 +339,7 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, t
 @main.command()
 @click.argument("folder", type=FILE)
 def report(folder: Path) -> None:
-    """Write report.html anew from what the folder of a run or study holds.
+    """Write the report.html of a run or study again.
 
     Example: mutirao report runs/quickstart
     """
@@ -304,10 +350,18 @@ def report(folder: Path) -> None:
 
 @main.command()
 @click.argument("folder", type=FILE)
-@click.option("--table", type=click.Choice(["history", "clients"]), default="history", show_default=True)
+@click.option(
+    "--table",
+    type=click.Choice(["history", "clients"]),
+    default="history",
+    show_default=True,
+    help="A row for each round, or for each client and round.",
+)
 @click.option("--out", type=FILE, help="A .parquet or .csv file [default: TABLE.parquet].")
 def export(folder: Path, table: str, out: Path | None) -> None:
-    """Write a table of a run, or of all runs below a folder, as Parquet or CSV.
+    """Write the rounds or clients of runs as Parquet or CSV.
+
+    FOLDER is a run, or a folder with runs anywhere below it.
 
     Example: mutirao export runs/quickstart --out history.parquet
     """
@@ -320,27 +374,29 @@ def export(folder: Path, table: str, out: Path | None) -> None:
 @main.command()
 @click.argument("folder", type=FILE, default="runs")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any that is free].")
-@click.option("--read-only", is_flag=True, help="Nothing can be cancelled, resumed or noted from the page.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any free one].")
+@click.option("--read-only", is_flag=True, help="No run can be cancelled, resumed or annotated from the page.")
 @click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
 def dash(folder: Path, host: str, port: int, read_only: bool, browse: bool | None) -> None:
-    """Watch a folder of runs and studies on a live page; it ends with Ctrl-C.
+    """Watch runs and studies on a live page.
+
+    Ctrl-C ends it.
 
     Example: mutirao dash runs
     """
     from mutirao.dashboard.serving import serve
 
-    serve(folder, host, port, lambda address: tell_page(f"{folder} is shown", address, host, browse), read_only)
+    serve(folder, host, port, lambda address: announce_page(f"{folder} is shown", address, host, browse), read_only)
 
 
 @main.command()
 @click.argument("folder", type=FILE)
 @click.argument("kind", required=False)
-@click.option("--out", type=FILE, help="A file or a folder [default: the same folder].")
-@click.option("--metric", default="", help="Draw this metric [default: all, or accuracy].")
-@click.option("--target", "targets", type=float, multiple=True, help="A value to reach; may be given many times.")
-@click.option("--width", type=float, help="Inches, of a figure for a paper [default: 3.4, one column].")
-@click.option("--against", type=FILE, help="Another run, which the queries of this one are held against.")
+@click.option("--out", type=FILE, help="File or folder to write [default: FOLDER].")
+@click.option("--metric", default="", help="Metric to draw [default: all, or accuracy].")
+@click.option("--target", "targets", type=float, multiple=True, help="Target of the metric; may be given many times.")
+@click.option("--width", type=float, help="Width in inches [default: 3.4, one column of a paper].")
+@click.option("--against", type=FILE, help="Another run, to compare the queries of this one with.")
 def plot(
     folder: Path,
     kind: str | None,
@@ -350,7 +406,9 @@ def plot(
     width: float | None,
     against: Path | None,
 ) -> None:
-    """Draw pictures, with tables, of a run or a study; without KIND, list the kinds.
+    """Draw figures of a run or study, with their tables.
+
+    Without KIND, the kinds of figures are listed.
 
     \b
     Examples:
@@ -372,12 +430,14 @@ def plot(
 
 @main.command()
 @click.argument("folder", type=FILE)
-@settings("The other policy, such as select=aoi.")
-@click.option("--own", is_flag=True, help="Let the policy live with its own choices, not with those of the run.")
-@click.option("--json", "as_json", is_flag=True, help="Whom it selects in every round, for machines.")
+@settings("The other selector, such as select=aoi.")
+@click.option("--own", is_flag=True, help="Let the selector see the effects of its own choices, not of the run's.")
+@JSON
 @TRUST
 def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Agreement) -> None:
-    """Show whom another policy would have selected in a finished run, without training.
+    """Show which clients another selector would have selected.
+
+    A finished run's record is replayed, without training.
 
     Example: mutirao replay runs/selection --set select=aoiu --set select.alpha=0.9
     """
@@ -385,7 +445,7 @@ def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Agr
     from mutirao.runs.replay import replay_folder
     from mutirao.runs.trust import names_in_file
 
-    look_here(names_in_file(folder / "config.toml"), [value for _, value in sets])
+    allow_local_imports(names_in_file(folder / "config.toml"), [value for _, value in sets])
     part, found = replay_folder(folder, sets, own, trust)
     if as_json:
         content = {"select": {"name": part.name, **part.settings}, "actual": found.actual, "other": found.other}
@@ -394,15 +454,5 @@ def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Agr
         show_replay(part, found)
 
 
-main.add_command(catalogue)
-main.add_command(data)
-main.add_command(slides)
-main.add_command(site)
-main.add_command(drill)
-main.add_command(combine)
-main.add_command(new)
-main.add_command(tune)
-main.add_command(partition)
-main.add_command(rank)
-main.add_command(record)
-main.add_command(reproduce)
+for command in (catalogue, combine, data, drill, new, partition, rank, record, reproduce, site, slides, tune):
+    main.add_command(command)

@@ -1,4 +1,4 @@
-"""`mutirao new`: a folder with a recipe, a study and a test of one's own, which run as they are."""
+"""`mutirao new`: create a folder with a recipe, a study and a test, which run as they are."""
 
 import importlib.util
 import keyword
@@ -10,29 +10,29 @@ import click
 
 from mutirao.errors import ConfigError
 
-# What is written, and the file it is made of: NAME in either is the name chosen.
+# Each new file and its template. NAME stands for the chosen name, in file names and texts.
 STARTER = {"NAME.py": "recipe.txt", "study.toml": "study.toml", "test_NAME.py": "test.txt", "README.md": "README.txt"}
 
 
 def check_name(name: str) -> None:
-    """Refuse what could not be imported under that name, or would be something else."""
-    right = "right would be a name such as my_task"
+    """Refuse names that cannot be imported, or that would import another module."""
+    expected = "choose a name such as my_task"
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith(("_", "test_")):
-        raise ConfigError(f"{name!r} cannot be the name of a recipe's module; {right}")
+        raise ConfigError(f"{name!r} cannot be the name of a recipe's module; {expected}")
     if name in sys.stdlib_module_names:
-        raise ConfigError(f"{name!r} is part of Python itself; {right}")
+        raise ConfigError(f"{name!r} is part of Python itself; {expected}")
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"{name!r} is an installed package, which would be found first; {right}")
+        raise ConfigError(f"{name!r} is an installed package, which would be found first; {expected}")
 
 
 def make_starter(name: str, home: Path) -> Path:
-    """Write the folder `name` in `home`; nothing that is there is touched."""
+    """Write the folder `name` in `home`. An existing folder is never changed."""
     check_name(name)
     folder = home / name
     try:
         folder.mkdir()
     except FileExistsError as error:
-        raise ConfigError(f"{folder} is there already; choose another name, or remove it") from error
+        raise ConfigError(f"{folder} already exists; choose another name, or remove it") from error
     for path, source in STARTER.items():
         text = (files("mutirao.cli") / "starter" / source).read_text(encoding="utf-8")
         (folder / path.replace("NAME", name)).write_text(text.replace("NAME", name), encoding="utf-8")
@@ -42,7 +42,9 @@ def make_starter(name: str, home: Path) -> Path:
 @click.command()
 @click.argument("name")
 def new(name: str) -> None:
-    """Make a folder NAME with a recipe of your own, a study and a test, which run as they are.
+    """Create a recipe of your own, with a study and a test.
+
+    They are written to a folder NAME and run as they are.
 
     Example: mutirao new my_task
     """

@@ -1,17 +1,17 @@
-"""`mutirao partition`: what a partition deals to whom, as a picture and by the figures that people quote."""
+"""`mutirao partition`: how heterogeneous the clients of a partition are, as figures and a picture."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mutirao.cli.options import FILE, JSON, Assignments, look_here, settings, tell
+from mutirao.cli.options import FILE, JSON, Assignments, CommandGroup, allow_local_imports, print_result, settings
 from mutirao.errors import ConfigError
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def partition() -> None:
-    """Partitions: who gets which samples, and how unlike clients are then.
+    """Show a partition's heterogeneity.
 
     Example: mutirao partition show --set partition=dirichlet --set partition.alpha=0.1
     """
@@ -19,12 +19,16 @@ def partition() -> None:
 
 @partition.command("show")
 @settings("Any setting of the recipe, such as data=cifar10, partition=quantity or clients=10.")
-@click.option("--recipe", default="quickstart", show_default=True, help="Whose data and defaults are meant.")
-@click.option("--out", type=FILE, help="Draw it there: .png, .svg or .pdf; the counts stand beside it as .csv.")
-@click.option("--kind", type=click.Choice(["bars", "bubbles"]), default="bars", show_default=True)
+@click.option("--recipe", default="quickstart", show_default=True, help="Recipe with the data and defaults.")
+@click.option("--out", type=FILE, help="Picture to write: .png, .svg or .pdf; the counts go beside it as .csv.")
+@click.option(
+    "--kind", type=click.Choice(["bars", "bubbles"]), default="bars", show_default=True, help="Kind of picture."
+)
 @JSON
 def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, as_json: bool) -> None:
-    """Say how unlike the clients of a partition are, and draw it; nothing is trained.
+    """Measure and draw how non-IID the clients of a partition are.
+
+    Nothing is trained.
 
     \b
     Examples:
@@ -35,10 +39,10 @@ def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, 
     from mutirao.config import resolve
     from mutirao.experiments.task import find
 
-    look_here(recipe, [value for _, value in sets])
-    found = find(recipe)
-    config = resolve(found.config, {}, sets)
-    task = found.prepare(config)
+    allow_local_imports(recipe, [value for _, value in sets])
+    definition = find(recipe)
+    config = resolve(definition.config, {}, sets)
+    task = definition.prepare(config)
     summary = summary_of(recipe, task)
     part = {"name": config.partition.name, **config.partition.settings}
     figures = summary.figures()
@@ -46,22 +50,28 @@ def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, 
         figures["noise"] = [min(task.noise), max(task.noise)]
     if out is not None:
         draw(summary, kind, out)
-    names = ", ".join(f"{k}={v}" for k, v in config.partition.settings.items())
-    title = f"{recipe}: data={config.data}, partition={config.partition.name}" + (f" ({names})" if names else "")
-    lines = [title, *in_words(figures), *([f"written: {out}"] if out else [])]
-    tell({"recipe": recipe, "data": config.data, "partition": part, "seed": config.seed, **figures}, as_json, *lines)
+    title = f"{recipe}: data={config.data}, partition={config.partition.name}"
+    settings_text = ", ".join(f"{key}={value}" for key, value in config.partition.settings.items())
+    if settings_text:
+        title += f" ({settings_text})"
+    lines = [title, *in_words(figures)]
+    if out is not None:
+        lines.append(f"written: {out}")
+    print_result(
+        {"recipe": recipe, "data": config.data, "partition": part, "seed": config.seed, **figures}, as_json, *lines
+    )
 
 
 def summary_of(recipe: str, task: Any) -> Any:
-    """What the task says of its partition."""
+    """The partition's summary, which the task keeps for its report."""
     for picture in task.exhibits.pictures.values():
         if picture.kind == "partition" and (found := picture.data(None)) is not None:
             return found
-    raise ConfigError(f"--recipe: {recipe!r} deals no labelled samples to clients with these settings")
+    raise ConfigError(f"--recipe: {recipe!r} has no partition of labelled samples with these settings")
 
 
 def draw(summary: Any, kind: str, out: Path) -> None:
-    """The picture, and the table beside it."""
+    """Write the picture, and the table beside it."""
     from mutirao.report.partition_plot import draw_bubbles
     from mutirao.report.plots import draw_partition
 
@@ -69,12 +79,12 @@ def draw(summary: Any, kind: str, out: Path) -> None:
 
 
 def in_words(figures: dict[str, Any]) -> list[str]:
-    """The figures as lines for people, each with what it means."""
+    """The figures as lines of text, each with what it means."""
     f = figures
-    left = f", {f['left_out']:,} left out" if f["left_out"] else ""
-    ratio = "without end, as somebody has none" if f["size_ratio"] is None else f"{f['size_ratio']:.4g}"
+    unused = f", {f['left_out']:,} left out" if f["left_out"] else ""
+    ratio = "infinite, as a client has none" if f["size_ratio"] is None else f"{f['size_ratio']:.4g}"
     lines = [
-        f"{f['clients']:,} clients, {f['samples']:,} samples of {f['classes']:,} classes{left}",
+        f"{f['clients']:,} clients, {f['samples']:,} samples of {f['classes']:,} classes{unused}",
         f"samples a client: {f['smallest']:,} to {f['largest']:,}, median {f['median']:,g}; "
         f"largest by smallest {ratio}, Gini {f['gini']:.3f}",
         f"classes a client: {f['classes_fewest']} to {f['classes_most']}, mean {f['classes_mean']:.2f}",

@@ -4,22 +4,21 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, JSON, Assignments, settings, tell
+from mutirao.cli.options import FILE, JSON, Assignments, print_result, settings
 from mutirao.cli.site import site
 
 __all__ = ["site"]  # the group, with these commands
 
 
 @site.command()
-@click.option(
-    "--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given many times."
-)
-@settings("A setting all have agreed on, which the policy pins.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it [default: the screen].")
+@click.option("--recipe", "recipes", multiple=True, help="A recipe to allow; may be given many times.")
+@settings("A setting that all sites agreed on; the policy pins it.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write [default: print it].")
 def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> None:
-    """Write a policy that allows what the recipes named need, each line explained; without a recipe, nothing.
+    """Write a policy that allows what a recipe needs.
 
-    The recipes are pinned to their settings, as they are installed or as --set says.
+    Each line is explained. Without --recipe the policy allows nothing. A recipe is pinned to its installed content and
+    its settings, with the values of --set.
 
     \b
     Examples:
@@ -50,10 +49,10 @@ def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> Non
 
 @site.command("hash")
 @click.argument("recipe")
-@click.option("--architecture", is_flag=True, help="The digest of its model's arrays instead, which a policy pins.")
+@click.option("--architecture", is_flag=True, help="Print the digest of the model's architecture instead.")
 @settings("Change a setting of the recipe, for --architecture.")
 def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
-    """Print the content hash of a recipe as it is installed here.
+    """Print the content hash of an installed recipe, which policies pin.
 
     \b
     Examples:
@@ -71,7 +70,7 @@ def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
 @click.argument("path", type=FILE, metavar="POLICY.toml")
 @JSON
 def check(path: Path, as_json: bool) -> None:
-    """Read a policy and say what it allows, and what of its privacy budget is spent.
+    """Explain what a policy allows and how much privacy budget is spent.
 
     Example: mutirao site check policy.toml
     """
@@ -79,4 +78,4 @@ def check(path: Path, as_json: bool) -> None:
     from mutirao.deploy.policy.rules import load_policy
 
     lines = describe_policy(load_policy(path))
-    tell(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))
+    print_result(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))

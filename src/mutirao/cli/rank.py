@@ -5,27 +5,29 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, JSON, tell
+from mutirao.cli.options import FILE, JSON, print_result
 from mutirao.errors import ConfigError
 
 
 @click.command()
 @click.argument("model", type=FILE, metavar="MODEL")
 @click.argument("file", type=FILE, metavar="[FILE]", required=False)
-@click.option("--out", type=FILE, help="Where the scores go: one a line, in the file's order.")
+@click.option("--out", type=FILE, help="File for the scores: one a line, in the order of FILE.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["scores", "trec"]),
     default="scores",
     show_default=True,
-    help="A score a line, or a TREC run: QUERY Q0 DOCUMENT RANK SCORE TAG.",
+    help="One score a line, or a TREC run: QUERY Q0 DOCUMENT RANK SCORE TAG.",
 )
-@click.option("--which", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Round of a run.")
-@click.option("--sparse", is_flag=True, help="Features that the file leaves out at its end count 0.")
-@click.option("--queries", type=FILE, help="Write a row a query, with each metric, to this CSV file.")
-@click.option("--onnx", type=FILE, help="Write the ranker in ONNX, its scale inside.")
-@click.option("--save", type=FILE, help="Write the ranker to one file, which needs no run folder.")
+@click.option(
+    "--which", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which round's model."
+)
+@click.option("--sparse", is_flag=True, help="Features missing at the end of a line are 0.")
+@click.option("--queries", type=FILE, help="Write the metrics of each query to this CSV file.")
+@click.option("--onnx", type=FILE, help="Write the ranker as ONNX, feature scaling included.")
+@click.option("--save", type=FILE, help="Write the ranker to one file, usable without the run folder.")
 @JSON
 def rank(
     model: Path,
@@ -39,9 +41,10 @@ def rank(
     save: Path | None,
     as_json: bool,
 ) -> None:
-    """Score the documents of a LETOR file (plain or gzipped) by the ranker of a run folder, or of a file saved before.
+    """Score the documents of a LETOR file with a trained ranker.
 
-    Where documents have grades, it also says how well they are ranked.
+    MODEL is a run folder or a file written by --save; FILE may be gzipped. If documents have grades, the ranking
+    metrics are printed too.
 
     \b
     Examples:
@@ -90,4 +93,4 @@ def rank(
         told |= {"documents": len(data), "queries": len(data.query_ids), "metrics": metrics}
         if metrics and (out is not None or queries is not None):
             lines.append(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    tell(told, as_json, *lines)
+    print_result(told, as_json, *lines)

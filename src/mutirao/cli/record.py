@@ -4,18 +4,20 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, TRUST, Agreement, look_here, tell
+from mutirao.cli.options import FILE, TRUST, Agreement, allow_local_imports, print_result
 from mutirao.errors import ConfigError
 
 
 @click.command()
 @click.argument("folder", type=FILE)
-@click.option("--out", type=FILE, help="The file to write [default: the screen].")
+@click.option("--out", type=FILE, help="File to write [default: print it].")
 @click.option("--lang", type=click.Choice(["en", "pt"]), default="en", show_default=True, help="English or Portuguese.")
-@click.option("--json", "as_json", is_flag=True, help="The facts alone, for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Output the facts as JSON.")
 @TRUST
 def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Agreement) -> None:
-    """Write a record of processing (LGPD Art. 37, GDPR Art. 30) from a run, with blanks for what it cannot know.
+    """Write a run's record of processing activities (LGPD, GDPR).
+
+    It covers Art. 37 of the LGPD and Art. 30 of the GDPR, with blanks for what a run cannot know.
 
     \b
     Examples:
@@ -28,10 +30,10 @@ def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Agre
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} is there already, and somebody may have filled it in; choose another --out")
-    look_here(names_in_file(folder / "config.toml"))
+    allow_local_imports(names_in_file(folder / "config.toml"))
     facts = facts_of_run(folder, trust)
     if out is None:
-        tell(facts, as_json, write_record(facts, lang).rstrip())
+        print_result(facts, as_json, write_record(facts, lang).rstrip())
         return
     if as_json:
         raise ConfigError("--json prints to the screen; leave --out away")

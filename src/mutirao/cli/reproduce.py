@@ -1,4 +1,4 @@
-"""`mutirao reproduce`: one command a published system, as large as the time one has."""
+"""`mutirao reproduce`: reproduce a published system, at the size that the time allows."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mutirao.cli.options import FOLDER
+from mutirao.cli.options import FOLDER, JSON, STOPPED, WORKERS, fail
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("system", required=False)
 @click.option("--quick", "size", flag_value="quick", help="Under 10 minutes on two cores [default].")
-@click.option("--full", "size", flag_value="full", help="As large as on its page.")
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="As large as fits into so many minutes.")
-@click.option("--data", type=FOLDER, help="Folder of the data [default: looked for, also in $MUTIRAO_DATA].")
-@click.option("--stand-in", is_flag=True, help="Use embedded or generated data in place of the real ones.")
+@click.option("--full", "size", flag_value="full", help="The size of its documentation page.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="The largest size that fits into so many minutes.")
+@click.option("--data", type=FOLDER, help="Folder of the data [default: search, also in $MUTIRAO_DATA].")
+@click.option("--stand-in", is_flag=True, help="Use embedded or generated data instead of the real ones.")
 @click.option("--out", type=FOLDER, help="Folder [default: runs/reproduce-SYSTEM-SIZE].")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes [default: one a core].")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the outcome, as JSON.")
+@WORKERS
+@JSON
 def reproduce(
     system: str | None,
     size: str | None,
@@ -35,9 +35,10 @@ def reproduce(
     workers: int,
     as_json: bool,
 ) -> None:
-    """Reproduce a published system: its figures beside ours, and whether its claims hold; without one, list them.
+    """Reproduce a published system and check its claims.
 
-    What is finished is kept: the same command goes on.
+    Published figures are shown beside ours. Without SYSTEM, the systems are listed. Finished runs are kept: the same
+    command continues.
 
     \b
     Examples:
@@ -122,8 +123,7 @@ def carry_out(
             if not done:
                 raise ConfigError(f"{made}; the same command goes on with them, --minutes gives more time") from None
         except KeyboardInterrupt:
-            click.echo("error: stopped; what was done is kept: run the same command again to go on", err=True)
-            sys.exit(130)
+            fail(STOPPED, 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
     lines = compare(grid, out)

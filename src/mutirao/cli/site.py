@@ -7,17 +7,17 @@ from typing import Any, BinaryIO
 
 import click
 
-from mutirao.cli.options import FOLDER, JSON, Assignments, settings, tell
+from mutirao.cli.options import FOLDER, JSON, Assignments, CommandGroup, print_result, settings
 
 PLACE = click.argument("folder", type=FOLDER)
 ANYWHERE = {"policy", "hash", "check"}  # what needs no process and no key
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 @click.pass_context
 def site(context: click.Context) -> None:
-    """A hospital joins: keys and certificates, processes, a doctor, and its own policy over what leaves.
+    """Set up and run servers and sites.
 
     \b
     Examples:
@@ -34,7 +34,9 @@ def site(context: click.Context) -> None:
 
 @site.group()
 def init() -> None:
-    """Make the folder of a server or of a site; keys that are there are never replaced.
+    """Create the folder of a server or a site.
+
+    Existing keys are never replaced.
 
     Example: mutirao site init server /srv/mutirao --host fed.example.org
     """
@@ -42,12 +44,12 @@ def init() -> None:
 
 @init.command("server")
 @PLACE
-@click.option("--host", "hosts", multiple=True, help="A name or address by which sites reach it; may be given often.")
-@click.option("--port", type=click.IntRange(1, 65535), default=9092, show_default=True)
-@click.option("--listen", default="0.0.0.0", show_default=True, help="The address to listen on.")
-@click.option("--name", default="server", show_default=True)
+@click.option("--host", "hosts", multiple=True, help="A name or address of the server; may be given many times.")
+@click.option("--port", type=click.IntRange(1, 65535), default=9092, show_default=True, help="Port to listen on.")
+@click.option("--listen", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option("--name", default="server", show_default=True, help="Name of the server.")
 def init_server(folder: Path, hosts: tuple[str, ...], port: int, listen: str, name: str) -> None:
-    """Make a server: a certificate authority, a certificate for its names, the configuration of its SuperLink.
+    """Create a server: certificate authority, certificate, configuration.
 
     Example: mutirao site init server /srv/mutirao --host fed.example.org --host 10.1.2.3
     """
@@ -68,18 +70,18 @@ next: open TCP port {port} for the sites, then: mutirao site up {folder}""")
 
 @init.command("site")
 @PLACE
-@click.option("--name", required=True, help="Who you are.")
-@click.option("--client", default="", help="The client that you are in recipes, such as client_1 [default: the name].")
-@click.option("--superlink", required=True, metavar="HOST:PORT", help="The server's address.")
-@click.option("--ca", type=click.File("rb"), help="The server's ca.crt; - reads it from the input. May come later.")
-@click.option("--data", default="", help="The folder or file with this site's data.")
-@click.option("--recipe", "recipes", multiple=True, help="A recipe to allow as it is installed; may be given often.")
-@click.option("--task", default="", help="This site's own function from Flower's context to a Task, our_site:task_of.")
-@settings("A setting all have agreed on, which the policy pins.")
+@click.option("--name", required=True, help="Name of this site.")
+@click.option("--client", default="", help="This site's client id in recipes, such as client_1 [default: the name].")
+@click.option("--superlink", required=True, metavar="HOST:PORT", help="Address of the server.")
+@click.option("--ca", type=click.File("rb"), help="The server's ca.crt; - reads standard input. Can be added later.")
+@click.option("--data", default="", help="Folder or file with this site's data.")
+@click.option("--recipe", "recipes", multiple=True, help="A recipe to allow; may be given many times.")
+@click.option("--task", default="", help="Function from Flower's context to a Task, as our_site:task_of.")
+@settings("A setting that all sites agreed on; the policy pins it.")
 def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
-    """Make a site: its key pair, its policy, the configuration of its SuperNode.
+    """Create a site: key pair, policy, configuration.
 
-    With --recipe the policy lets leave what that recipe needs, and says so line by line; without, nothing.
+    With --recipe the policy allows what that recipe needs, explained line by line. Without it, it allows nothing.
 
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
     """
@@ -103,10 +105,12 @@ next: mutirao site doctor {folder}, then: mutirao site up {folder}""")
 @site.command()
 @PLACE
 @click.argument("key", type=click.File("rb"), metavar="NAME.pub")
-@click.option("--name", default="", help="The site's name [default: that of the file].")
-@click.option("--client", default="", help="What it may call itself in recipes [default: as its key says].")
+@click.option("--name", default="", help="Name of the site [default: the file's name].")
+@click.option("--client", default="", help="Its client id in recipes [default: as its key says].")
 def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
-    """Take a site's public key: the running SuperLink lets in whoever holds its private half.
+    """Admit a site by its public key.
+
+    A running server accepts the site at once.
 
     Example: mutirao site admit /srv/mutirao recife.pub
     """
@@ -134,7 +138,9 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
 @PLACE
 @click.argument("name")
 def dismiss(folder: Path, name: str) -> None:
-    """Shut a site out: its key is good no more, from its next request on.
+    """Shut a site out: its key is revoked.
+
+    Its next request is refused.
 
     Example: mutirao site dismiss /srv/mutirao recife
     """
@@ -146,10 +152,12 @@ def dismiss(folder: Path, name: str) -> None:
 
 @site.command()
 @PLACE
-@click.option("--host", "hosts", multiple=True, help="A name or address [default: those it has].")
-@click.option("--days", type=click.IntRange(1, 3650), default=730, show_default=True)
+@click.option("--host", "hosts", multiple=True, help="A name or address [default: those of the old certificate].")
+@click.option("--days", type=click.IntRange(1, 3650), default=730, show_default=True, help="Days until it expires.")
 def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
-    """Make a new server certificate by the same authority; sites change nothing.
+    """Renew the server's certificate.
+
+    The certificate authority stays, so sites change nothing.
 
     Example: mutirao site renew /srv/mutirao
     """
@@ -162,9 +170,9 @@ def renew(folder: Path, hosts: tuple[str, ...], days: int) -> None:
 
 @site.command()
 @PLACE
-@click.option("--foreground", is_flag=True, help="Become the process: for containers and service managers.")
+@click.option("--foreground", is_flag=True, help="Run in the foreground: for containers and service managers.")
 def up(folder: Path, foreground: bool) -> None:
-    """Start the SuperLink of a server, or the SuperNode of a site.
+    """Start a server (Flower's SuperLink) or a site (SuperNode).
 
     Example: mutirao site up /srv/mutirao
     """
@@ -195,7 +203,7 @@ def up(folder: Path, foreground: bool) -> None:
 @site.command()
 @PLACE
 def down(folder: Path) -> None:
-    """End what was started in this folder, and nothing else.
+    """Stop a server or a site.
 
     Example: mutirao site down /srv/mutirao
     """
@@ -210,7 +218,9 @@ def down(folder: Path) -> None:
 @PLACE
 @JSON
 def status(folder: Path, as_json: bool) -> None:
-    """Say whether it runs, since when, and whether it is connected at this moment; the exit code is 1 if not.
+    """Show whether a server or site runs and is connected.
+
+    The exit code is 1 if not.
 
     Example: mutirao site status /srv/mutirao
     """
@@ -230,15 +240,17 @@ def status(folder: Path, as_json: bool) -> None:
         since = f"since {process.since()}, process {process.pid}, {process.log}"
         said = f"the {place.process} runs and {words[works]}{why and f': {why}'} ({since})"
     more = overview(place, works)
-    tell(facts | more, as_json, said, *in_words(more))
+    print_result(facts | more, as_json, said, *in_words(more))
     sys.exit(0 if works else 1)
 
 
 @site.command()
 @PLACE
-@click.option("--off", is_flag=True, help="Answer again.")
+@click.option("--off", is_flag=True, help="Answer requests again.")
 def pause(folder: Path, off: bool) -> None:
-    """Answer nothing for a while: from the next request on all are refused by the rule `paused`.
+    """Refuse all requests to a site for a while.
+
+    The audit trail names the rule `paused`.
 
     \b
     Examples:
@@ -253,13 +265,13 @@ def pause(folder: Path, off: bool) -> None:
 
 @site.command()
 @PLACE
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port [default: any free one].")
-@click.option("--open/--no-open", "browse", default=None, help="Open the browser [default: on a terminal].")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: any free one].")
+@click.option("--open/--no-open", "browse", default=None, help="Open a browser [default: on a terminal].")
 def admin(folder: Path, port: int, browse: bool | None) -> None:
-    """Look after a server or a site on a page of its own, from this machine alone; it ends with Ctrl-C.
+    """Open the admin page of a server or a site.
 
-    A server's page shows its sites, runs and refused requests, and admits and dismisses; a site's shows what was asked
-    and what left, and has the pause switch.
+    A server's page shows its sites, runs and refused requests, and can admit and dismiss sites. A site's page shows the
+    requests and what was sent, and can pause the site. It can be reached from this machine alone; Ctrl-C ends it.
 
     Example: mutirao site admin /srv/mutirao
     """
@@ -284,7 +296,9 @@ def admin(folder: Path, port: int, browse: bool | None) -> None:
 @PLACE
 @JSON
 def doctor(folder: Path, as_json: bool) -> None:
-    """Look at all a server or site needs, with a remedy for what is wrong; the exit code is 1 if anything is.
+    """Check the setup of a server or a site.
+
+    Every problem comes with a remedy, and the exit code is then 1.
 
     Example: mutirao site doctor /srv/mutirao
     """
@@ -297,7 +311,7 @@ def doctor(folder: Path, as_json: bool) -> None:
     for f in findings:
         lines.append(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
         lines += [f"{'':<6}{'':<{width}}  -> {f.remedy}"] if f.remedy else []
-    tell({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
+    print_result({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
     sys.exit(0 if healthy(findings) else 1)
 
 
@@ -306,14 +320,14 @@ def doctor(folder: Path, as_json: bool) -> None:
 @click.argument("recipe")
 @settings("Change a setting of the recipe.")
 @click.option("--out", type=FOLDER, help="Folder [default: FOLDER/runs/RECIPE].")
-@click.option("--resume", is_flag=True, help="Go on with the run in that folder.")
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds until a site that has not answered is late.")
+@click.option("--resume", is_flag=True, help="Continue the run in that folder.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for a site's reply.")
 @click.option("--wait", is_flag=True, help="Wait for the end and show the rounds.")
-@click.option("--keep", is_flag=True, help="Wait for the end, and go on with it whenever its server process is gone.")
+@click.option("--keep", is_flag=True, help="Wait for the end, and resume the run if its server process dies.")
 def run_command(
     folder: Path, recipe: str, sets: Assignments, out: Path | None, resume: bool, timeout: float, wait: bool, keep: bool
 ) -> None:
-    """Run a recipe on the sites that are connected to this server.
+    """Run a recipe on the connected sites.
 
     Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
     """
@@ -340,13 +354,15 @@ def run_command(
 
 @site.command("rehearse")
 @click.argument("folder", type=FOLDER, default="rehearsal")
-@click.option("--sites", type=click.IntRange(2, 20), default=3, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--recipe", default="quickstart", show_default=True)
+@click.option("--sites", type=click.IntRange(2, 20), default=3, show_default=True, help="Number of sites.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Number of rounds.")
+@click.option("--recipe", default="quickstart", show_default=True, help="Recipe to run.")
 @settings("Change a setting of the recipe.")
 @JSON
 def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: Assignments, as_json: bool) -> None:
-    """The whole federation on this machine: real processes, TLS, keys, policies, a few rounds, a report.
+    """Rehearse a whole federation on this machine.
+
+    It starts a server and sites as real processes with TLS, keys and policies, runs a few rounds and writes a report.
 
     Example: mutirao site rehearse --sites 3
     """
@@ -354,5 +370,5 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
 
     report = rehearse(folder, sites, rounds, recipe, sets, lambda line: click.echo(line, err=as_json))
     said = f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}"
-    tell(report, as_json, said)
+    print_result(report, as_json, said)
     sys.exit(0 if report["ok"] else 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, tell
+from mutirao.cli.options import FILE, FOLDER, JSON, CommandGroup, print_result
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which tiles are kept; the command gets them as one `choice`."""
 
-    @click.option("--min-variance", default=0.5, show_default=True, help="Local variance; blurred tiles have less.")
-    @click.option("--min-entropy", default=0.1, show_default=True, help="Bits a pixel; bare tiles have fewer.")
-    @click.option("--quantile", default=1.0, show_default=True, help="Keep this share of a slide, the best.")
-    @click.option("--top", default=0, show_default="all", help="Keep at most so many a slide, the best.")
+    @click.option("--min-variance", default=0.5, show_default=True, help="Drop tiles of lower local variance: blurred.")
+    @click.option("--min-entropy", default=0.1, show_default=True, help="Drop tiles of fewer bits a pixel: empty.")
+    @click.option("--quantile", default=1.0, show_default=True, help="Keep this share of each slide's tiles, the best.")
+    @click.option("--top", default=0, show_default="all", help="Keep at most this many tiles of each slide, the best.")
     @functools.wraps(command)
     def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
         from mutirao.systems.cytology.slides.tile_ranking import Choice
@@ -36,8 +36,8 @@ def choosing(command: Callable[..., None]) -> Callable[..., None]:
 def scaling(command: Callable[..., None]) -> Callable[..., None]:
     """The options for slides that do not say how large their pixels are; the command gets them as one `mpp_of`."""
 
-    @click.option("--mpp", type=float, help="Micrometres a pixel of the slides, if they do not say.")
-    @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp; for slides that do not say.")
+    @click.option("--mpp", type=float, help="Micrometres a pixel of slides that do not state it.")
+    @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp, for slides that do not state it.")
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
         from mutirao.systems.cytology.slides.readers import mpp_table as read_table
@@ -50,9 +50,11 @@ def scaling(command: Callable[..., None]) -> Callable[..., None]:
     return with_scale
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def slides() -> None:
-    """Whole slides: cut, select, look, screen. For research only, not a medical device.
+    """Cut, label and screen whole slides (for research only).
+
+    Not a medical device.
 
     Example: mutirao slides tile slides/ --out tiles
     """
@@ -60,12 +62,12 @@ def slides() -> None:
 
 @slides.command()
 @click.argument("paths", nargs=-1, required=True, type=FILE, metavar="SLIDE|FOLDER...")
-@click.option("--out", type=FOLDER, default=Path("tiles"), show_default=True, help="One folder a slide goes in here.")
+@click.option("--out", type=FOLDER, default=Path("tiles"), show_default=True, help="Folder; each slide gets one in it.")
 @click.option("--size", default=512, show_default=True, help="Pixels of a tile's side.")
 @click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: 0.5].")
 @click.option("--magnification", type=float, help="Instead of --mpp-out: 20 is 0.5, 40 is 0.25 micrometres a pixel.")
 @click.option("--overlap", default=0, show_default=True, help="Pixels that neighbouring tiles share.")
-@click.option("--image", type=click.Choice(["jpg", "png"]), default="jpg", show_default=True)
+@click.option("--image", type=click.Choice(["jpg", "png"]), default="jpg", show_default=True, help="Image format.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Threads [default: one a core].")
 @scaling
 @choosing
@@ -81,10 +83,10 @@ def tile(
     as_json: bool,
     **cut: Any,
 ) -> None:
-    """Cut slides into tiles, drop the glass, rank the rest; slides that are done already are left alone.
+    """Cut slides into tiles, without the glass, and rank them.
 
-    Each slide gets a folder with tiles/, the table tiles.csv and preview.jpg. A slide that cannot be read is named,
-    and the others go on; the exit code is then 1.
+    Each slide gets a folder with tiles/, the table tiles.csv and preview.jpg. Slides that are already cut are skipped.
+    A slide that cannot be read is named and skipped; the exit code is then 1.
 
     \b
     Examples:
@@ -111,7 +113,7 @@ def tile(
     slides_ = slides_in(tuple(p.expanduser() for p in paths))
     problems = tile_all(slides_, out, how, choice, mpp_of, watch, workers)
     said = f"{len(found)} of {len(slides_)} slides are in {out}"
-    tell({"slides": found, "problems": problems}, as_json, said)
+    print_result({"slides": found, "problems": problems}, as_json, said)
     sys.exit(1 if problems else 0)
 
 
@@ -129,7 +131,9 @@ def done_slides(folder: Path) -> list[Path]:
 @click.option("--prune", is_flag=True, help="Also delete the files of tiles that are not kept.")
 @JSON
 def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
-    """Choose anew among tiles that are cut: rewrites `kept`, `score` and `why` in tiles.csv.
+    """Select tiles again with other thresholds.
+
+    Only the columns `kept`, `score` and `why` of tiles.csv change.
 
     \b
     Examples:
@@ -151,16 +155,18 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
         dropped = ", ".join(f"{k} {v:,}" for k, v in reasons.items() if v)
         kept = f"{rows[place.name]['kept']:,} of {len(tiles):,} kept"
         lines.append(f"{place.name}: {kept}; dropped: {dropped or 'none'}")
-    tell(rows, as_json, *lines)
+    print_result(rows, as_json, *lines)
 
 
 @slides.command()
 @click.argument("slide", type=FILE)
-@click.option("--tiles", "folder", type=FOLDER, required=True, help="The folder of this slide that `tile` wrote.")
-@click.option("--out", type=FILE, help="The picture [default: preview.jpg in that folder].")
+@click.option("--tiles", "folder", type=FOLDER, required=True, help="This slide's folder, as written by `tile`.")
+@click.option("--out", type=FILE, help="Picture to write [default: preview.jpg in that folder].")
 @scaling
 def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
-    """Draw the tiles on the slide seen from afar: green those kept, orange those dropped by rank or measure.
+    """Draw the tiles on a thumbnail of the slide.
+
+    Kept tiles are green, tiles dropped by rank or threshold orange.
 
     Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
     """
@@ -184,7 +190,7 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
 @click.option("--out", type=FOLDER, help="Folder [default: screening/NAME].")
 @click.option("--size", type=int, help="Pixels of a tile [default: as the model was trained].")
 @click.option("--mpp-out", type=float, help="Micrometres a pixel of the tiles [default: as the model was trained].")
-@click.option("--anyway", is_flag=True, help="Take tiles of another size or scale than the model learnt from.")
+@click.option("--anyway", is_flag=True, help="Allow another tile size or scale than in training.")
 @scaling
 @choosing
 @JSON
@@ -199,7 +205,9 @@ def screen(
     choice: "Choice",
     as_json: bool,
 ) -> None:
-    """Score the tiles of a slide by a model: heat map, most suspicious tiles, slide score, a page. Research only.
+    """Score the tiles of a slide with a model: heat map and page.
+
+    The page also shows the most suspicious tiles and the score of the slide. For research only.
 
     Example: mutirao slides screen slides/smear.svs --model runs/cytology
     """
@@ -217,17 +225,25 @@ def screen(
     facts = write_screening(found, model, target)
     score = "no tile was scored" if facts["score"] is None else f"score {facts['score']:.3f}"
     said = f"{path.name}: {score}; {facts['scored']:,} tiles scored, {facts['above_half']:,} above 0.5"
-    tell(facts, as_json, said, f"look at {target / 'index.html'}. {NOTICE}")
+    print_result(facts, as_json, said, f"look at {target / 'index.html'}. {NOTICE}")
 
 
 @slides.command()
 @click.argument("run", type=FOLDER)
-@click.option("--out", type=FILE, required=True, help="A name that ends in .safetensors, .pt or .onnx.")
-@click.option("--round", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
+@click.option("--out", type=FILE, required=True, help="File that ends in .safetensors, .pt or .onnx.")
+@click.option(
+    "--round",
+    "which",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    show_default=True,
+    help="Which round's model.",
+)
 def export(run: Path, out: Path, which: str) -> None:
-    """Write the model of a cytology run, body and head, as one file.
+    """Write the model of a cytology run as one file.
 
-    .safetensors and .pt (torch.load with weights_only=True) can be used by `slides screen` again, .onnx by anybody.
+    It holds backbone and head. `slides screen` reads .safetensors and .pt (torch.load with weights_only=True); .onnx is
+    for other programs.
 
     Example: mutirao slides export runs/cytology --out model.onnx
     """
@@ -241,17 +257,25 @@ def export(run: Path, out: Path, which: str) -> None:
 
 @slides.command()
 @click.argument("out", type=FILE, metavar="OUT.tiff")
-@click.option("--width", default=8192, show_default=True, help="Pixels.")
-@click.option("--height", default=8192, show_default=True, help="Pixels.")
+@click.option("--width", default=8192, show_default=True, help="Width in pixels.")
+@click.option("--height", default=8192, show_default=True, help="Height in pixels.")
 @click.option("--mpp", default=0.5, show_default=True, help="Micrometres a pixel.")
-@click.option("--cells", default=25.0, show_default=True, help="Cells a square millimetre.")
+@click.option("--cells", default=25.0, show_default=True, help="Cells in a square millimetre.")
 @click.option("--abnormal", default=0.15, show_default=True, help="Share of abnormal cells.")
-@click.option("--laboratory", type=click.IntRange(1, 3), default=1, show_default=True, help="Whose stain and focus.")
-@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--laboratory",
+    type=click.IntRange(1, 3),
+    default=1,
+    show_default=True,
+    help="Stain and focus of a laboratory.",
+)
+@click.option("--seed", default=0, show_default=True, help="Random seed.")
 def make(
     out: Path, width: int, height: int, mpp: float, cells: float, abnormal: float, laboratory: int, seed: int
 ) -> None:
-    """Make a synthetic smear as a pyramidal TIFF, with a table of where its cells are.
+    """Create a synthetic smear as a pyramidal TIFF.
+
+    A table says where its cells are.
 
     Example: mutirao slides make smear.tiff --width 40000 --height 40000 --mpp 0.25
     """

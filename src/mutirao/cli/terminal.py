@@ -1,4 +1,4 @@
-"""What a person sees of what has ended: tables, and where the rest is."""
+"""The tables that a command prints at its end, and where the rest is."""
 
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
-    """The table of a study, the columns that fit a terminal, and where the rest is."""
+    """The table of a study, with the columns that fit a terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for table in tables_of(lines):
         console.print(table)
@@ -32,7 +32,7 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
 
 
 def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> None:
-    """All trials, the chosen ones marked, and how they are confirmed."""
+    """All trials with the chosen ones in bold, and the command that confirms them."""
     from mutirao.studies.confirmation import rows_of
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -46,29 +46,28 @@ def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> Non
 
 
 def show_replay(part: "Part", found: "Replay") -> None:
-    """How another policy's choices compare with those of a run."""
+    """Compare another selector's choices with those of a run."""
     console = Console(highlight=False)
     table = make_table(f"{len(found.actual)} rounds, {len(found.clients)} clients", ("", "the run", part.name))
-    both = [found.participation(which) for which in (found.actual, found.other)]
-    for label, key in (("Gini", "gini"), ("Jain", "jain"), ("least", "least"), ("most", "most"), ("never", "never")):
-        table.add_row(label, *(f"{p.figures[key]:.4g}" for p in both))
-    if found.own:  # asked round by round about another's history, a policy's total says nothing of its fairness
+    actual = found.participation(found.actual)
+    other = found.participation(found.other)
+    for label in ("Gini", "Jain", "least", "most", "never"):
+        key = label.lower()
+        table.add_row(label, f"{actual.figures[key]:.4g}", f"{other.figures[key]:.4g}")
+    # A selector that is given another's history in every round shows nothing of its own fairness.
+    if found.own:
         console.print(table)
     same = np.mean(found.overlap)
     console.print(f"{part.name} selects the same clients as the run: {same:.1%} of a round's, on average")
-    gain = both[1].times - both[0].times
-    order = np.argsort(-gain, kind="stable")
+    difference = other.times - actual.times
+    order = np.argsort(-difference, kind="stable")
     for text, rows in (("more often", order[:5]), ("less often", order[::-1][:5])):
-        told = [f"{found.clients[i]} {both[0].times[i]} -> {both[1].times[i]}" for i in rows if gain[i]]
-        console.print(f"{text}: {', '.join(told) or 'nobody'}", soft_wrap=True)
+        changes = [f"{found.clients[i]} {actual.times[i]} -> {other.times[i]}" for i in rows if difference[i]]
+        console.print(f"{text}: {', '.join(changes) or 'no client'}", soft_wrap=True)
 
 
-IN_REPORT = (
-    "_clients",
-    "_p10",
-    "_p50",
-    "_p90",
-)  # of each metric at the clients: the mean and the worst are enough here
+# Left to the report: of each metric at the clients, mean and worst are enough on a terminal.
+ONLY_IN_REPORT = ("_clients", "_p10", "_p50", "_p90")
 
 
 def conclude(summary: dict[str, Any], folder: Path) -> None:
@@ -79,30 +78,32 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
     title = f"{summary['recipe']}, {summary['rounds']} rounds, {summary['seconds']:.1f} s"
     table = make_table(title, ("metric", "final", f"best (round {summary['best_round']})"))
     for name, value in summary["final"].items():
-        if name.endswith(IN_REPORT):
+        if name.endswith(ONLY_IN_REPORT):
             continue
-        best = summary["best"].get(name)  # nothing where clients were asked at the end alone
+        best = summary["best"].get(name)  # None if clients were evaluated at the end only
         table.add_row(name, f"{value:.4f}", "" if best is None else f"{best:.4f}")
     console.print(table)
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")
     if "checkpoints" in summary:
         console.print(describe_checkpoints(summary["checkpoints"]), soft_wrap=True)
-    if said := notice_of(Record.of(folder).config):
-        console.print(said, soft_wrap=True)
+    notice = notice_of(Record.of(folder).config)
+    if notice:
+        console.print(notice, soft_wrap=True)
     console.print(f"everything is in {folder}; look at {folder / 'report.html'}", soft_wrap=True)
 
 
 def conclude_forgetting(record: dict[str, Any], folder: Path) -> None:
-    """What a withdrawal changed, before and after, and where to find the rest."""
+    """The metrics before and after a client was unlearned, and where to find the rest."""
     console = Console(highlight=False)
     first = record["first_contribution"]
-    had = "had no part in any round" if first is None else f"first contributed in round {first}"
-    if (part := record.get("had_part_in", ROUNDS)) != ROUNDS:
-        had = f"was one of {part}, made again without it, and {had}"
-    kept, redone = record["rounds_kept"], record["rounds_redone"]
-    console.print(f"{record['client']} {had}; rounds kept: {kept}, made again: {redone}")
+    contribution = "contributed to no round" if first is None else f"first contributed in round {first}"
+    other_part = record.get("had_part_in", ROUNDS)
+    if other_part != ROUNDS:
+        contribution = f"was one of {other_part}, made again without it, and {contribution}"
+    kept = record["rounds_kept"]
+    console.print(f"{record['client']} {contribution}; rounds kept: {kept}, trained again: {record['rounds_redone']}")
     if first is not None and kept < first - 1:
-        console.print(f"no checkpoint after round {kept} and before round {first} was kept: keep=all keeps them all")
+        console.print(f"there is no checkpoint between rounds {kept} and {first}; keep=all keeps all checkpoints")
     table = make_table(None, ("metric", "before", "after"))
     for name, value in record["after"].items():
         table.add_row(name, f"{record['before'].get(name, float('nan')):.4f}", f"{value:.4f}")
