@@ -54,7 +54,7 @@ def main() -> None:
         with Folder.open(path) as folder:
             folder.keep_bytes = 0  # the last three checkpoints
             if args.way == "files":
-                fleet.lodge(folder.sites.states)
+                fleet.use_state_store(folder.sites.states)
             folder.begin(run, 'recipe = "states"\n')
             start = time.perf_counter()
             for done in train(run, fleet, rounds=turns, select=RoundRobin(args.per_round), aggregate=FedAvg()):

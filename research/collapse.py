@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.aggregation.effective_steps import reach_of
+from mutirao.aggregation.effective_steps import effective_steps
 from mutirao.datasets.labelled import load_labelled
 from mutirao.partitioning import dirichlet
 from mutirao.randomness import rng
@@ -89,7 +89,7 @@ def follow(data: Any, parts: list[Any], arm: str, rounds: int, seed: int, epochs
             gap = [a - b for a, b in zip(c, own[k], strict=True)]
             widest = max(widest, most(gap))
             steps = local(model, images[parts[k]], labels[parts[k]], draw, gap, where, epochs)
-            far = LR * steps if divide == "steps" else reach_of(LR, MOMENTUM, 0.0, steps)
+            far = LR * steps if divide == "steps" else effective_steps(LR, MOMENTUM, 0.0, steps)
             end = weights_of(model)
             new = [mine - all_ + (a - b) / far for mine, all_, a, b in zip(own[k], c, x, end, strict=True)]
             for delta, old, now in zip(change, own[k], new, strict=True):

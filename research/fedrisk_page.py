@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.config import read
+from mutirao.config import read_toml
 from mutirao.report.plots import draw_bands
 from mutirao.runs.reader import Record
 from mutirao.stats import holm, interval, paired
@@ -84,7 +84,7 @@ def table_1(folder: Path) -> str:
 
 def claims(folder: Path) -> str:
     """What the paper says, held against the runs by the rules of `mutirao reproduce`."""
-    system = read(HOME / "fedrisk.toml")
+    system = read_toml(HOME / "fedrisk.toml")
     study = read_study(ROOT / "studies/fedrisk-table1.toml")
     asked = read_claims("fedrisk", system["claims"])
     rows: list[tuple[str, ...]] = [("claim", "published", "ours", "verdict")]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mutirao import LocalFleet, Run, Trainer, train, virtual_clients
 from mutirao.config import build, resolve
 from mutirao.core.moments import combine_moments, measure_moments, standardise
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.selection import Uniform
 from mutirao.stats import paired
 from mutirao.systems.ranking.metrics import t_risk, u_risk
@@ -46,7 +46,7 @@ def set_scene(config: Config, liars: float = 0.0) -> Scene:
     grades = learn.grades.copy()
     for k in rng(config.seed, 0, "liars").permutation(len(dealt))[: int(liars * len(dealt))]:
         grades[dealt[k]] = grades.max() - learn.grades[dealt[k]]
-    clients = virtual_clients(x, grades, dealt, 0, number(config.seed, 0, "samples"))
+    clients = virtual_clients(x, grades, dealt, 0, derive_seed(config.seed, 0, "samples"))
     lists = {c: lists_in(x, grades, learn.queries, rows) for c, rows in zip(clients, dealt, strict=True)}
     classes = 1 + int(max(part.grades.max() for part in (learn, vali, test)))
     trainer = Trainer(partial(dense, learn.features, classes, 64), lr=config.lr, batch_size=32, workers=1)

@@ -25,7 +25,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import Diverged
 from mutirao.experiments.task import Task, federate, find
 from mutirao.robustness import attacks
-from mutirao.robustness.attacks import Attacked, Backdoor, liars_among
+from mutirao.robustness.attacks import Attacked, Backdoor, malicious_among
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import Samples, poison
 from research.settled import settled_task
@@ -108,7 +108,7 @@ def make(cell: Cell, data: str) -> Outcome:
     config = resolve(find(cell.recipe).config, settings_of(*place) | DEFENCES.get(cell.defence, {}))
     attack = ATTACKS[cell.attack]
     attack = attack[cell.recipe] if isinstance(attack, dict) else attack
-    liars = liars_among(dict.fromkeys(task.population, 0), LIARS, cell.seed)
+    liars = malicious_among(dict.fromkeys(task.population, 0), LIARS, cell.seed)
     if cell.defence == ALONE:
         task, liars = replace(task, population=PopulationWithout(task.population, tuple(liars))), frozenset()
     elif not attack:

@@ -17,7 +17,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from mutirao.config import resolve
 from mutirao.core.rounds import Run
-from mutirao.metrics import classification_figures, regression_figures
+from mutirao.metrics import classification_metrics, regression_metrics
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.tabular.recipe import MEMORY, Config, recipe
 from mutirao.systems.tabular.schema import read_schema
@@ -55,10 +55,10 @@ def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
     dense |= {"max_iter": Config.rounds * Config.epochs, "n_iter_no_change": 10**6}
     if schema.task == "classification":
         kind = LogisticRegression(max_iter=5000) if model == "linear" else MLPClassifier(**dense)
-        return classification_figures(kind.fit(x, y).predict_proba(x_test), y_test)
+        return classification_metrics(kind.fit(x, y).predict_proba(x_test), y_test)
     kind = Ridge() if model == "linear" else MLPRegressor(**dense)
     found = kind.fit(x, y.ravel()).predict(x_test)
-    return regression_figures(found * schema.std + schema.mean, y_test * schema.std + schema.mean)
+    return regression_metrics(found * schema.std + schema.mean, y_test * schema.std + schema.mean)
 
 
 def rows(seeds: range, clients: int, splits: Sequence[str]) -> Iterator[str]:

@@ -19,14 +19,14 @@ from mutirao.config import (
     Part,
     build,
     coerce,
-    complete,
+    complete_part,
     dump,
     flatten,
     load_name,
     nearest,
     parse_assignment,
     parse_value,
-    read,
+    read_toml,
     resolve,
     setting,
     warn_retired,
@@ -324,8 +324,8 @@ def test_a_part_out_of_range_is_refused_when_it_is_built() -> None:
 def test_every_part_of_every_kind_can_be_completed_and_built() -> None:
     for kind, names in (("aggregate", aggregation.NAMES), ("select", selection.NAMES), ("partition", partition.NAMES)):
         for name in names:
-            part = complete(kind, Part(name))
-            assert complete(kind, part) == part
+            part = complete_part(kind, Part(name))
+            assert complete_part(kind, part) == part
             assert callable(build(kind, part, count=3))
 
 
@@ -410,15 +410,15 @@ def test_no_file_raises_anything_but_a_config_error_of_one_line(content: bytes) 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"
         path.write_bytes(content)
-        table = refused_in_one_line(lambda: read(path))
+        table = refused_in_one_line(lambda: read_toml(path))
         assert table is None or isinstance(table, dict)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file or directory"):
-        read(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
-        read(tmp_path)
+        read_toml(tmp_path)
 
 
 # The pieces.

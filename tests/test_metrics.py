@@ -12,14 +12,14 @@ from sklearn import metrics as sk
 from sklearn.metrics import ndcg_score
 
 from mutirao.metrics import (
-    classification_figures,
+    classification_metrics,
     direction_of,
+    evaluate_logits,
     gini,
-    judge_classes,
     mean_average_precision,
     mrr,
     ndcg,
-    regression_figures,
+    regression_metrics,
     rmse,
     rounds_to,
     softmax,
@@ -195,8 +195,8 @@ def judged_classes(draw: st.DrawFn, ties: bool) -> tuple[npt.NDArray[np.float64]
 def test_figures_of_classes_equal_those_of_scikit_learn(ties: bool, data: st.DataObject) -> None:
     scores, y = data.draw(judged_classes(ties))
     p, classes = softmax(scores), scores.shape[1]
-    found, here, ours = p.argmax(1), np.unique(y), classification_figures(p, y)
-    assert judge_classes(scores, y) == ours
+    found, here, ours = p.argmax(1), np.unique(y), classification_metrics(p, y)
+    assert evaluate_logits(scores, y) == ours
     assert ours["accuracy"] == sk.accuracy_score(y, found)
     recall = sk.recall_score(y, found, labels=here, average="macro", zero_division=0)
     assert ours["balanced_accuracy"] == pytest.approx(recall)
@@ -216,7 +216,7 @@ def test_figures_of_classes_equal_those_of_scikit_learn(ties: bool, data: st.Dat
 def test_figures_of_numbers_equal_those_of_scikit_learn(n: int, seed: int, shift: float, scale: float) -> None:
     rng = np.random.default_rng(seed)
     p, t = (rng.normal(shift, scale, n) for _ in range(2))
-    ours = regression_figures(p[:, None], t)
+    ours = regression_metrics(p[:, None], t)
     assert ours["rmse"] == pytest.approx(sk.root_mean_squared_error(t, p))
     assert ours["mae"] == pytest.approx(sk.mean_absolute_error(t, p))
     if n > 1 and t.min() < t.max():
@@ -227,13 +227,13 @@ def test_figures_of_numbers_equal_those_of_scikit_learn(n: int, seed: int, shift
 
 
 def test_what_cannot_be_said_is_left_out() -> None:
-    assert classification_figures(np.empty((0, 2)), []) == regression_figures([], []) == {}
-    assert judge_classes([[np.inf, 0.0]], [0]) == judge_classes([[np.nan, 0.0]], [0]) == {}
-    assert regression_figures([np.nan, 1.0], [0.0, 1.0]) == {}
-    assert regression_figures([1.0, 2.0], [3.0, 3.0]).keys() == {"rmse", "mae"}
+    assert classification_metrics(np.empty((0, 2)), []) == regression_metrics([], []) == {}
+    assert evaluate_logits([[np.inf, 0.0]], [0]) == evaluate_logits([[np.nan, 0.0]], [0]) == {}
+    assert regression_metrics([np.nan, 1.0], [0.0, 1.0]) == {}
+    assert regression_metrics([1.0, 2.0], [3.0, 3.0]).keys() == {"rmse", "mae"}
     with pytest.raises(ValueError, match="labels from 0 to 2 do not number 2 classes"):
-        classification_figures([[0.5, 0.5]] * 2, [0, 2])
+        classification_metrics([[0.5, 0.5]] * 2, [0, 2])
     with pytest.raises(ValueError, match="a row of probabilities for each label"):
-        classification_figures([0.5, 0.5], [0, 1])
+        classification_metrics([0.5, 0.5], [0, 1])
     with pytest.raises(ValueError, match="one prediction a target is needed, not 1 for 2"):
-        regression_figures([1.0], [0.0, 1.0])
+        regression_metrics([1.0], [0.0, 1.0])

@@ -9,7 +9,7 @@ import pytest
 
 from iris import iris
 from mutirao.config import resolve
-from mutirao.core.agreement import COUNTS, as_extra, table_in
+from mutirao.core.agreement import COUNTS, bytes_to_extra, json_from_extra
 from mutirao.dashboard.run_summary import event
 from mutirao.deploy.policy.privacy_ledger import Ledger
 from mutirao.deploy.processes import RECORD, running
@@ -39,7 +39,10 @@ def from_a_file(read: Callable[[Path], object], name: str) -> Callable[[Path], o
 READERS: dict[str, tuple[Callable[[Path], object], object]] = {
     "a line of an audit trail": (lambda folder: parse(DEEP.encode()), None),
     "a line of a trail on the live page": (lambda folder: event(DEEP.encode()), {}),
-    "what a hospital has of each class": (lambda folder: table_in(COUNTS, as_extra(COUNTS, DEEP.encode())), {}),
+    "what a hospital has of each class": (
+        lambda folder: json_from_extra(COUNTS, bytes_to_extra(COUNTS, DEEP.encode())),
+        {},
+    ),
     "the record of a process": (from_a_file(running, RECORD), None),
 }
 

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from mutirao.stats import Effect, Interval, bootstrap, cliffs_delta, holm, interval, paired, sizes_of, standard_error
+from mutirao.stats import (
+    Effect,
+    Interval,
+    bootstrap,
+    cliffs_delta,
+    effect_size_rows,
+    holm,
+    interval,
+    paired,
+    standard_error,
+)
 
 pairs = st.lists(  # of few: SciPy goes through all 2^n signs where sizes are tied
     st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=2, max_size=8
@@ -101,7 +111,7 @@ def test_corrected_tests_cry_wolf_less_often_than_plain_ones() -> None:
     for _ in range(200):
         noise = draw.normal(size=100)  # by how much one is better than the other on each sample: nothing, on average
         means = np.array([noise[draw.permutation(100)[:20]].mean() for _ in range(15)])
-        claims += [not interval(means, shared=shared).holds(0.0) for shared in (0.0, 20 / 80)]
+        claims += [not interval(means, shared=shared).contains(0.0) for shared in (0.0, 20 / 80)]
     assert claims[0] > 60
     assert claims[1] < 20
 
@@ -109,7 +119,7 @@ def test_corrected_tests_cry_wolf_less_often_than_plain_ones() -> None:
 @given(pairs)
 def test_effect_sizes_by_their_definitions(values: list[tuple[int, int]]) -> None:
     ours, theirs = np.array(values, float).T
-    r, delta, d = sizes_of(ours[None], theirs[None])[:, 0]
+    r, delta, d = effect_size_rows(ours[None], theirs[None])[:, 0]
     difference = ours - theirs
     n = len(values)
     ranks = scipy_stats.rankdata(np.abs(difference))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.io import decode, read_rows, read_table, read_text, write_rows
+from mutirao.io import decode_text, read_csv, read_rows, read_text, write_rows
 
 HERE = Path("table.csv")
 cells = st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=2, max_size=4))
@@ -33,11 +33,11 @@ def test_bytes_are_read_as_they_are_or_refused_with_their_line(content: bytes) -
         at = error.start if isinstance(error, UnicodeDecodeError) else content.index(b"\0")
         lines = {content[: k + 1].count(b"\n") + 5 for k in (at, content.find(b"\0") if b"\0" in content else at)}
         with pytest.raises(ConfigError) as caught:
-            decode(content, HERE, first=5)
+            decode_text(content, HERE, first=5)
         assert any(f"table.csv, line {line}: " in str(caught.value) for line in lines)
         assert "\n" not in str(caught.value)
     else:
-        assert decode(content, HERE) == expected
+        assert decode_text(content, HERE) == expected
 
 
 def test_latin_1_is_read_where_the_publisher_ships_it_and_a_mark_of_utf_8_is_no_text(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_latin_1_is_read_where_the_publisher_ships_it_and_a_mark_of_utf_8_is_no_
     with pytest.raises(ConfigError, match="line 1: byte 0xe9 is not UTF-8 text; right would be a file saved as UTF-8"):
         read_text(file)
     file.write_bytes("\ufeffclient,from\nana,1\n".encode())
-    assert read_table(file) == [{"client": "ana", "from": "1"}]
+    assert read_csv(file) == [{"client": "ana", "from": "1"}]
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         read_text(tmp_path / "nowhere")
 
 
 def test_a_bare_carriage_return_ends_a_line_and_never_in_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "old_mac.csv").write_bytes(b"client,from\rana,1\rbia,2\r")
-    assert [row["client"] for row in read_table(tmp_path / "old_mac.csv")] == ["ana", "bia"]
+    assert [row["client"] for row in read_csv(tmp_path / "old_mac.csv")] == ["ana", "bia"]
     with pytest.raises(csv.Error):  # what the library does with such text by itself
         list(csv.reader(io.StringIO("a\rb,c\n")))
     with pytest.raises(ConfigError, match=r"table\.csv, line 1: field larger than field limit"):

@@ -283,7 +283,7 @@ def warn_retired(names: str) -> None:
     log.warning("%s: ignored, no setting any more; the value is the one that is always used now", names)
 
 
-def complete(kind: str, part: Part) -> Part:
+def complete_part(kind: str, part: Part) -> Part:
     """Check a part's settings and add the defaults it would use, so that the configuration says all."""
     make = factory(kind, part)
     try:
@@ -421,7 +421,7 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             if name in chosen:
                 wanted = coerce(name, chosen[name], str)
                 part = part if wanted == part.name else Part(wanted, home=part.home)
-            values[name] = settled(name, part, below.get(name, {}))
+            values[name] = resolve_part(name, part, below.get(name, {}))
         else:
             value = chosen.get(name, f.default)
             values[name] = coerce(name, value, hints[name], meta.get("low"), meta.get("high"))
@@ -430,12 +430,12 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     return recipe_config(**values)
 
 
-def settled(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
+def resolve_part(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
     """A recipe's part with what was set below it; the recipe's own choices yield where they do not go with that."""
     if given:
         given = without_retired(factory(kind, part), given, kind)
     both = (Part(part.name, own, part.home) for own in ({**part.settings, **given}, dict(given)))
-    full, alone = (complete(kind, each) for each in both)
+    full, alone = (complete_part(kind, each) for each in both)
     return alone if given and is_refused(kind, full) and not is_refused(kind, alone) else full
 
 
@@ -478,38 +478,39 @@ def dump(recipe: str, config: Any) -> str:
     >>> print(dump("quickstart", resolve(Common, {"rounds": 5})).splitlines()[:3])
     ['recipe = "quickstart"', 'seed = 0', 'rounds = 5']
     """
-    plain, tables = [f"recipe = {quote(recipe)}"], []
+    plain = [f"recipe = {toml_string(recipe)}"]
+    tables = []
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if isinstance(value, Part):
-            tables.append("\n".join([f"\n[{f.name}]", f"name = {quote(value.name)}", *lines(value.settings)]))
+            tables += [f"\n[{f.name}]", f"name = {toml_string(value.name)}", *toml_lines(value.settings)]
         else:
-            plain += lines({f.name: value})
+            plain += toml_lines({f.name: value})
     return "\n".join(plain + tables) + "\n"
 
 
-def lines(values: Mapping[str, Scalar | None]) -> list[str]:
+def toml_lines(values: Mapping[str, Scalar | None]) -> list[str]:
     """`key = value` lines of TOML; what is None is left out, as TOML has no word for it."""
-    return [f"{k if k.isascii() else quote(k)} = {write_value(v)}" for k, v in values.items() if v is not None]
+    return [f"{k if k.isascii() else toml_string(k)} = {write_value(v)}" for k, v in values.items() if v is not None]
 
 
 def write_value(value: Scalar) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return quote(value) if isinstance(value, str) else repr(value)
+    return toml_string(value) if isinstance(value, str) else repr(value)
 
 
-def quote(text: str) -> str:
+def toml_string(text: str) -> str:
     """Text as a TOML string: JSON's, but characters stand for themselves and DEL is escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     r"""A TOML file as a table, or one clear line why not.
 
     >>> _ = Path("mine.toml").write_text('recipe = "quickstart"\nrounds = 5\n[aggregate]\nname = "fedyogi"\n')
-    >>> read(Path("mine.toml"))
+    >>> read_toml(Path("mine.toml"))
     {'recipe': 'quickstart', 'rounds': 5, 'aggregate': {'name': 'fedyogi'}}
     """
     try:

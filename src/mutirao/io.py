@@ -24,20 +24,20 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Replace a file in one step: readers and crashes see the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with naming(path):
+    with name_path_in_errors(path):
         try:
             with part.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            replace(part, path)
+            replace_file(part, path)
         except OSError:
             part.unlink(missing_ok=True)  # what did not fit must not fill the disk
             raise
 
 
-def replace(part: Path, path: Path) -> None:
+def replace_file(part: Path, path: Path) -> None:
     """Put a file in another's place; on Windows that waits for whoever reads the other one, a second at most."""
     for _ in range(50 if sys.platform == "win32" else 0):
         try:
@@ -50,7 +50,7 @@ def replace(part: Path, path: Path) -> None:
 
 def append_whole(path: Path, content: bytes) -> None:
     """Add bytes at the end of a file; OSError if not all of them fit, where a plain write may just write fewer."""
-    with naming(path), path.open("ab", buffering=0) as file:
+    with name_path_in_errors(path), path.open("ab", buffering=0) as file:
         view = memoryview(content)
         while view:
             view = view[file.write(view) :]
@@ -69,7 +69,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_path_in_errors(path: Path) -> Iterator[None]:
     """Let an error of the disk say which file it was about: a write by itself does not know."""
     try:
         yield
@@ -94,7 +94,7 @@ def lock(handle: int, path: Path) -> None:
         raise ConfigError(f"{path} is in use by another process") from error
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value as CSV and JSON can hold it: NumPy scalars become Python's, text stays on one line."""
     kind = type(value)
     if kind is int or kind is float:  # most cells of a table
@@ -143,10 +143,10 @@ def read_text(path: Path, latin1: bool = False) -> str:
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte in it
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    return decode(content.removeprefix(BOM), path, latin1=latin1)
+    return decode_text(content.removeprefix(BOM), path, latin1=latin1)
 
 
-def decode(content: bytes, where: Path, first: int = 1, latin1: bool = False) -> str:
+def decode_text(content: bytes, where: Path, first: int = 1, latin1: bool = False) -> str:
     """Whole lines of a file as text, the first of which is line `first`."""
     if (zero := content.find(b"\0")) >= 0:
         raise ConfigError(f"{where}, line {line_at(content, zero, first)}: a zero byte: it is not a text file")
@@ -176,7 +176,7 @@ def read_rows(text: str, where: Path, separator: str = ",") -> Iterator[tuple[in
         raise ConfigError(f"{where}, line {reader.line_num}: {error}") from error
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a table with a header, by column; blank lines are left out, missing cells are empty."""
     rows = read_rows(read_text(path), path)
     _, header = next(rows, (1, []))
@@ -185,7 +185,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 def write_rows(rows: Iterable[Iterable[Any]]) -> str:
     """Rows as CSV, one a line: a cell's own line breaks, carriage returns among them, become blanks."""
-    return write_plain([plain(cell) for cell in row] for row in rows)
+    return write_plain([plain_value(cell) for cell in row] for row in rows)
 
 
 def write_plain(rows: Iterable[Iterable[Any]]) -> str:

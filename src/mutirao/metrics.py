@@ -211,7 +211,7 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     return float((ranks[y].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
-def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
+def classification_metrics(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
     """`accuracy`, `balanced_accuracy`, `auc`, `f1` and `log_loss` of probabilities, a row a sample, a column a class.
 
     Of two classes `f1` is that of class 1 and `auc` that of its probability. Of more, `auc` is the mean over the
@@ -219,7 +219,7 @@ def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
     What cannot be said is left out: `auc` where there is one class alone, everything where there is no sample or
     a probability is no number.
 
-    >>> classification_figures([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], [0, 0, 1])["f1"]
+    >>> classification_metrics([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], [0, 0, 1])["f1"]
     0.666...
     """
     p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
@@ -246,22 +246,22 @@ def classification_figures(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
     return figures
 
 
-def judge_classes(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
+def evaluate_logits(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
     """The same metrics from a model's raw outputs (logits): the `figures` of a `Trainer` of classes.
 
-    >>> judge_classes([[2.0, 0.0], [0.0, 2.0]], [0, 1])["accuracy"]
+    >>> evaluate_logits([[2.0, 0.0], [0.0, 2.0]], [0, 1])["accuracy"]
     1.0
     """
-    return classification_figures(softmax(outputs), labels)
+    return classification_metrics(softmax(outputs), labels)
 
 
-def regression_figures(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
+def regression_metrics(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
     """`rmse`, `mae` and `r2` = 1 - sum (p - t)^2 / sum (t - mean t)^2, of one number a sample.
 
     What cannot be said is left out: `r2` where all targets are equal, everything where there is no sample or
     a prediction is no number.
 
-    >>> regression_figures([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])["r2"]
+    >>> regression_metrics([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])["r2"]
     0.5
     """
     p, t = np.asarray(predictions, np.float64).ravel(), np.asarray(targets, np.float64).ravel()
@@ -321,10 +321,10 @@ WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new|
 WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
 
 
-def wobble_in(curve: Sequence[tuple[int, float]], last: int) -> float:
+def final_std(curve: Sequence[tuple[int, float]], last: int) -> float:
     """The standard deviation of (round, value) over the last so many rounds; NaN with fewer than two values in them.
 
-    >>> wobble_in([(10, 0.1), (20, 0.5), (30, 0.75)], last=20)
+    >>> final_std([(10, 0.1), (20, 0.5), (30, 0.75)], last=20)
     0.125
     """
     values = [value for round, value in curve if round > curve[-1][0] - last]

@@ -14,11 +14,11 @@ Floats = npt.NDArray[np.float64]
 Shape = int | tuple[int, ...]
 
 
-def number(seed: int, round: int, purpose: str, client: str = "") -> int:
+def derive_seed(seed: int, round: int, purpose: str, client: str = "") -> int:
     """A 63-bit number drawn from the four; it seeds whatever needs seeding.
 
-    >>> mine = number(0, 1, "batches", "ana")
-    >>> mine == number(0, 1, "batches", "ana"), mine == number(0, 1, "batches", "bia")
+    >>> mine = derive_seed(0, 1, "batches", "ana")
+    >>> mine == derive_seed(0, 1, "batches", "ana"), mine == derive_seed(0, 1, "batches", "bia")
     (True, False)
     """
     text = f"{seed}\x1f{round}\x1f{purpose}\x1f{client}".encode()
@@ -33,7 +33,7 @@ def rng(seed: int, round: int, purpose: str, client: str = "") -> np.random.Gene
     >>> rng(0, 1, "batches", "ana").random() == rng(0, 2, "batches", "ana").random()  # another round
     False
     """
-    return np.random.Generator(np.random.PCG64(number(seed, round, purpose, client)))
+    return np.random.Generator(np.random.PCG64(derive_seed(seed, round, purpose, client)))
 
 
 class Secret:

@@ -13,7 +13,7 @@ from mutirao.errors import ConfigError
 
 PLAIN = {"exclude"}  # names of clients: never code
 PATHS = {"data"}  # settings that hold paths: code only if the whole is a dotted name
-BODY, TIMM, FILE = "body", "timm:", "file:"  # a body by timm's own name is no code; a file is, but for ONNX
+BACKBONE, TIMM, FILE = "body", "timm:", "file:"  # a body by timm's own name is no code; a file is, but for ONNX
 WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
 WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
 WORDS |= {"data": "a function that gives a data set", "model": "a function that gives a torch module"}
@@ -51,7 +51,7 @@ def dotted_in(content: Any) -> list[str]:
     if isinstance(content, str):
         found = [content] if is_program(content) else [word for word in content.split() if is_dotted(word)]
     elif isinstance(content, Mapping):
-        kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BODY and is_of_timm(v))}
+        kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BACKBONE and is_of_timm(v))}
         kept |= {k: [v for v in listed(kept[k]) if is_dotted(str(v))] for k in PATHS & kept.keys()}
         found = [name for value in kept.values() for name in dotted_in(value)]
     elif isinstance(content, list | tuple):
@@ -83,7 +83,9 @@ def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., An
     if home and home != module and not home.startswith(f"{module}."):
         raise ConfigError(f"{kind}: {path!r} is defined in {home}, not there; a part is named by its own module")
     parts = list(like)
-    if not home or not (fits(found, parts) if any(call_of(part) for part in parts) else has_methods(found, parts)):
+    if not home or not (
+        takes_same_arguments(found, parts) if any(call_of(part) for part in parts) else has_methods(found, parts)
+    ):
         raise ConfigError(f"{kind}: {path!r} is not {word_for(kind)}; right would be {right_form(parts)}")
 
 
@@ -114,7 +116,7 @@ def required(parameters: Iterable[inspect.Parameter]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def fits(found: Any, parts: Iterable[Any]) -> bool:
+def takes_same_arguments(found: Any, parts: Iterable[Any]) -> bool:
     """Whether it takes as many values as one of the parts does; what has a default is a setting, not one of them."""
     return len(required(call_of(found))) in {len(required(call)) for part in parts if (call := call_of(part))}
 

@@ -17,7 +17,7 @@ class Interval:
     """A mean and the half width of its confidence interval.
 
     >>> difference = interval([0.01, 0.03, 0.02])
-    >>> difference.holds(0.0), difference.holds(0.1)  # no difference is possible, one of 0.1 is not
+    >>> difference.contains(0.0), difference.contains(0.1)  # no difference is possible, one of 0.1 is not
     (True, False)
     """
 
@@ -27,7 +27,7 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.mean:.4f} ± {self.half:.4f}"
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether a value lies within; an interval that is not known holds everything."""
         return not abs(self.mean - value) > self.half
 
@@ -75,7 +75,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """What the interval of the difference allows to say."""
-        if self.difference.holds(0.0):
+        if self.difference.contains(0.0):
             return "not shown"
         return "better" if self.difference.mean > 0 else "worse"
 
@@ -145,18 +145,20 @@ def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effe
     """
     rows = rng(0, 0, "effects").integers(0, max(len(ours), 1), (draws if len(ours) > 1 else 1, len(ours)))
     rows[0] = np.arange(len(ours))  # the pairs themselves stand first
-    r, delta, d = (Effect(float(drawn[0]), *span(drawn[1:])) for drawn in sizes_of(ours[rows], theirs[rows]))
+    r, delta, d = (
+        Effect(float(drawn[0]), *central_interval(drawn[1:])) for drawn in effect_size_rows(ours[rows], theirs[rows])
+    )
     return r, delta, d
 
 
-def span(values: Floats, level: float = 0.95) -> tuple[float, float]:
+def central_interval(values: Floats, level: float = 0.95) -> tuple[float, float]:
     """The central interval that holds a share `level` of the finite values."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2]) if len(finite) else (math.nan, math.nan)
     return float(low), float(high)
 
 
-def sizes_of(ours: Floats, theirs: Floats) -> Floats:
+def effect_size_rows(ours: Floats, theirs: Floats) -> Floats:
     """r, delta and d, a row each, of samples that are rows of pairs."""
     from scipy.stats import rankdata
 

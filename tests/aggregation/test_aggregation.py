@@ -32,7 +32,7 @@ from mutirao.aggregation.fedbuff import FedBuff
 from mutirao.aggregation.mean import Mean
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
-from mutirao.core.parts import Merged, as_aggregator, tell
+from mutirao.core.parts import Merged, as_aggregator, request_config
 
 SHAPES = {"body.weight": (3, 2), "body.bias": (2,), "scale": (), "steps": (), "table": (4,), "mask": (3,)}
 KINDS: dict[str, Any] = {
@@ -428,7 +428,7 @@ def test_robust_parts_withstand_a_liar_and_the_mean_does_not(clients: int) -> No
 
 
 def test_fedprox_tells_the_clients_its_mu_and_the_others_tell_nothing() -> None:
-    assert tell(FedProx(mu=0.9).needs) == {"mu": 0.9}
+    assert request_config(FedProx(mu=0.9).needs) == {"mu": 0.9}
     assert not any(as_aggregator(make()).needs for name, make in CLASSIC.items() if name != "fedprox")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.aggregation import NAMES, FedRisk
-from mutirao.config import Part, build, complete, resolve
+from mutirao.config import Part, build, complete_part, resolve
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Cohort, Patience, Run, step
@@ -168,7 +168,7 @@ def test_the_clamp_changes_nothing_where_no_share_was_below_zero() -> None:
 def test_settings_are_checked() -> None:
     assert NAMES["fedrisk"] is FedRisk
     with pytest.raises(ConfigError, match="'risky' is not one of published, described"):
-        complete("aggregate", Part("fedrisk", {"sign": "risky"}))
+        complete_part("aggregate", Part("fedrisk", {"sign": "risky"}))
     for settings in ({"alpha": -1.0}, {"alpha": 0.0, "beta": 0.0}, {"memory": "momentum", "form": "parameters"}):
         with pytest.raises(ConfigError, match="fedrisk"):
             build("aggregate", Part("fedrisk", settings))

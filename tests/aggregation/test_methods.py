@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from loopgrid import LoopGrid, identity
 from mutirao.aggregation import FedAvg
-from mutirao.aggregation.effective_steps import reach_of
+from mutirao.aggregation.effective_steps import effective_steps
 from mutirao.aggregation.feddyn import FedDyn
 from mutirao.aggregation.fedexp import FedExP
 from mutirao.aggregation.fednova import FedNova
@@ -145,7 +145,7 @@ def test_fednova_is_the_papers_algorithm(momentum: float) -> None:
     for name, (_, y) in data.items():
         steps = 2 * -(-len(y) // batch)
         end = current["weight"] + draw.normal(size=(1, WIDTH)).astype(np.float32)
-        replies[name] = Reply({"weight": end}, metrics={"reach": reach_of(LR, momentum, 0.0, steps)}, n=len(y))
+        replies[name] = Reply({"weight": end}, metrics={"reach": effective_steps(LR, momentum, 0.0, steps)}, n=len(y))
         a = steps if not momentum else (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
         d = (current["weight"] - end)[0].astype(np.float64) / a
         tau, direction = tau + len(y) / total * a, direction + len(y) / total * d

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mutirao.aggregation import FedAvg
-from mutirao.compression import NAMES, Int8, Shorter, TopK
-from mutirao.compression.decoding_fleet import decode
-from mutirao.compression.encoding_handler import LOST, Compressed
+from mutirao.compression import NAMES, CodecCompression, Int8, TopK
+from mutirao.compression.decoding_fleet import decode_reply
+from mutirao.compression.encoding_handler import LOST, EncodingHandler
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
@@ -32,12 +32,12 @@ def train_request(number: int, arrays: Arrays = MODEL) -> Request:
 
 
 @pytest.mark.parametrize("codec", CODECS[:3], ids=repr)
-def test_what_was_sent_and_what_is_kept_are_all_updates_together(codec: Shorter) -> None:
-    site, handler = Site("ana"), Compressed(moving, codec)
+def test_what_was_sent_and_what_is_kept_are_all_updates_together(codec: CodecCompression) -> None:
+    site, handler = Site("ana"), EncodingHandler(moving, codec)
     sent, wanted = ({k: np.zeros(MODEL[k].shape) for k in ("w", "b")} for _ in range(2))
     for number in range(1, 30):
         request = train_request(number)
-        made = decode(codec, request, handler(request, site))
+        made = decode_reply(codec, request, handler(request, site))
         assert isinstance(made, Reply)
         for k in sent:
             sent[k] += made.arrays[k] - MODEL[k].astype(np.float64)
@@ -50,26 +50,26 @@ def test_what_was_sent_and_what_is_kept_are_all_updates_together(codec: Shorter)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_whole_numbers_figures_and_extras_travel_as_they_are(codec: Shorter) -> None:
-    reply = Compressed(moving, codec)(train_request(1), Site("ana"))
+def test_whole_numbers_figures_and_extras_travel_as_they_are(codec: CodecCompression) -> None:
+    reply = EncodingHandler(moving, codec)(train_request(1), Site("ana"))
     assert reply.arrays.keys() == {"seen", *codec.keys}
     assert reply.arrays["seen"].tolist() == [4, 5]
     assert (reply.metrics, reply.n, reply.extras["errors"].tolist()) == ({"loss": 1.0}, 7, [1, 1])
-    made = decode(codec, train_request(1), reply)
+    made = decode_reply(codec, train_request(1), reply)
     assert isinstance(made, Reply)
     assert {k: (v.shape, v.dtype) for k, v in made.arrays.items()} == {k: (v.shape, v.dtype) for k, v in MODEL.items()}
 
 
 def test_without_feedback_a_site_keeps_nothing() -> None:
     site = Site("ana")
-    Compressed(moving, TopK(0.1, feedback=False))(train_request(1), site)
+    EncodingHandler(moving, TopK(0.1, feedback=False))(train_request(1), site)
     assert site.state == {}
 
 
 def test_what_is_kept_of_a_model_of_another_shape_is_not_added() -> None:
     site, codec = Site("ana", state={LOST + "w": np.full((2, 2), 100, np.float32)}), TopK(1.0)
     request = train_request(1)
-    made = decode(codec, request, Compressed(moving, codec)(request, site))
+    made = decode_reply(codec, request, EncodingHandler(moving, codec)(request, site))
     assert isinstance(made, Reply)
     assert np.abs(made.arrays["w"] - moving(request, site).arrays["w"]).max() < 1e-6
 
@@ -78,7 +78,7 @@ def answer(do: str, arrays: Arrays) -> Reply:
     def handler(request: Request, site: Site) -> Reply:
         return Reply(arrays, n=1)
 
-    return Compressed(handler, TopK(0.1))(Request(do, MODEL, {}), Site("ana"))
+    return EncodingHandler(handler, TopK(0.1))(Request(do, MODEL, {}), Site("ana"))
 
 
 ODD: dict[str, tuple[str, Arrays]] = {
@@ -101,9 +101,11 @@ def test_what_is_no_sound_update_leaves_as_it_is(do: str, arrays: Arrays) -> Non
 
 def test_models_without_numbers_of_floating_point_travel_whole() -> None:
     for model in ({"seen": np.array([1])}, {"w": np.zeros((0, 3), np.float32)}):
-        reply = Compressed(lambda request, site: Reply(request.arrays, n=1), Int8())(train_request(1, model), Site("a"))
+        reply = EncodingHandler(lambda request, site: Reply(request.arrays, n=1), Int8())(
+            train_request(1, model), Site("a")
+        )
         assert reply.arrays.keys() == model.keys()
-        assert decode(Int8(), train_request(1, model), reply) is reply
+        assert decode_reply(Int8(), train_request(1, model), reply) is reply
 
 
 def test_many_clients_at_once_send_what_each_would_alone() -> None:
@@ -116,13 +118,13 @@ def test_many_clients_at_once_send_what_each_would_alone() -> None:
 
     for codec in CODECS:
         found = []
-        for handler in (Compressed(Both(), codec), Compressed(moving, codec)):
+        for handler in (EncodingHandler(Both(), codec), EncodingHandler(moving, codec)):
             fleet = LocalFleet(handler, {"ana": 0, "bia": 1, "caio": 2})
             for number in (1, 2):
                 answers = fleet.ask({c: train_request(number) for c in fleet.clients()})
             found.append({c: {k: v.tobytes() for k, v in r.arrays.items()} for c, r in answers.replies.items()})
         assert found[0] == found[1]
-    assert Compressed(moving, TopK()).many is None
+    assert EncodingHandler(moving, TopK()).many is None
 
 
 # f_k(x) = <a_k, x>^2 + |x|^2 / 4: of the three gradients at (t, t, t) the largest numbers all point the same, wrong way

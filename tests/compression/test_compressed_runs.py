@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from loopgrid import NAMES as PEOPLE
 from loopgrid import LoopGrid, identity, softmax_task
-from mutirao.compression import NAMES, Int8, TopK, Whole, compress_of, from_table, to_table
+from mutirao.compression import NAMES, Int8, NoCompression, TopK, compress_of, from_table, to_table
 from mutirao.config import resolve
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.policy.content_hash import content_hash
@@ -179,12 +179,12 @@ def test_a_flow_of_its_own_has_to_say_that_it_takes_compressed_updates() -> None
     assert replace(own, heeds=frozenset({"compress"})).prepare(config_of()).compress == TopK()
 
 
-@pytest.mark.parametrize("made", [Whole(), TopK(0.2, False), Int8("stochastic")], ids=repr)
+@pytest.mark.parametrize("made", [NoCompression(), TopK(0.2, False), Int8("stochastic")], ids=repr)
 def test_a_kind_crosses_to_a_site_s_worker_and_back(made: Any) -> None:
     assert from_table(json.loads(json.dumps(to_table(made)))) == made
     with pytest.raises(ConfigError, match="set MUTIRAO_WORKER=off"):
         to_table(type("Own", (TopK,), {})())
-    assert compress_of(config_of("none")) == Whole()
+    assert compress_of(config_of("none")) == NoCompression()
 
 
 def test_a_policy_does_not_pin_it() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays as arrays_of
 
-from mutirao.compression import Int8, Shorter, TopK
-from mutirao.compression.decoding_fleet import Decoding, decode
+from mutirao.compression import CodecCompression, Int8, TopK
+from mutirao.compression.decoding_fleet import DecodingFleet, decode_reply
 from mutirao.compression.int8 import CODES, SCALES
 from mutirao.compression.topk import VALUES, WHERE
 from mutirao.core.arrays import Arrays, is_finite
@@ -25,8 +25,8 @@ NAMES = st.sampled_from([WHERE, VALUES, CODES, SCALES, "w", "seen", "other"])
 
 
 @given(st.dictionaries(NAMES, ARRAYS), st.sampled_from([TopK(0.3), TopK(0.9), Int8()]))
-def test_nothing_that_is_sent_raises_or_makes_a_model_of_another_kind(sent: Arrays, codec: Shorter) -> None:
-    made = decode(codec, REQUEST, Reply(sent, n=1))
+def test_nothing_that_is_sent_raises_or_makes_a_model_of_another_kind(sent: Arrays, codec: CodecCompression) -> None:
+    made = decode_reply(codec, REQUEST, Reply(sent, n=1))
     if isinstance(made, Reply) and not codec.keys.isdisjoint(sent):
         assert (made.arrays["w"].shape, made.arrays["w"].dtype) == ((2, 3), np.float32)
         assert codec.keys.isdisjoint(made.arrays)
@@ -34,7 +34,7 @@ def test_nothing_that_is_sent_raises_or_makes_a_model_of_another_kind(sent: Arra
 
 def test_what_comes_out_is_the_model_plus_what_was_sent() -> None:
     sent = {"seen": np.array([9, 9]), WHERE: np.array([0b01000100], np.uint8), VALUES: np.array([10, -20], np.float32)}
-    made = decode(TopK(0.3), REQUEST, Reply(sent, {"x": np.ones(1)}, {"loss": 2.0}, 5))
+    made = decode_reply(TopK(0.3), REQUEST, Reply(sent, {"x": np.ones(1)}, {"loss": 2.0}, 5))
     assert isinstance(made, Reply)
     assert made.arrays["w"].tolist() == [[0, 11, 2], [3, 4, -15]]
     assert list(made.arrays) == ["w", "seen"]
@@ -44,20 +44,20 @@ def test_what_comes_out_is_the_model_plus_what_was_sent() -> None:
 
 def test_an_encoding_beside_what_it_holds_is_malformed() -> None:
     sent = {CODES: np.zeros(6, np.int8), SCALES: np.ones(1, np.float32)}
-    assert isinstance(decode(Int8(), REQUEST, Reply(sent, n=1)), Reply)
-    found = decode(Int8(), REQUEST, Reply(sent | {"w": MODEL["w"]}, n=1))
+    assert isinstance(decode_reply(Int8(), REQUEST, Reply(sent, n=1)), Reply)
+    found = decode_reply(Int8(), REQUEST, Reply(sent | {"w": MODEL["w"]}, n=1))
     assert found == Failure("malformed", "sent 'w' besides an encoding of it")
 
 
 def test_a_scale_beyond_the_numbers_of_the_model_is_left_to_the_checks_of_the_round() -> None:
     sent = {CODES: np.full(6, 127, np.int8), SCALES: np.array([3e38], np.float32)}
-    made = decode(Int8(), REQUEST, Reply(sent, n=1))
+    made = decode_reply(Int8(), REQUEST, Reply(sent, n=1))
     assert isinstance(made, Reply)
     assert not is_finite(made.arrays)
 
 
 @pytest.mark.parametrize("codec", [TopK(0.3), Int8()], ids=repr)
-def test_one_bad_encoding_fails_alone_and_bytes_are_those_that_travelled(codec: Shorter) -> None:
+def test_one_bad_encoding_fails_alone_and_bytes_are_those_that_travelled(codec: CodecCompression) -> None:
     def handler(request: Request, site: Site) -> Reply:
         return Reply({k: v + 1 for k, v in request.arrays.items()}, metrics={"loss": 1.0}, n=1)
 
@@ -69,7 +69,7 @@ def test_one_bad_encoding_fails_alone_and_bytes_are_those_that_travelled(codec: 
 
     inner = LocalFleet(lying, dict.fromkeys(["ana", "bia", "caio"]))
     requests = dict.fromkeys(inner.clients(), REQUEST)
-    answers = Decoding(inner, codec).ask(requests)
+    answers = DecodingFleet(inner, codec).ask(requests)
     assert list(answers.failures) == ["bia"]
     assert answers.failures["bia"].kind == "dtype"
     assert list(answers.replies) == ["ana", "caio"]

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from mutirao.core.agreement import (
-    Agreement,
+    AgreementFleet,
     agree_on,
-    as_extra,
+    agreement_config,
+    bytes_from_extra,
+    bytes_to_extra,
+    check_agreed,
     digest_of,
-    hold_agreed,
-    in_extras,
-    note_told,
-    tell_agreed,
+    log_client_report,
 )
 from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
 from mutirao.core.records import Round
@@ -20,21 +20,21 @@ from mutirao.simulation.local_fleet import LocalFleet
 
 
 def test_what_is_agreed_on_is_told_and_held() -> None:
-    told = tell_agreed({"frozen": "a1", "columns": "b2"})
-    hold_agreed({"seed": 0, "round": 1, **told}, {"columns": "b2", "frozen": "a1"})
-    hold_agreed({"seed": 0, "round": 1}, {"frozen": "a1"})  # a request that speaks of nothing
+    told = agreement_config({"frozen": "a1", "columns": "b2"})
+    check_agreed({"seed": 0, "round": 1, **told}, {"columns": "b2", "frozen": "a1"})
+    check_agreed({"seed": 0, "round": 1}, {"frozen": "a1"})  # a request that speaks of nothing
 
 
 @pytest.mark.parametrize(("own", "says"), [({"frozen": "c3"}, "here it is c3"), ({}, "there is none here")])
 def test_a_site_with_another_one_or_none_refuses_by_name(own: dict[str, str], says: str) -> None:
     with pytest.raises(Refused, match=f"frozen a1 is agreed on, {says}") as refused:
-        hold_agreed({"round": 1, **tell_agreed({"frozen": "a1"})}, own)
+        check_agreed({"round": 1, **agreement_config({"frozen": "a1"})}, own)
     assert refused.value.rule == "agreed.frozen"
 
 
 def test_a_request_that_does_not_speak_of_what_must_be_agreed_on_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="the request does not say which frozen is agreed on") as refused:
-        hold_agreed({"seed": 0, "round": 1}, {"frozen": "a1"}, must=["frozen"])
+        check_agreed({"seed": 0, "round": 1}, {"frozen": "a1"}, must=["frozen"])
     assert refused.value.rule == "agreed.frozen"
 
 
@@ -45,23 +45,23 @@ def lists(held: dict[str, Any]) -> LocalFleet:
         if isinstance(site.data, Exception):
             raise site.data
         if request.do == "profile":
-            return Reply({}, as_extra("profile", site.data.encode()), n=1)
-        words = in_extras("words", request.extras)
-        hold_agreed(request.config, {"words": digest_of(words)})
+            return Reply({}, bytes_to_extra("profile", site.data.encode()), n=1)
+        words = bytes_from_extra("words", request.extras)
+        check_agreed(request.config, {"words": digest_of(words)})
         if not set(site.data.split()) <= set(words.decode().split()):
             raise Refused("agreed.words", f"{site.data} is not among them")
-        return Reply({}, as_extra("came", words), n=1)
+        return Reply({}, bytes_to_extra("came", words), n=1)
 
     return LocalFleet(answer, held)
 
 
 def first_three(told: Mapping[str, Reply]) -> bytes:
-    words = sorted({w for r in told.values() for w in in_extras("profile", r.extras).decode().split()})
+    words = sorted({w for r in told.values() for w in bytes_from_extra("profile", r.extras).decode().split()})
     return " ".join(words[:3]).encode()
 
 
-def agreement(fleet: Fleet, content: bytes, **more: Any) -> Agreement:
-    return Agreement(fleet, {"words": digest_of(content)}, as_extra("words", content), **more)
+def agreement(fleet: Fleet, content: bytes, **more: Any) -> AgreementFleet:
+    return AgreementFleet(fleet, {"words": digest_of(content)}, bytes_to_extra("words", content), **more)
 
 
 def test_clients_agree_on_what_comes_of_their_profiles_and_it_goes_with_every_request() -> None:
@@ -73,7 +73,7 @@ def test_clients_agree_on_what_comes_of_their_profiles_and_it_goes_with_every_re
     assert agreed.begin() == ["caio"]
     assert agreed.clients() == ["ana", "bia"]
     answers = agreed.ask({c: Request("train", {}, {"round": 1}) for c in ("bia", "caio")})
-    assert in_extras("came", answers.replies["bia"].extras) == content
+    assert bytes_from_extra("came", answers.replies["bia"].extras) == content
     assert answers.failures["caio"].reason.startswith("agreed.words")  # it was not even sent
 
 
@@ -183,8 +183,8 @@ def test_a_site_that_is_paused_when_a_run_begins_joins_it_later() -> None:
 
 
 def test_the_versions_that_a_client_tells_are_part_of_the_rounds_record_once() -> None:
-    told = as_extra("versions", b'{"flwr": "1.0", "secret": "x", "mutirao": 3}')
-    agreed = Agreement(LocalFleet(lambda request, site: Reply({}, told, n=1), {"ana": 0}), {"words": "a1"})
+    told = bytes_to_extra("versions", b'{"flwr": "1.0", "secret": "x", "mutirao": 3}')
+    agreed = AgreementFleet(LocalFleet(lambda request, site: Reply({}, told, n=1), {"ana": 0}), {"words": "a1"})
     agreed.begin()
     first, second = Round({"round": 1}, []), Round({"round": 2}, [])
     agreed.record(first)
@@ -195,7 +195,7 @@ def test_the_versions_that_a_client_tells_are_part_of_the_rounds_record_once() -
 
 def test_clients_of_this_process_are_not_asked_but_told() -> None:
     fleet = Coming(lists({"ana": "a"}))
-    agreed = agreement(fleet, b"a", asks=False)
+    agreed = agreement(fleet, b"a", ask_clients=False)
     assert agreed.begin() == []
     assert fleet.seen == []
     assert list(train(agreed, "ana").replies) == ["ana"]
@@ -203,11 +203,11 @@ def test_clients_of_this_process_are_not_asked_but_told() -> None:
 
 def test_other_versions_are_a_warning_and_counts_a_line(caplog: pytest.LogCaptureFixture) -> None:
     absurd = b', "vast": ' + b"9" * 4000 + b', "less": -1}'
-    told = as_extra("versions", b'{"torch": "0.1", "python": 7}')
-    told |= as_extra("counts", b'{"normal": 3, "odd": "many"' + absurd)
+    told = bytes_to_extra("versions", b'{"torch": "0.1", "python": 7}')
+    told |= bytes_to_extra("counts", b'{"normal": 3, "odd": "many"' + absurd)
     with caplog.at_level("WARNING", "mutirao"):
-        note_told("ana", told)
-        note_told("bia", as_extra("versions", b"[" * 100_000))
+        log_client_report("ana", told)
+        log_client_report("bia", bytes_to_extra("versions", b"[" * 100_000))
     assert "ana has other versions" in caplog.text
     assert "torch '0.1' (" in caplog.text
     assert "ana has 3 samples: 'normal' 3" in caplog.text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mutirao.core import arrays as verbs
-from mutirao.core.arrays import Arrays, digest, flat, is_finite, mix, nbytes, settle, weighted_mean
+from mutirao.core.arrays import Arrays, cast_to, digest, flat, is_finite, mix, nbytes, weighted_mean
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 floats = st.floats(-1e6, 1e6, width=32)
@@ -21,7 +21,7 @@ models = st.dictionaries(st.text(max_size=4), vectors, max_size=4)
 def test_integers_are_rounded_and_stop_at_the_ends_of_their_range(dtype: Any) -> None:
     ends = np.iinfo(dtype)
     values = np.array([2.5, 3.5, 0.4, 1e30, -1e30, float(ends.max), float(ends.min)])
-    out = settle(values, dtype)
+    out = cast_to(values, dtype)
     assert out.dtype == dtype
     np.testing.assert_array_equal(out[:3], np.array([2, 4, 0], dtype))
     # The largest float64 within a 64-bit type is a little below the type's own end, and must not wrap around.
@@ -30,9 +30,9 @@ def test_integers_are_rounded_and_stop_at_the_ends_of_their_range(dtype: Any) ->
 
 
 def test_bools_go_with_the_majority_and_narrow_floats_may_become_infinite() -> None:
-    np.testing.assert_array_equal(settle(np.array([0.0, 0.49, 0.5, 1.0]), np.bool_), [False, False, True, True])
-    assert np.isinf(settle(np.array([1e300]), np.float32)).all()
-    assert settle(np.float64(2.0), np.float32).shape == ()
+    np.testing.assert_array_equal(cast_to(np.array([0.0, 0.49, 0.5, 1.0]), np.bool_), [False, False, True, True])
+    assert np.isinf(cast_to(np.array([1e300]), np.float32)).all()
+    assert cast_to(np.float64(2.0), np.float32).shape == ()
 
 
 def test_weighted_mean_weighs() -> None:

@@ -19,7 +19,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Patience, Run, step, train
-from mutirao.core.sparse_rows import ROWS, whole
+from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.core.validation import faults
 from mutirao.runs.csv_tables import MOST_COLUMNS, Table
 from mutirao.selection import everyone
@@ -208,7 +208,7 @@ def test_lengths_are_those_of_the_flat_vectors(seed: int, dtype: Any) -> None:
     current: Arrays = {"w": draw.normal(size=shape).astype(dtype), "n": np.array(3)}
     rows = np.sort(draw.choice(shape[0], int(draw.integers(1, shape[0] + 1)), replace=False)).astype(np.int32)
     sent: Arrays = {"w": draw.normal(size=(len(rows), shape[1])).astype(dtype), "w" + ROWS: rows, "n": np.array(9)}
-    away = flat({"w": whole(current, sent)["w"]}) - flat({"w": current["w"]})
+    away = flat({"w": to_dense(current, sent)["w"]}) - flat({"w": current["w"]})
     assert update_length(current, sent) == pytest.approx(np.linalg.norm(away))
     assert square(current) == pytest.approx(float(np.sum(current["w"].astype(np.float64) ** 2)), rel=1e-3)
 

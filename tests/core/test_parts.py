@@ -19,7 +19,7 @@ from mutirao.core.parts import (
     check_needs,
     find_unmet,
     names_of,
-    tell,
+    request_config,
 )
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
@@ -29,7 +29,7 @@ from mutirao.selection import AoIU, PowerOfChoice, everyone
 
 def test_plain_functions_get_every_default() -> None:
     select, screen = as_selector(everyone), as_filter(keep_all)
-    assert (select.needs, select.may_be_nobody, screen.needs) == (frozenset(), False, frozenset())
+    assert (select.needs, select.may_be_empty, screen.needs) == (frozenset(), False, frozenset())
     assert select.probes(Roster(), 1, np.random.default_rng(0)) == []
     assert repr(select) == repr(everyone)
 
@@ -59,14 +59,18 @@ def test_what_a_part_says_of_itself_is_kept_and_completing_twice_changes_nothing
 
 def test_what_clients_are_told_follows_from_the_needs() -> None:
     needs = FedProx(mu=0.1).needs | FedRisk().needs | AoIU(2, refresh="share").needs
-    assert tell(needs, "metrics", "extras") == {
+    assert request_config(needs, "metrics", "extras") == {
         "mu": 0.1,
         "probe_samples": 100,
         "extras": "entropy,squared_errors",
     }
-    assert tell(needs, "probe") == {"mu": 0.1, "probe_samples": 100, "extras": "entropy"}
-    assert tell({"metrics:loss", "probe:accuracy"}, "metrics", "probe") == {}  # told with every answer
-    assert tell({"config:mu=1e-05", "config:name=text", "config:on=true"}) == {"mu": 1e-5, "name": "text", "on": True}
+    assert request_config(needs, "probe") == {"mu": 0.1, "probe_samples": 100, "extras": "entropy"}
+    assert request_config({"metrics:loss", "probe:accuracy"}, "metrics", "probe") == {}  # told with every answer
+    assert request_config({"config:mu=1e-05", "config:name=text", "config:on=true"}) == {
+        "mu": 1e-5,
+        "name": "text",
+        "on": True,
+    }
     assert names_of({"metrics:loss", "probe:entropy"}, "probe") == {"entropy"}
 
 
@@ -87,4 +91,4 @@ def test_a_part_of_ones_own_needs_no_base_class() -> None:
             return roster.ids
 
     assert as_selector(Mine()).needs == {"metrics:pain"}
-    assert not as_selector(Mine()).may_be_nobody
+    assert not as_selector(Mine()).may_be_empty

@@ -41,7 +41,7 @@ def test_who_leaves_is_absent_but_remembered() -> None:
     roster.mark(1, ["bia"], {"bia": 3})
     roster.meet(["ana", "caio"])
     assert [roster.ids[i] for i in roster.here()] == ["ana", "caio"]
-    assert roster.knows("bia")
+    assert "bia" in roster
     assert not roster.present[roster.row("bia")]
     roster.meet(["bia"])
     assert [roster.ids[i] for i in roster.here()] == ["bia"]
@@ -62,7 +62,7 @@ def test_meeting_the_same_list_again_costs_nothing_and_a_new_list_is_read() -> N
 
 
 def test_a_stranger_has_no_row() -> None:
-    assert not Roster().knows("ana")
+    assert "ana" not in Roster()
     with pytest.raises(KeyError):
         Roster().row("ana")
 

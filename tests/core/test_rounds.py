@@ -19,7 +19,7 @@ from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, co
 from mutirao.core.parts import AnyAggregator, AnySelector, Merged, as_aggregator, check_needs
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Cohort, Patience, Run, gather, mean_metrics, train
+from mutirao.core.rounds import Cohort, Patience, Run, mean_metrics, train, wait_for_clients
 from mutirao.core.rounds import step as step_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 from mutirao.robustness.filters import NormFilter
@@ -157,7 +157,7 @@ def test_answers_of_strangers_are_ignored() -> None:
     step(one, FakeFleet(events), everyone, FedAvg(), patience=QUICK)
     step(two, FakeFleet(honest_events), everyone, FedAvg(), patience=QUICK)
     assert digest(one.arrays) == digest(two.arrays)
-    assert not one.roster.knows("mallory")
+    assert "mallory" not in one.roster
 
 
 def test_a_silent_client_is_late() -> None:
@@ -298,7 +298,7 @@ def test_clients_that_come_in_time_are_met() -> None:
             raise NotImplementedError
 
     roster = Roster()
-    gather(roster, Slow(), 3, Patience(wait=10))
+    wait_for_clients(roster, Slow(), 3, Patience(wait=10))
     assert roster.ids == PEOPLE[:3]
 
 
@@ -383,7 +383,7 @@ def test_probes_are_asked_first_and_land_in_the_roster(caplog: pytest.LogCapture
 def test_clients_get_model_seed_round_settings_and_what_the_aggregator_tells() -> None:
     fleet = FakeFleet(honest_events)
     run = Run(model(), seed=11, round=4)
-    step(run, fleet, everyone, FedProx(mu=0.9), tell={"lr": 0.5}, patience=QUICK)
+    step(run, fleet, everyone, FedProx(mu=0.9), config={"lr": 0.5}, patience=QUICK)
     for request in fleet.asked[0].values():
         assert request.do == "train"
         assert request.config == {"seed": 11, "round": 5, "lr": 0.5, "mu": 0.9}
@@ -402,7 +402,7 @@ class Telling:
 
 def test_the_extras_that_selector_aggregator_and_caller_want_are_joined() -> None:
     fleet = FakeFleet(honest_events)
-    step(Run(model()), fleet, Telling(), FedRisk(), tell={"extras": "own"}, patience=QUICK)
+    step(Run(model()), fleet, Telling(), FedRisk(), config={"extras": "own"}, patience=QUICK)
     for request in fleet.asked[0].values():
         assert request.config == {"seed": 0, "round": 1, "extras": "entropy,own,squared_errors", "probe_samples": 7}
 
@@ -678,7 +678,7 @@ def two_groups() -> Run:
 def test_cohorts_are_asked_at_once_and_each_has_a_model_and_a_memory_of_its_own() -> None:
     fleet, run = FakeFleet(honest_events), two_groups()
     cohorts = [
-        Cohort(everyone, FedAdam(), name="g0", members=PEOPLE[:2], tell={"classes": "0,3"}),
+        Cohort(everyone, FedAdam(), name="g0", members=PEOPLE[:2], config={"classes": "0,3"}),
         Cohort(Uniform(2), FedAvg(), name="g1", members=[*PEOPLE[2:], "not here yet"]),
     ]
     done = step_of(run, fleet, cohorts, patience=QUICK)

@@ -11,7 +11,7 @@ from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Cohort, Run, step
-from mutirao.core.sparse_rows import ROWS, one_table, whole
+from mutirao.core.sparse_rows import ROWS, concatenate_rows, to_dense
 from mutirao.core.validation import fault, faults
 from mutirao.robustness.filters import NormFilter
 from mutirao.selection import everyone
@@ -75,7 +75,7 @@ def test_of_many_clients_those_whose_rows_are_out_of_order_are_named(lists: list
 def test_the_whole_has_the_rows_sent_and_the_others_as_they_were(rows: set[int]) -> None:
     numbers = ints(*sorted(rows))
     values = np.full((len(rows), 3), -1, np.float32)
-    made = whole(CURRENT, sent(numbers, values).arrays)
+    made = to_dense(CURRENT, sent(numbers, values).arrays)
     assert made.keys() == CURRENT.keys()
     expected = CURRENT["items"].copy()
     for row in rows:
@@ -100,23 +100,23 @@ def test_an_aggregator_that_knows_nothing_of_rows_gets_whole_models(filters: Any
 
 
 def test_slices_that_lie_below_each_other_are_not_copied() -> None:
-    whole = np.arange(24, dtype=np.float32).reshape(8, 3)
-    parts = [whole[:3], whole[3:7], whole[7:]]
-    assert np.shares_memory(one_table(parts), whole)
-    np.testing.assert_array_equal(one_table(parts), whole)
-    fixed = whole.view()
+    table = np.arange(24, dtype=np.float32).reshape(8, 3)
+    parts = [table[:3], table[3:7], table[7:]]
+    assert np.shares_memory(concatenate_rows(parts), table)
+    np.testing.assert_array_equal(concatenate_rows(parts), table)
+    fixed = table.view()
     fixed.flags.writeable = False
     for others in (
         parts[::-1],
         parts[:2],
         parts[1:],
-        [*parts, whole[:1]],
-        [*parts, whole[:0]],
-        [whole[:3].copy(), whole[3:]],
-        [whole[::2], whole[1::2]],
-        [whole[:, :2], whole[:, :2]],
+        [*parts, table[:1]],
+        [*parts, table[:0]],
+        [table[:3].copy(), table[3:]],
+        [table[::2], table[1::2]],
+        [table[:, :2], table[:, :2]],
         [fixed[:4], fixed[4:]],
     ):
-        table = one_table(others)
-        assert not np.shares_memory(table, whole)
+        table = concatenate_rows(others)
+        assert not np.shares_memory(table, table)
         np.testing.assert_array_equal(table, np.concatenate(others))

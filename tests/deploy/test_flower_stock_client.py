@@ -76,7 +76,7 @@ def test_a_recipes_client_trains_and_judges_for_a_stock_strategy() -> None:
     task = find("quickstart").prepare(resolve(find("quickstart").config, {"clients": 3, "samples": 40, "seed": 5}))
     fleet = LocalFleet(task.handler, task.population)
     run = Run(task.initial(), seed=5)
-    list(train(run, fleet, rounds=2, select=Uniform(3), aggregate=FedAvg(), tell={"lr": 0.1}))
+    list(train(run, fleet, rounds=2, select=Uniform(3), aggregate=FedAvg(), config={"lr": 0.1}))
     assert all(np.abs(v - run.arrays[k]).max() < 1e-5 for k, v in unpack(result.arrays).items())
     assert 0 <= result.evaluate_metrics_clientapp[2]["accuracy"] <= 1
 

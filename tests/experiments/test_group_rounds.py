@@ -22,7 +22,7 @@ from mutirao.experiments.task import Task, find
 from mutirao.privacy import tables_in
 from mutirao.privacy.settings import IF_SECRET
 from mutirao.report import execute
-from mutirao.robustness.attacks import Swarm
+from mutirao.robustness.attacks import Sybils
 from mutirao.runs.csv_tables import Table
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -203,7 +203,7 @@ def test_groups_are_formed_anew_when_data_change_and_models_are_carried_over() -
 
 def test_one_key_is_one_client_however_many_names_it_has() -> None:
     config, task, run, _ = start(rounds=2)
-    swarm = Swarm(LocalFleet(task.handler, task.population), "c4", names=30)
+    swarm = Sybils(LocalFleet(task.handler, task.population), "c4", names=30)
     rounds = list(RECIPE.flow(swarm, config, task, run))
     refused = [r for done in rounds for r in done.clients if r["rejected"]]
     assert len(refused) == 30  # once each, not in every round

@@ -10,7 +10,7 @@ from flwr.app import Message
 from loopgrid import NAMES, LoopGrid, connected, identity, softmax_task
 from mutirao.aggregation.fedasync import FedAsync
 from mutirao.aggregation.fedbuff import FedBuff
-from mutirao.core.agreement import Agreement
+from mutirao.core.agreement import AgreementFleet
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Request
 from mutirao.core.rounds import Patience, Run, train
@@ -144,7 +144,7 @@ def test_no_more_are_asked_at_once_and_nobody_twice() -> None:
 
 def test_those_who_agree_are_heard_of_later_even_if_nobody_else_is_asked() -> None:
     grid, fleet = holding("bia")
-    agreement = Agreement(fleet, {}, asks=False)
+    agreement = AgreementFleet(fleet, {}, ask_clients=False)
     agreement.stagger(buffer=1, at_once=2)
     assert list(agreement.ask(asked("ana", "bia")).replies) == ["ana"]
     assert agreement.awaited() == {"bia"}

@@ -277,7 +277,7 @@ def test_a_plain_fleet_of_stock_clients_gives_what_a_local_fleet_gives(quickstar
         run = Run(start)
         rows = [
             done.row
-            for done in train(run, fleet, rounds=ROUNDS, select=Uniform(3), aggregate=FedAvg(), tell={"lr": 0.1})
+            for done in train(run, fleet, rounds=ROUNDS, select=Uniform(3), aggregate=FedAvg(), config={"lr": 0.1})
         ]
         ends.append((run, rows))
     (plain, its), (local, others) = ends

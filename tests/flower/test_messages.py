@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import ErrorCode
 
 from loopgrid import Meddle, connected, failure_of_bia, identity, softmax_task
-from mutirao.core.agreement import as_extra, digest_of
+from mutirao.core.agreement import bytes_to_extra, digest_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.experiments.task import Task
@@ -245,6 +245,6 @@ def test_what_was_agreed_on_may_come_with_the_request_itself() -> None:
     _, fleet = connected(task, ["ana"])
     fleet.clients()
     schema = b"columns"
-    request = Request("train", task.initial(), {"agreed.schema": digest_of(schema)}, as_extra("schema", schema))
+    request = Request("train", task.initial(), {"agreed.schema": digest_of(schema)}, bytes_to_extra("schema", schema))
     answers = fleet.ask({"ana": request})
     assert list(answers.replies) == ["ana"], answers.failures

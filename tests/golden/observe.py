@@ -17,7 +17,7 @@ import mutirao
 from mutirao import randomness
 
 seen: dict[str, set[str]] = defaultdict(set)
-_number = randomness.number
+_number = randomness.derive_seed
 
 
 def number(seed: int, round: int, purpose: str, client: str = "") -> int:
@@ -25,7 +25,7 @@ def number(seed: int, round: int, purpose: str, client: str = "") -> int:
     return _number(seed, round, purpose, client)
 
 
-randomness.number = number  # before others take it from there
+randomness.derive_seed = number  # before others take it from there
 
 from tests.golden.make import command  # noqa: E402
 

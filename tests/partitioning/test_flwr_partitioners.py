@@ -10,9 +10,9 @@ from flwr_datasets import partitioner as flower
 from torch import nn
 
 import mutirao
-from mutirao.config import Common, Part, build, complete, resolve
+from mutirao.config import Common, Part, build, complete_part, resolve
 from mutirao.errors import ConfigError
-from mutirao.partitioning.flwr_partitioners import deal_by, is_partitioner
+from mutirao.partitioning.flwr_partitioners import is_partitioner, partition_by
 from mutirao.randomness import rng
 
 HOME = "flwr_datasets.partitioner"
@@ -21,7 +21,7 @@ LABELS = np.repeat(np.arange(5), 60)  # in order, as a reader may give them
 
 def settle(name: str, **settings: Any) -> Any:
     """The partition that a configuration asks for."""
-    return build("partition", complete("partition", Part(f"{HOME}:{name}", settings)))
+    return build("partition", complete_part("partition", Part(f"{HOME}:{name}", settings)))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_its_settings_are_settings_and_chance_comes_from_the_run() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"partition=DirichletPartitioner: .*'?alpha"):
         settle("DirichletPartitioner")(LABELS, clients=3, rng=rng(0, 0, "x"))
-    halves = build("partition", complete("partition", Part("test_partitioners:Halves")))
+    halves = build("partition", complete_part("partition", Part("test_partitioners:Halves")))
     with pytest.raises(ConfigError, match=r"^partition=Halves: it makes 2 clients; set clients=2$"):
         halves(LABELS, clients=3, rng=rng(0, 0, "x"))
     with pytest.raises(ConfigError, match=r"it parts by 'hospital', and there are only labels"):
-        deal_by(flower.NaturalIdPartitioner("hospital"), LABELS, rng(0, 0, "x"))
+        partition_by(flower.NaturalIdPartitioner("hospital"), LABELS, rng(0, 0, "x"))
     with pytest.raises(ConfigError, match="it parts columns, not samples"):
-        deal_by(flower.VerticalEvenPartitioner(2, shuffle=False), LABELS, rng(0, 0, "x"))
+        partition_by(flower.VerticalEvenPartitioner(2, shuffle=False), LABELS, rng(0, 0, "x"))
 
 
 class Halves(flower.SizePartitioner):  # type: ignore[misc]

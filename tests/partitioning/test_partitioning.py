@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 import mutirao.partitioning
-from mutirao.config import Part, build, complete
+from mutirao.config import Part, build, complete_part
 from mutirao.errors import ConfigError
 from mutirao.partitioning import (
     NAMES,
     by_class,
     by_key,
-    deal_tests,
     describe,
     dirichlet,
     iid,
     k_classes,
-    like,
-    most_alike,
+    largest_similar_size,
     natural,
     rare,
+    sample_like,
     shards,
+    split_test_set,
 )
 
 TEN = np.repeat(np.arange(10), 100)
@@ -182,7 +182,7 @@ def test_by_key_keeps_every_key_whole(keys, clients, seed):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_a_configuration_is_called_the_same_way_and_depends_on_the_generator_alone(name):
-    partition = build("partition", complete("partition", Part(name)))
+    partition = build("partition", complete_part("partition", Part(name)))
     parts, again, other = (partition(TEN, clients=10, rng=rng(seed)) for seed in (5, 5, 6))
     if name == "rare":  # which leaves most of a rare class with nobody
         assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts)) < len(TEN)
@@ -369,12 +369,12 @@ def test_a_thousand_clients(seed):
 def test_own_test_samples_have_the_shares_of_the_clients_own_classes():
     y = np.repeat([0, 1, 2], [60, 30, 10])
     y_test = np.repeat([0, 1, 2], 200)
-    rows = deal_tests(y, [np.arange(100), np.arange(60), np.arange(59, 91), np.arange(0)], y_test, seed=0, most=50)
+    rows = split_test_set(y, [np.arange(100), np.arange(60), np.arange(59, 91), np.arange(0)], y_test, seed=0, most=50)
     assert [np.bincount(y_test[r], minlength=3).tolist() for r in rows[:2]] == [[30, 15, 5], [50, 0, 0]]
     assert np.bincount(y_test[rows[2]], minlength=3).tolist() == [2, 47, 2]  # 1/32, 30/32, 1/32 of fifty, each rounded
     assert all(len(set(r.tolist())) == len(r) for r in rows)
     assert not len(rows[3])  # who trains on nothing is judged by nothing
-    assert [len(r) for r in deal_tests(y, [np.arange(100)], y_test, seed=0, most=1)] == [1]
+    assert [len(r) for r in split_test_set(y, [np.arange(100)], y_test, seed=0, most=1)] == [1]
 
 
 def test_each_user_is_a_client_and_of_many_users_some_are_drawn() -> None:
@@ -423,5 +423,5 @@ def test_classes_in_order_go_to_clients_in_order() -> None:
 
 def test_as_many_test_samples_as_keep_the_mix_of_a_client_whose_class_is_scarce():
     labels, mine = np.repeat(np.arange(10), 36), np.repeat([3, 5], [95, 5])
-    drawn = labels[like(labels, mine, most_alike(labels, mine, 500), np.random.default_rng(0))]
+    drawn = labels[sample_like(labels, mine, largest_similar_size(labels, mine, 500), np.random.default_rng(0))]
     assert np.bincount(drawn, minlength=10).tolist() == [0, 0, 0, 35, 0, 2, 0, 0, 0, 0]

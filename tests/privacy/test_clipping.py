@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, flat
 from mutirao.core.fleet import Reply
-from mutirao.core.sparse_rows import ROWS, whole
+from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.privacy.accounting import add_releases, epsilon
 from mutirao.privacy.central_noise import CLIP, RELEASES, Noised
 from mutirao.privacy.clipping import Follow, clip_update
@@ -79,7 +79,7 @@ def test_rows_are_clipped_and_added_as_the_whole_table_would_be(rows: set[int], 
     current: Arrays = {"items": draw.normal(size=(8, 3)), "b": draw.normal(size=2).astype(np.float32)}
     some = np.array(sorted(rows), np.int32)
     sent: Arrays = {"items": draw.normal(size=(len(some), 3)), "items" + ROWS: some, "b": np.zeros(2, np.float32)}
-    full = whole(current, sent)
+    full = to_dense(current, sent)
     assert clip_update(current, sent, clip)[1] == pytest.approx(clip_update(current, full, clip)[1])
     part = Noised(FedAvg(), 1e-12, clip, 1.0, 2.0)
     by_rows, by_table = (part(current, {"ana": Reply(a), "bia": Reply(a)}, {}).arrays for a in (sent, full))

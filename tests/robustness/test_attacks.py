@@ -15,9 +15,9 @@ from mutirao.robustness.attacks import (
     Inflated,
     LabelFlip,
     MinMax,
-    Swarm,
-    liars_among,
-    verdicts,
+    Sybils,
+    detection_rates,
+    malicious_among,
 )
 from mutirao.robustness.filters import Robust
 from mutirao.simulation.local_fleet import LocalFleet
@@ -180,24 +180,24 @@ def test_a_faked_signature_is_somebody_elses() -> None:
 
 def test_liars_are_drawn_from_every_group() -> None:
     groups = {f"c{i:02d}": i % 3 for i in range(30)}
-    liars = liars_among(groups, 0.3, seed=1)
+    liars = malicious_among(groups, 0.3, seed=1)
     assert [sum(groups[c] == g for c in liars) for g in range(3)] == [3, 3, 3]
-    assert liars == liars_among(dict(reversed(groups.items())), 0.3, seed=1)
-    assert not liars_among(groups, 0.0, seed=1)
+    assert liars == malicious_among(dict(reversed(groups.items())), 0.3, seed=1)
+    assert not malicious_among(groups, 0.0, seed=1)
 
 
 def test_verdicts_are_means_over_rounds() -> None:
     def row(client: str, rejected: str) -> dict[str, object]:
         return {"client": client, "rejected": rejected, "try": 1, "replied": 1}
 
-    first = verdicts([row("a", ""), row("b", "odd"), row("x", "odd")], frozenset("x"), [])
+    first = detection_rates([row("a", ""), row("b", "odd"), row("x", "odd")], frozenset("x"), [])
     assert first == {"false_rejections": 0.5, "caught": 1.0}
-    second = verdicts([row("a", ""), row("x", "")], frozenset("x"), [first])
+    second = detection_rates([row("a", ""), row("x", "")], frozenset("x"), [first])
     assert second == {"false_rejections": 0.25, "caught": 0.5}
 
 
 def test_a_swarm_answers_under_all_its_names() -> None:
-    fleet = Swarm(LocalFleet(honest, dict.fromkeys(NAMED)), "c3", names=4)
+    fleet = Sybils(LocalFleet(honest, dict.fromkeys(NAMED)), "c3", names=4)
     assert len(fleet.clients()) == 14
     assert len(set(fleet.keys().values())) == 10
     replies = fleet.ask({c: Request("train", CURRENT, **SENT) for c in ("c1", "c3~0", "c3~2")}).replies

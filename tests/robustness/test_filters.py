@@ -80,7 +80,7 @@ def test_agreement_is_the_cosine_with_the_core_without_oneself() -> None:
     found = filters.with_core(filters.alignment(ZERO, replies))
     rows = np.stack([r.arrays["0.weight"].ravel() / np.linalg.norm(r.arrays["0.weight"]) for r in replies])
     agreement = [np.median([rows[i] @ rows[j] for j in range(9) if j != i]) for i in range(9)]
-    for _ in range(filters.TURNS):  # the same with vectors, where the filter only has their products
+    for _ in range(filters.CORE_ITERATIONS):  # the same with vectors, where the filter only has their products
         core = sorted(range(9), key=lambda i: -agreement[i])[:5]
         means = [rows[[j for j in core if j != i]].mean(0) for i in range(9)]
         agreement = [rows[i] @ means[i] / np.linalg.norm(means[i]) for i in range(9)]
@@ -161,8 +161,8 @@ def test_standing_goes_on_from_a_copy_of_memory_and_holds_for_who_was_away() -> 
     filters.Robust()(ZERO, some, memory)
     assert all(np.array_equal(before[k], copy[k]) for k in copy)  # replaced, never changed in place
     for name in ("c03", "c08"):
-        assert filters.recall(memory, [name]) == filters.recall(copy, [name])
-    assert filters.recall(memory, ["new"]) == (0.0, 0.0)
+        assert filters.load_standings(memory, [name]) == filters.load_standings(copy, [name])
+    assert filters.load_standings(memory, ["new"]) == (0.0, 0.0)
     again = {k: v.copy() for k, v in memory.items()}
     assert filters.Robust()(ZERO, rounds[2], memory)[1] == filters.Robust()(ZERO, rounds[2], again)[1]
 

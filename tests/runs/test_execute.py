@@ -14,7 +14,7 @@ import iris as shared
 import mutirao
 from iris import IrisConfig, accuracy, iris, iris_task
 from mutirao.cli import main
-from mutirao.config import Common, Part, read, resolve
+from mutirao.config import Common, Part, read_toml, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
@@ -44,7 +44,7 @@ def test_a_recipe_is_given_by_name_or_as_it_is_and_a_folder_by_a_path_or_text(tm
     given = execute(iris, SHORT, str(tmp_path / "b"))
     assert given["digest"] == named["digest"]
     assert (tmp_path / "a/config.toml").read_text() == (tmp_path / "b/config.toml").read_text()
-    assert read(tmp_path / "b/config.toml")["recipe"] == given["recipe"] == "iris:iris"
+    assert read_toml(tmp_path / "b/config.toml")["recipe"] == given["recipe"] == "iris:iris"
 
 
 def test_the_name_of_a_recipe_leads_back_to_it() -> None:
@@ -73,7 +73,7 @@ def test_settings_may_be_a_table_or_nothing(tmp_path: Path) -> None:
     assert default["rounds"] == 4
     table = {"rounds": 2, "aggregate": {"name": "fedavgm", "momentum": 0.5}, "select": "aoi"}
     execute(iris, table, tmp_path / "b")
-    assert read(tmp_path / "b/config.toml")["aggregate"] == {"name": "fedavgm", "lr": 1.0, "momentum": 0.5}
+    assert read_toml(tmp_path / "b/config.toml")["aggregate"] == {"name": "fedavgm", "lr": 1.0, "momentum": 0.5}
 
 
 def test_parts_may_be_given_by_name_in_python(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def rounds(path: Path, until: int, resume: bool = False, keep: int | None = None
         fleet, run = LocalFleet(walk, dict.fromkeys(NAMES)), folder.resume("") if resume else Run({"w": np.ones(3)})
         assert run is not None
         if lodges:
-            fleet.lodge(folder.sites.states)
+            fleet.use_state_store(folder.sites.states)
         if not resume:
             folder.begin(run, "")
         for done in train(run, fleet, rounds=until, select=Uniform(4), aggregate=FedAvg()):
@@ -138,7 +138,7 @@ def test_old_files_with_little_in_them_are_written_anew(tmp_path: Path) -> None:
     with Folder.open(tmp_path) as folder:
         folder.keep_bytes = 0
         fleet, run = LocalFleet(walk, dict.fromkeys(NAMES)), Run({"w": np.ones(3)})
-        fleet.lodge(folder.sites.states)
+        fleet.use_state_store(folder.sites.states)
         folder.begin(run, "")
         for done in train(run, fleet, rounds=12, select=by_number, aggregate=FedAvg()):
             folder.commit(run, done)

@@ -154,9 +154,9 @@ def test_a_client_that_was_only_probed_is_known_too(tmp_path: Path) -> None:
     client = next(c for c in ("c0", "c1", "c2", "c3", "c4", "c5") if seen.get(c, 9) > 1)
     record = forget(tmp_path / "run", client, tmp_path / "out")
     roster = Folder(tmp_path / "out").load(3)[0].roster
-    assert not roster.knows(client)
+    assert client not in roster
     probed = Folder(tmp_path / "run").load(record["rounds_kept"])[0].roster
-    assert not probed.knows(client) or probed.last_probed[probed.row(client)] == 0
+    assert client not in probed or probed.last_probed[probed.row(client)] == 0
 
 
 def test_what_was_spent_of_the_others_privacy_stays_spent(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from choosing import rng, roster_of
-from mutirao.config import Part, build, complete
+from mutirao.config import Part, build, complete_part
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.selection import (
@@ -102,7 +102,7 @@ def test_parts_are_found_by_name_and_take_the_recipes_count_if_the_user_says_not
     assert build("select", Part("uniform"), count=7) == Uniform(7)
     assert build("select", Part("uniform", {"count": 0.5}), count=7) == Uniform(0.5)
     assert build("select", Part("everyone"), count=7) is everyone
-    assert complete("select", Part("uniform", {"count": 3})) == Part("uniform", {"count": 3})
+    assert complete_part("select", Part("uniform", {"count": 3})) == Part("uniform", {"count": 3})
     with pytest.raises(ConfigError, match="select=uniform: count is 0"):
         build("select", Part("uniform", {"count": 0}))
 

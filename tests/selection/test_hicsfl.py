@@ -8,7 +8,7 @@ import pytest
 from choosing import rng, roster_of
 from mutirao.core.roster import Roster
 from mutirao.selection import HiCSFL
-from mutirao.selection.hicsfl import distances, entropies, ward
+from mutirao.selection.hicsfl import estimated_entropies, heterogeneity_distances, ward
 
 
 def moved(count: int, classes: int = 4, seed: int = 1) -> Roster:
@@ -51,11 +51,11 @@ def slow_ward(points: list[list[float]], clusters: int) -> set[frozenset[int]]:
 
 def test_entropies_distances_and_clusters_are_those_of_the_paper() -> None:
     moves = rng(3).normal(0, 0.01, (9, 5))
-    found = entropies(moves, 0.005)
+    found = estimated_entropies(moves, 0.005)
     np.testing.assert_allclose(found, [slow_entropy(row.tolist(), 0.005) for row in moves], rtol=1e-12)
     rows = moves.tolist()
     wanted = [[slow_distance(a, b, 0.005, 10.0) for b in rows] for a in rows]
-    apart = distances(moves, found, 10.0)
+    apart = heterogeneity_distances(moves, found, 10.0)
     np.testing.assert_allclose(apart, wanted, rtol=1e-9, atol=1e-9)
     for clusters in (1, 2, 4, 9):
         label = ward(apart, clusters)
@@ -106,6 +106,6 @@ def test_a_false_bias_does_not_own_the_selection(lie: float) -> None:
         roster.mark(number, chosen, dict.fromkeys(chosen, 10))
         honest = {c: draw.normal(0, 1e-3, 4) + 0.01 * np.eye(4)[int(c[1:]) % 4] for c in chosen}
         roster.keep("bias", honest | ({"c00": np.full(4, lie)} if "c00" in chosen else {}))
-    assert np.isfinite(entropies(roster.vectors["bias"], 0.0025)).all()
+    assert np.isfinite(estimated_entropies(roster.vectors["bias"], 0.0025)).all()
     assert roster.selected[0] <= 2 * 60 * 5 / 20  # twice its fair share at most
     assert roster.selected[1:].min() > 0

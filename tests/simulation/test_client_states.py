@@ -133,7 +133,7 @@ def test_a_fleet_does_not_go_on_without_a_state(tmp_path: Path, timeout: float |
 
     states = States(tmp_path, most=900, few=0)
     fleet = LocalFleet(Both(), dict.fromkeys(["ana", "bia", "caio"]), timeout)
-    fleet.lodge(states)
+    fleet.use_state_store(states)
     requests = {c: Request("train", {}) for c in fleet.clients()}
     for number in (1, 2, 3):
         replies = fleet.ask(requests).replies
@@ -149,6 +149,6 @@ def test_what_a_fleet_knew_before_moves_with_it_unless_its_lodging_knows_better(
     fleet.restore({'["ana", "t"]': np.array(1), '["bia", "t"]': np.array(2)})
     states = States(tmp_path)
     states["bia"] = {"t": np.array(9)}
-    fleet.lodge(states)
+    fleet.use_state_store(states)
     assert {c: int(s["t"]) for c, s in states.items()} == {"ana": 1, "bia": 9}
     assert {k: int(v) for k, v in fleet.snapshot().items()} == {'["bia", "t"]': 9, '["ana", "t"]': 1}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.core.agreement import Agreement
+from mutirao.core.agreement import AgreementFleet
 from mutirao.core.arrays import Arrays
 from mutirao.core.exclusion import FleetWithout
 from mutirao.core.fleet import Answers, Fleet, Reply, Request, Where, Wrapper
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
-from mutirao.robustness.attacks import Swarm
+from mutirao.robustness.attacks import Sybils
 from mutirao.simulation.availability import Churn, always
 from mutirao.simulation.clock import Timed
 from mutirao.simulation.devices import FedCSDevices
@@ -68,8 +68,8 @@ class Heard(Fleet):
     def restore(self, states: Arrays) -> None:
         self.heard.add("restore")
 
-    def lodge(self, states: MutableMapping[str, Arrays]) -> None:
-        self.heard.add("lodge")
+    def use_state_store(self, states: MutableMapping[str, Arrays]) -> None:
+        self.heard.add("use_state_store")
 
     def trail(self, where: Where) -> None:
         self.heard.add("trail")
@@ -87,8 +87,8 @@ WRAPPERS: dict[str, Callable[[Fleet, Run], Fleet]] = {
     "timed": lambda fleet, run: Timed(fleet, FedCSDevices(), run, epochs=1),
     "without": lambda fleet, run: FleetWithout(fleet, {"zoe"}),
     "sliced": lambda fleet, run: SlicedFleet(fleet, "items"),
-    "swarm": lambda fleet, run: Swarm(fleet, "ana", names=2),
-    "agreement": lambda fleet, run: Agreement(fleet, {"body": "b1"}, asks=False),
+    "swarm": lambda fleet, run: Sybils(fleet, "ana", names=2),
+    "agreement": lambda fleet, run: AgreementFleet(fleet, {"body": "b1"}, ask_clients=False),
     "dated": lambda fleet, run: Dated(fleet, Swap(at=1), run),
     "wrapper": lambda fleet, run: Wrapper(fleet),
 }
@@ -96,7 +96,19 @@ WRAPPERS: dict[str, Callable[[Fleet, Run], Fleet]] = {
 
 def test_a_wrapper_passes_on_all_a_fleet_may_do() -> None:
     assert set(HOOKS) == {n for n in vars(Wrapper) if not n.startswith("_")}
-    known = {"clients", "ask", "declare", "record", "keys", "snapshot", "restore", "lodge", "trail", "heads", "close"}
+    known = {
+        "clients",
+        "ask",
+        "declare",
+        "record",
+        "keys",
+        "snapshot",
+        "restore",
+        "use_state_store",
+        "trail",
+        "heads",
+        "close",
+    }
     assert known | {"is_remote", "stagger", "awaited"} == set(HOOKS)
 
 
@@ -120,7 +132,7 @@ def test_every_hook_arrives_through_every_pair_of_wrappers(names: tuple[str, ...
     assert {c: k for c, k in fleet.keys().items() if "~" not in c} == {"ana": "1", "bia": "2"}
     assert fleet.snapshot().keys() == {"state"}
     fleet.restore({})
-    fleet.lodge({})
+    fleet.use_state_store({})
     fleet.trail(dict)
     assert fleet.heads() == {"ana": {"seq": 1}}
     fleet.close()

@@ -13,7 +13,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute, write_report
-from mutirao.robustness.attacks import Attacked, Backdoor, Inflated, LabelFlip, MinMax, SignFlip, liars_among
+from mutirao.robustness.attacks import Attacked, Backdoor, Inflated, LabelFlip, MinMax, SignFlip, malicious_among
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.quickstart import Config, recipe
 from mutirao.training.samples import poison
@@ -98,7 +98,7 @@ def test_a_third_of_liars_costs_little_and_hardly_any_honest_reply_is_dropped(at
         config = resolve(Config, {**settings, "screen": screen})
         task = recipe.prepare(config)
         liars = (
-            liars_among(dict.fromkeys(task.population, 0), 0.3, seed=0)
+            malicious_among(dict.fromkeys(task.population, 0), 0.3, seed=0)
             if screen == "robust" and attack
             else frozenset()
         )

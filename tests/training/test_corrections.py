@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mutirao.aggregation.effective_steps import reach_of
+from mutirao.aggregation.effective_steps import effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.errors import Refused
@@ -112,15 +112,15 @@ def test_reach_is_the_sum_of_what_each_gradient_counts_for(lr: float, momentum: 
         return away
 
     whole = sum(end(pulse) for pulse in np.eye(steps))
-    assert reach_of(lr, momentum, mu, steps) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    assert effective_steps(lr, momentum, mu, steps) == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
 
 @given(lr=st.floats(0.001, 0.5), momentum=st.floats(0.01, 0.95), steps=st.integers(1, 200))
 def test_reach_is_the_published_sum_with_momentum(lr: float, momentum: float, steps: int) -> None:
     a = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-    assert reach_of(lr, momentum, 0.0, steps) == pytest.approx(lr * a, rel=1e-9)
+    assert effective_steps(lr, momentum, 0.0, steps) == pytest.approx(lr * a, rel=1e-9)
     mu = 0.3
-    assert reach_of(lr, 0.0, mu, steps) == pytest.approx((1 - (1 - lr * mu) ** steps) / mu, rel=1e-9)
+    assert effective_steps(lr, 0.0, mu, steps) == pytest.approx((1 - (1 - lr * mu) ** steps) / mu, rel=1e-9)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -134,7 +134,7 @@ def fleet(trainer: Trainer) -> LocalFleet:
 def trained(tell: Any = None, **settings: Any) -> Arrays:
     trainer = Trainer(net, **settings)
     run = Run(trainer.initial(0))
-    list(train(run, fleet(trainer), rounds=3, select=everyone, aggregate=FedAvg(), tell=tell))
+    list(train(run, fleet(trainer), rounds=3, select=everyone, aggregate=FedAvg(), config=tell))
     return run.arrays
 
 
@@ -148,5 +148,5 @@ def test_a_run_may_tell_the_same_in_every_round_or_a_function_of_it() -> None:
 def test_a_run_that_tells_what_nobody_knows_says_so() -> None:
     with pytest.raises(TooFewReplies, match=r"told\.rate: nothing here is set by that"):
         trained({"rate": 0.1})
-    with pytest.raises(ConfigError, match="tell: what clients send besides is the same in every round"):
-        Cohort(everyone, FedAvg(), tell=lambda round: {"extras": "entropy"}).request(Run({}), "train")
+    with pytest.raises(ConfigError, match="config: what clients send besides is the same in every round"):
+        Cohort(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loopgrid import LoopGrid, identity
 from mutirao.aggregation import FedAvg
 from mutirao.config import Common
-from mutirao.core.agreement import tell_agreed
+from mutirao.core.agreement import agreement_config
 from mutirao.core.arrays import Arrays, digest, flat, nbytes
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
@@ -179,7 +179,7 @@ def test_private_training_moves_and_sends_the_same_names() -> None:
 
     trainer, privacy = Trainer(model, batch_size=20), DPSGD(clip=1.0, noise=1.0, repeatable=True)
     start = trainer.initial(0)
-    request = Request("train", start, {"seed": 0, "round": 1, **tell_agreed(trainer.agreed())})
+    request = Request("train", start, {"seed": 0, "round": 1, **agreement_config(trainer.agreed())})
     reply = trainer.private_training(privacy)(request, Site("ana", SITES["c0"].data))
     assert tuple(reply.arrays) == trainer.travel.shared == ("2.weight", "2.bias")
     assert digest(reply.arrays) != digest(start)
@@ -199,8 +199,8 @@ def test_a_client_with_another_frozen_part_is_refused_by_name() -> None:
     each = trainers("c3")
     fleet = LocalFleet(lambda request, site: each[site.id](request, site), {c: site.data for c, site in SITES.items()})
     run = Run(each["c0"].initial(0))
-    tell = tell_agreed(each["c0"].agreed())
-    done = next(train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg(), tell=tell))
+    tell = agreement_config(each["c0"].agreed())
+    done = next(train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg(), config=tell))
     failures = {row["client"]: row["failure"] for row in done.clients if row["failure"]}
     here, there = each["c3"].agreed()["frozen"], each["c0"].agreed()["frozen"]
     assert failures == {"c3": f"refused: agreed.frozen: frozen {there[:12]} is agreed on, here it is {here[:12]}"}
@@ -218,14 +218,14 @@ def test_over_flowers_messages_the_same_client_is_refused_and_the_others_get_the
     grid = LoopGrid(client_app(lambda context: task_of(each[str(context.node_config["name"])])))
     for name in names:
         grid.join(name=name)
-    fleet, tell = FlowerFleet(grid, timeout=20, greet=2), tell_agreed(each["c0"].agreed())
+    fleet, tell = FlowerFleet(grid, timeout=20, greet=2), agreement_config(each["c0"].agreed())
     there, here = Run(each["c0"].initial(0)), Run(each["c0"].initial(0))
-    done = next(train(there, fleet, rounds=1, select=everyone, aggregate=FedAvg(), tell=tell, expect=6))
+    done = next(train(there, fleet, rounds=1, select=everyone, aggregate=FedAvg(), config=tell, expect=6))
     failures = {row["client"]: row["failure"] for row in done.clients if row["failure"]}
     assert list(failures) == ["c3"]
     assert failures["c3"].startswith("refused: agreed.frozen: frozen ")
     local = LocalFleet(lambda request, site: each[site.id](request, site), population)
-    next(train(here, local, rounds=1, select=everyone, aggregate=FedAvg(), tell=tell))
+    next(train(here, local, rounds=1, select=everyone, aggregate=FedAvg(), config=tell))
     assert digest(there.arrays) == digest(here.arrays)
 
 
@@ -234,7 +234,7 @@ def test_a_site_that_has_nothing_frozen_refuses_as_well() -> None:
     run = Run(trainer.initial(0))
     fleet = LocalFleet(trainer, {c: site.data for c, site in SITES.items()})
     with pytest.raises(TooFewReplies, match="frozen abcdef is agreed on, there is none here"):
-        list(train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg(), tell={"agreed.frozen": "abcdef"}))
+        list(train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg(), config={"agreed.frozen": "abcdef"}))
 
 
 def test_a_recipe_tells_the_digest_by_itself() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.aggregation.base import Checked, Floats, OfMean, Replies, combine, step
+from mutirao.aggregation.base import Checked, Floats, OfMean, Replies, apply_mean_update, merge_models
 from mutirao.aggregation.fedasync import FedAsync
 from mutirao.aggregation.fedbuff import FedBuff
 from mutirao.aggregation.feddyn import FedDyn
@@ -23,7 +23,7 @@ from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.aggregation.mean import Mean
 from mutirao.aggregation.qfedavg import QFedAvg
 from mutirao.aggregation.scaffold import Scaffold
-from mutirao.core.arrays import Array, Arrays, blend, settle
+from mutirao.core.arrays import Array, Arrays, blend, cast_to
 from mutirao.core.parts import Merged
 
 BLOCK = 4096  # columns of the models compared at once by Krum: they stay in the cache
@@ -43,7 +43,7 @@ class FedAvg(OfMean):
     """
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return step(current, replies)
+        return apply_mean_update(current, replies)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FedOpt(OfMean):
     lr: float = 1.0
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        return step(current, replies, lambda name, d: self.lr * d)
+        return apply_mean_update(current, replies, lambda name, d: self.lr * d)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class FedAvgM(OfMean):
             memory[key] = np.asarray(self.momentum * memory[key] + d if key in memory else d)
             return self.lr * memory[key]
 
-        return step(current, replies, move)
+        return apply_mean_update(current, replies, move)
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class RFA(Checked):
         for _ in range(self.iterations):
             pull = 1 / np.maximum(self.nu, _lengths(squares, shares))
             shares = pull / pull.sum()
-        return combine(current, replies, dict(zip(clients, shares.tolist(), strict=True)))
+        return merge_models(current, replies, dict(zip(clients, shares.tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -338,12 +338,12 @@ class CenteredClipping(Checked):
             kept = np.divide(tau, away, out=np.ones_like(away), where=away > tau) / len(clients)
             shares = (1 - kept.sum()) * shares + np.append(kept, 0.0)
         weights = shares[:-1] / shares[:-1].sum()
-        merged = combine(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
+        merged = merge_models(current, replies, dict(zip(clients, weights.tolist(), strict=True)))
         for name in floats:
             x = current[name]
             end = blend([*(replies[c].arrays[name] for c in clients), start[name]], shares.tolist())
             memory[f"centeredclipping.v.{name}"] = np.asarray(end - x)
-            merged.arrays[name] = settle(end, x.dtype)
+            merged.arrays[name] = cast_to(end, x.dtype)
         return merged
 
 
@@ -374,7 +374,7 @@ def _adaptive(
             memory[first] = d = np.asarray(beta1 * memory.get(first, nothing) + (1 - beta1) * d)
         return rate * d / (np.sqrt(memory[spread]) + tau)
 
-    return step(current, replies, move)
+    return apply_mean_update(current, replies, move)
 
 
 def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
@@ -383,7 +383,7 @@ def _middle(current: Arrays, replies: Replies, cut: int) -> Merged:
 
     def middle(name: str, x: Array) -> Array:
         ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[cut : len(clients) - cut]
-        mean = settle(ranked.mean(axis=0, dtype=np.float64), x.dtype)
+        mean = cast_to(ranked.mean(axis=0, dtype=np.float64), x.dtype)
         return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # what all agree on stays, to the bit
 
     return Merged({name: middle(name, x) for name, x in current.items()}, dict.fromkeys(clients, 1 / len(clients)))
@@ -396,7 +396,7 @@ def _nearest(current: Arrays, replies: Replies, malicious: int, keep: int) -> Me
     neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
     kept = sorted(clients[i] for i in np.argsort(scores, kind="stable")[:keep])  # ties: the first name
-    merged = combine(current, replies, dict.fromkeys(kept, 1 / len(kept)))
+    merged = merge_models(current, replies, dict.fromkeys(kept, 1 / len(kept)))
     figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
     return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)
 

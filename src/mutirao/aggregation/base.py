@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 from mutirao.errors import ConfigError
@@ -45,7 +45,7 @@ class OfMean(Checked):
     mean_only = True
 
 
-def shares_of(replies: Replies) -> dict[ClientId, float]:
+def sample_shares(replies: Replies) -> dict[ClientId, float]:
     """The share of each client in the samples of all, in the order of their names."""
     total = sum(r.n for r in replies.values())
     return {c: replies[c].n / total for c in sorted(replies)}
@@ -56,20 +56,20 @@ def equal_shares(replies: Replies) -> dict[ClientId, float]:
     return {c: 1 / len(replies) for c in sorted(replies)}
 
 
-def step(current: Arrays, replies: Replies, move: Move | None = None) -> Merged:
+def apply_mean_update(current: Arrays, replies: Replies, move: Move | None = None) -> Merged:
     """x' = x + move(mean update); without `move`, and for what is not of floating point, the mean itself."""
-    return combine(current, replies, shares_of(replies), move)
+    return merge_models(current, replies, sample_shares(replies), move)
 
 
-def combine(current: Arrays, replies: Replies, weights: dict[ClientId, float], move: Move | None = None) -> Merged:
+def merge_models(current: Arrays, replies: Replies, weights: dict[ClientId, float], move: Move | None = None) -> Merged:
     """The mean of the models by these weights, which sum to one, in the order given."""
     shares = list(weights.values())
 
     def stepped(name: str, x: Array) -> Array:
         values = [replies[c].arrays[name] for c in weights]
         if move is None or x.dtype.kind != "f":
-            return average(values, shares)
-        return settle(x + move(name, blend(values, shares) - x), x.dtype)
+            return average_arrays(values, shares)
+        return cast_to(x + move(name, blend(values, shares) - x), x.dtype)
 
     return Merged({name: stepped(name, x) for name, x in current.items()}, weights)
 
@@ -91,8 +91,8 @@ def weigh_updates(current: Arrays, replies: Replies, weights: Mapping[ClientId, 
 
 def move_by(current: Arrays, replies: Replies, moved: Mapping[str, Floats]) -> Arrays:
     """The model moved by these updates; what gradients do not move is the mean by samples."""
-    mean = step(current, replies).arrays
-    return {k: settle(x + moved[k], x.dtype) if k in moved else mean[k] for k, x in current.items()}
+    mean = apply_mean_update(current, replies).arrays
+    return {k: cast_to(x + moved[k], x.dtype) if k in moved else mean[k] for k, x in current.items()}
 
 
 def squares_of(current: Arrays, replies: Replies) -> dict[ClientId, float]:

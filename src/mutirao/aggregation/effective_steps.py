@@ -17,15 +17,15 @@ import numpy as np
 
 from mutirao.core.fleet import ClientId, Failure, Reply
 
-REACH = "reach"
+EFFECTIVE_STEPS = "reach"
 CAP = 100.0  # times the median that a client may claim, or one part in so many of it
 
 
 @functools.lru_cache(maxsize=1024)
-def reach_of(lr: float, momentum: float, mu: float, steps: int) -> float:
+def effective_steps(lr: float, momentum: float, mu: float, steps: int) -> float:
     """How far so many steps along a gradient of 1 move a weight that begins at its anchor.
 
-    >>> reach_of(0.1, 0.0, 0.0, 5), round(reach_of(1.0, 0.9, 0.0, 3), 3)
+    >>> effective_steps(0.1, 0.0, 0.0, 5), round(effective_steps(1.0, 0.9, 0.0, 3), 3)
     (0.5, 5.61)
     """
     if not momentum and not mu:
@@ -37,15 +37,15 @@ def reach_of(lr: float, momentum: float, mu: float, steps: int) -> float:
     return away
 
 
-def fault_of_reach(reply: Reply) -> Failure | None:
+def effective_steps_fault(reply: Reply) -> Failure | None:
     """What is wrong with what a client says of its reach."""
-    if not reply.metrics.get(REACH, 0.0) > 0.0:
+    if not reply.metrics.get(EFFECTIVE_STEPS, 0.0) > 0.0:
         return Failure("missing_key", "did not say how far its steps reach, or that they do not at all")
     return None
 
 
-def reaches_in(replies: Mapping[ClientId, Reply]) -> dict[ClientId, float]:
+def reported_effective_steps(replies: Mapping[ClientId, Reply]) -> dict[ClientId, float]:
     """The reach of each client, held to a hundred times the median and a hundredth of it: nobody outweighs all."""
-    told = {c: float(replies[c].metrics[REACH]) for c in sorted(replies)}
+    told = {c: float(replies[c].metrics[EFFECTIVE_STEPS]) for c in sorted(replies)}
     middle = float(np.median(list(told.values())))
     return {c: min(max(r, middle / CAP), middle * CAP) for c, r in told.items()}

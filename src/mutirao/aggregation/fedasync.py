@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from mutirao.aggregation.staleness import check, staleness_of
-from mutirao.core.arrays import Arrays, average
+from mutirao.aggregation.staleness import check_setting, staleness_of
+from mutirao.core.arrays import Arrays, average_arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 
@@ -40,11 +40,13 @@ class FedAsync:
     mu: float = 0.0
 
     def __post_init__(self) -> None:
-        check("mixing", 0 < self.mixing <= 1, self.mixing, "above 0 and at most 1")
-        check("decay", self.decay in ("constant", "hinge", "polynomial"), self.decay, "constant, hinge or polynomial")
-        check("a", 0 <= self.a < inf, self.a, "at least 0")
-        check("b", self.b >= 0, self.b, "at least 0")
-        check("mu", 0 <= self.mu < inf, self.mu, "at least 0")
+        check_setting("mixing", 0 < self.mixing <= 1, self.mixing, "above 0 and at most 1")
+        check_setting(
+            "decay", self.decay in ("constant", "hinge", "polynomial"), self.decay, "constant, hinge or polynomial"
+        )
+        check_setting("a", 0 <= self.a < inf, self.a, "at least 0")
+        check_setting("b", self.b >= 0, self.b, "at least 0")
+        check_setting("mu", 0 <= self.mu < inf, self.mu, "at least 0")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -66,5 +68,5 @@ class FedAsync:
         for client in sorted(replies, key=lambda c: (-staleness_of(replies[c]), c)):  # there is but one, as a rule
             share = weights[client] = self.mixing * self.scale(staleness_of(replies[client]))
             theirs = replies[client].arrays
-            made = {name: average([x, theirs[name]], [1 - share, share]) for name, x in made.items()}
+            made = {name: average_arrays([x, theirs[name]], [1 - share, share]) for name, x in made.items()}
         return Merged(made, weights)

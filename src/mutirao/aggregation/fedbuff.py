@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from mutirao.aggregation.staleness import check, staleness_of
-from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.aggregation.staleness import check_setting, staleness_of
+from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
 
@@ -37,9 +37,9 @@ class FedBuff:
     needs = frozenset({"replies:staleness"})
 
     def __post_init__(self) -> None:
-        check("lr", 0 < self.lr < inf, self.lr, "above 0")
-        check("buffer", self.buffer >= 0, self.buffer, "at least 1, or 0 for half of those who train at once")
-        check("exponent", 0 <= self.exponent < inf, self.exponent, "at least 0")
+        check_setting("lr", 0 < self.lr < inf, self.lr, "above 0")
+        check_setting("buffer", self.buffer >= 0, self.buffer, "at least 1, or 0 for half of those who train at once")
+        check_setting("exponent", 0 <= self.exponent < inf, self.exponent, "at least 0")
 
     def buffer_of(self, at_once: int) -> int:
         """After how many replies a model is made."""
@@ -53,7 +53,7 @@ class FedBuff:
         def stepped(name: str, x: Array) -> Array:
             values = [replies[c].arrays[name] for c in clients]
             if x.dtype.kind != "f":
-                return average(values, [1 / len(clients)] * len(clients))
-            return settle(blend([x, *values], [1 - sum(shares), *shares]), x.dtype)
+                return average_arrays(values, [1 / len(clients)] * len(clients))
+            return cast_to(blend([x, *values], [1 - sum(shares), *shares]), x.dtype)
 
         return Merged({name: stepped(name, x) for name, x in current.items()}, weights)

@@ -13,9 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.aggregation.base import Checked, Replies, combine, equal_shares, is_moved, population_of, weigh_updates
+from mutirao.aggregation.base import (
+    Checked,
+    Replies,
+    equal_shares,
+    is_moved,
+    merge_models,
+    population_of,
+    weigh_updates,
+)
 from mutirao.config import handed_over
-from mutirao.core.arrays import Arrays, settle
+from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.parts import Merged
 
 MEMORY = "feddyn.h."
@@ -47,22 +55,22 @@ class FedDyn(Checked):
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; h goes into the memory."""
         shares = equal_shares(replies)
-        merged = combine(current, replies, shares)
+        merged = merge_models(current, replies, shares)
         part = len(replies) / max(len(replies), population_of(self, self.population))
         arrays = dict(merged.arrays)
         for name, update in weigh_updates(current, replies, shares).items():
             key, x = MEMORY + name, current[name]
             memory[key] = np.asarray(memory.get(key, np.zeros_like(update)) - self.alpha * part * update)
-            arrays[name] = settle(x + update - memory[key] / self.alpha, x.dtype)
+            arrays[name] = cast_to(x + update - memory[key] / self.alpha, x.dtype)
         return Merged(arrays, merged.weights)
 
 
-def bend(model: Arrays, kept: Arrays) -> Arrays:
+def correction(model: Arrays, kept: Arrays) -> Arrays:
     """The correction of a client's steps, -h_k; nothing while it is 0."""
     return {k: -kept[k] for k, x in model.items() if k in kept and kept[k].shape == x.shape}
 
 
-def renew(start: Arrays, end: Arrays, kept: Arrays, alpha: float) -> Arrays:
+def update_gradient(start: Arrays, end: Arrays, kept: Arrays, alpha: float) -> Arrays:
     """h_k' = h_k - alpha (y - x)."""
     moved = [k for k, x in start.items() if is_moved(k, x)]
     old = {k: kept[k] if k in kept and kept[k].shape == start[k].shape else np.zeros_like(start[k]) for k in moved}

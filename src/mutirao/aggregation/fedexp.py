@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.aggregation.base import Checked, Replies, move_by, shares_of, squares_of, weigh_updates
+from mutirao.aggregation.base import Checked, Replies, move_by, sample_shares, squares_of, weigh_updates
 from mutirao.core.arrays import Arrays
 from mutirao.core.parts import Merged
 
@@ -30,7 +30,7 @@ class FedExP(Checked):
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; each client's figure is the step s."""
-        shares, squares = shares_of(replies), squares_of(current, replies)
+        shares, squares = sample_shares(replies), squares_of(current, replies)
         mean = weigh_updates(current, replies, shares)
         length = sum(float(np.vdot(d, d)) for d in mean.values())
         step = max(1.0, sum(shares[c] * squares[c] for c in shares) / (2 * (length + self.epsilon)))

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mutirao.aggregation.base import Checked, Replies, move_by, shares_of, weigh_updates
-from mutirao.aggregation.effective_steps import fault_of_reach, reaches_in
+from mutirao.aggregation.base import Checked, Replies, move_by, sample_shares, weigh_updates
+from mutirao.aggregation.effective_steps import effective_steps_fault, reported_effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
@@ -36,11 +36,11 @@ class FedNova(Checked):
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without its reach."""
-        return fault_of_reach(reply)
+        return effective_steps_fault(reply)
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; the weights need not sum to one."""
-        shares, reaches = shares_of(replies), reaches_in(replies)
+        shares, reaches = sample_shares(replies), reported_effective_steps(replies)
         tau = sum(shares[c] * reaches[c] for c in shares)
         weights = {c: self.lr * tau * shares[c] / reaches[c] for c in shares}
         return Merged(move_by(current, replies, weigh_updates(current, replies, weights)), weights)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from mutirao.config import handed_over
-from mutirao.core.arrays import Array, Arrays, average, blend, settle
+from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import ClientId, Failure, Reply
 from mutirao.core.parts import Merged
 from mutirao.errors import MutiraoError
@@ -84,17 +84,17 @@ class FedRisk:
         def join(name: str, x: Array) -> Array:
             models = [replies[c].arrays[name] for c in clients]
             if x.dtype.kind != "f":
-                return average(models, even)
+                return average_arrays(models, even)
             pull = blend(models, list(share.values()))
             if self.form == "parameters":
-                return settle(self.alpha * pull + self.beta * x, x.dtype)
+                return cast_to(self.alpha * pull + self.beta * x, x.dtype)
             if self.form == "normalised":
-                return settle((self.alpha * pull + self.beta * x) / (self.alpha + self.beta), x.dtype)
+                return cast_to((self.alpha * pull + self.beta * x) / (self.alpha + self.beta), x.dtype)
             update = pull - sum(share.values()) * x.astype(np.float64)
             if self.memory == "momentum":
                 key = f"fedrisk.v.{name}"
                 memory[key] = update = np.asarray(self.momentum * memory[key] + update if key in memory else update)
-            return settle(self.beta * x + self.alpha * update, x.dtype)
+            return cast_to(self.beta * x + self.alpha * update, x.dtype)
 
         with np.errstate(over="ignore", invalid="ignore"):  # the literal form overflows: the round names it
             arrays = {name: join(name, x) for name, x in current.items()}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.aggregation.base import Checked, Floats, Replies, combine, equal_shares
+from mutirao.aggregation.base import Checked, Floats, Replies, equal_shares, merge_models
 from mutirao.core.arrays import Arrays
 from mutirao.core.parts import Merged
 
@@ -34,4 +34,4 @@ class Mean(Checked):
                 memory[key] = d = np.asarray(self.momentum * memory[key] + d if key in memory else d)
             return self.lr * d
 
-        return combine(current, replies, equal_shares(replies), move)
+        return merge_models(current, replies, equal_shares(replies), move)

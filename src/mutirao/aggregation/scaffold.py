@@ -28,13 +28,13 @@ from mutirao.aggregation.base import (
     Checked,
     Floats,
     Replies,
-    combine,
     equal_shares,
     is_moved,
+    merge_models,
     population_of,
-    shares_of,
+    sample_shares,
 )
-from mutirao.aggregation.effective_steps import fault_of_reach, reaches_in
+from mutirao.aggregation.effective_steps import effective_steps_fault, reported_effective_steps
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, blend
 from mutirao.core.fleet import Failure, Reply
@@ -81,7 +81,7 @@ class Scaffold(Checked):
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without what c is made of."""
         if self.option == 2:
-            return fault_of_reach(reply)
+            return effective_steps_fault(reply)
         sent, size = reply.extras.get(CONTROL), sum(x.size for k, x in reply.arrays.items() if is_moved(k, x))
         if sent is None or sent.dtype != np.float32 or sent.shape != (size,):
             return Failure("shape", f"did not send its change of the control variate, {size} numbers of float32")
@@ -89,23 +89,23 @@ class Scaffold(Checked):
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; the next c goes into the memory."""
-        shares = shares_of(replies) if self.weights == "samples" else equal_shares(replies)
-        merged = combine(current, replies, shares, lambda name, d: self.lr * d)
+        shares = sample_shares(replies) if self.weights == "samples" else equal_shares(replies)
+        merged = merge_models(current, replies, shares, lambda name, d: self.lr * d)
         before: Floats = np.asarray(memory.get(MEMORY, np.zeros(len(vector_of(current)), np.float32)), np.float64)
         if self.option == 1:
             changes = [replies[c].extras[CONTROL].astype(np.float64) for c in shares]
         else:
-            start, reaches = vector_of(current), reaches_in(replies)
+            start, reaches = vector_of(current), reported_effective_steps(replies)
             changes = [(start - vector_of(replies[c].arrays)) / reaches[c] - before for c in shares]
         counts = {c: replies[c].n if self.weights == "samples" else 1 for c in shares}
         size = memory.setdefault(SIZE, np.asarray(float(np.mean(list(counts.values())))))
         everyone = float(size) * max(len(replies), population_of(self, self.population))
-        after = before + blend(shorten(changes, memory), [n / everyone for n in counts.values()])
+        after = before + blend(clip_changes(changes, memory), [n / everyone for n in counts.values()])
         memory[MEMORY] = after.astype(np.float32)
         return merged
 
 
-def shorten(changes: list[Floats], memory: Arrays) -> list[Floats]:
+def clip_changes(changes: list[Floats], memory: Arrays) -> list[Floats]:
     """The changes of the c_k, those of absurd length cut: the scale is the largest median length of any round so far.
 
     Of any: near the optimum changes are short, but that of a client which has its first turn is as long as ever.
@@ -147,7 +147,7 @@ def correct(model: Arrays, extras: Mapping[str, Array], kept: Array | None) -> A
     return arrays_in(np.asarray(gap, np.float32), model)
 
 
-def renew(start: Arrays, end: Arrays, correction: Arrays, reach: float) -> Floats:
+def update_control(start: Arrays, end: Arrays, correction: Arrays, reach: float) -> Floats:
     """c_k' of option 2, which is (x - y) / reach less the correction c - c_k."""
     seen = (vector_of(start) - vector_of(end)) / reach
     return seen - vector_of({k: correction.get(k, np.zeros_like(x)) for k, x in start.items()})

@@ -8,7 +8,7 @@ def staleness_of(reply: Reply) -> float:
     return max(0.0, float(reply.metrics.get("staleness", 0.0)))
 
 
-def check(name: str, right: bool, value: object, wanted: str) -> None:
+def check_setting(name: str, right: bool, value: object, wanted: str) -> None:
     """Refuse a setting with a wrong value."""
     if not right:
         raise ValueError(f"{name} is {value!r}, but must be {wanted}")

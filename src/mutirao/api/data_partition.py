@@ -12,8 +12,8 @@ from mutirao.api.input_data import Given, own_labels
 from mutirao.config import build
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.partitioning import PartitionSummary, deal_tests, describe
-from mutirao.randomness import number, rng
+from mutirao.partitioning import PartitionSummary, describe, split_test_set
+from mutirao.randomness import derive_seed, rng
 from mutirao.training.lazy_samples import Lazy
 from mutirao.training.samples import ClientData, Index, Samples, virtual_clients
 
@@ -46,7 +46,7 @@ def deal_out(given: Given, whole: Samples, config: Any, share: float) -> Deal:
         raise ConfigError(f"partition={by}: it deals by class, and these labels are no classes; use iid")
     labels = y if y.ndim == 1 else np.zeros(len(y), np.int64)
     parts = build("partition", config.partition)(labels, clients=config.clients, rng=rng(config.seed, 0, "partition"))
-    own = deal_tests(y, parts, own_labels(test), config.seed) if given.classes else []
+    own = split_test_set(y, parts, own_labels(test), config.seed) if given.classes else []
     if not given.classes and len(test) >= len(parts):  # numbers have no classes to be alike in: each gets its share
         own = np.array_split(rng(config.seed, 0, "own test").permutation(len(test)), len(parts))
     places, storage = rows_of(test), Samples(test.x, test.y)
@@ -55,7 +55,7 @@ def deal_out(given: Given, whole: Samples, config: Any, share: float) -> Deal:
         whole.y,
         [rows[part] for part in parts],
         config.samples,
-        number(config.seed, 0, "samples"),
+        derive_seed(config.seed, 0, "samples"),
         storage if own else None,
         [places[part] for part in own],
     )

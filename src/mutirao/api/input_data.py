@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
-from mutirao.partitioning.flwr_partitioners import deal_by
+from mutirao.partitioning.flwr_partitioners import partition_by
 from mutirao.randomness import rng
 from mutirao.training.adapters import is_frame, is_table
 from mutirao.training.class_labels import number_classes, plain, renumber
@@ -97,7 +97,7 @@ def dealt_by(dealer: Any, sets: Mapping[str, Held]) -> dict[str, Held]:
     whole = sets[""][0]
     if whole.y.is_floating_point() or whole.y.dim() != 1:
         raise ConfigError(f"partition={type(dealer).__name__}: it parts by classes, and these labels are none")
-    parts = deal_by(dealer, own_labels(whole), rng(0, 0, "partition"))
+    parts = partition_by(dealer, own_labels(whole), rng(0, 0, "partition"))
     rows = np.arange(len(whole.y)) if whole.index is None else whole.index
     width = len(str(len(parts) - 1))
     return {f"c{i:0{width}d}": (Samples(whole.x, whole.y, rows[part]), None) for i, part in enumerate(parts)}

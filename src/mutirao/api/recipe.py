@@ -18,7 +18,7 @@ from mutirao.core.arrays import Array
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, partition_of
 from mutirao.experiments.task import PYTHON, Recipe, Task
-from mutirao.metrics import judge_classes, regression_figures
+from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
@@ -143,9 +143,9 @@ def figures_of(given: Given) -> Callable[[Array, Array], Mapping[str, float]]:
     """What is usually asked of a model of such labels; accuracy alone where an output is no row of classes."""
 
     def judge(outputs: Array, labels: Array) -> dict[str, float]:
-        return judge_classes(outputs, labels) if outputs.ndim == 2 and labels.ndim == 1 else {}
+        return evaluate_logits(outputs, labels) if outputs.ndim == 2 and labels.ndim == 1 else {}
 
-    return judge if given.counts else regression_figures
+    return judge if given.counts else regression_metrics
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:

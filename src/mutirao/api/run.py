@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mutirao.api.result import Result
 from mutirao.api.settings import Pairs, route
-from mutirao.config import Common, read, resolve
+from mutirao.config import Common, read_toml, resolve
 from mutirao.errors import ConfigError
 from mutirao.experiments.presets import expand
 from mutirao.experiments.task import NAMES, PYTHON, Recipe, find
@@ -141,7 +141,7 @@ def enter(model: Any, data: Any, **handed: Any) -> Entry:
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The recipe and settings that a file names; code in it is run only if the user ran the same file before."""
-    table = read(path)
+    table = read_toml(path)
     check_trust(path, table, distrust, (), lambda: path.name == "config.toml" and is_own_run(path.parent))
     recipe = str(table.pop("recipe", ""))
     if not recipe:

@@ -131,7 +131,7 @@ def data_prepare(
 
     Example: mutirao data prepare herlev --out federation --clients 3
     """
-    from mutirao.config import Part, build, complete
+    from mutirao.config import Part, build, complete_part
     from mutirao.randomness import rng
     from mutirao.systems.images.image_partitions import prepare_hospitals
 
@@ -139,7 +139,7 @@ def data_prepare(
     if not 0.02 <= share <= 0.5:
         raise ConfigError(f"--test: {share!r} must be a share from 0.02 to 0.5")
     settings = {} if alpha is None else {"alpha": alpha}
-    part = complete("partition", Part(partition, settings, "mutirao.systems.images.image_partitions"))
+    part = complete_part("partition", Part(partition, settings, "mutirao.systems.images.image_partitions"))
     split = build("partition", part)
     sizes = prepare_hospitals(
         source.expanduser(), out.expanduser(), clients, split, rng(seed, 0, "partition"), seed, share, slide

@@ -34,10 +34,10 @@ def laboratories(told: str) -> Callable[[str], str]:
     """The laboratory of a slide by its name: one for all, or by a table."""
     if not told.endswith(".csv"):
         return lambda slide: told
-    from mutirao.io import read_table
+    from mutirao.io import read_csv
 
     path = Path(told).expanduser()
-    rows = read_table(path)
+    rows = read_csv(path)
     if not rows or not {"slide", "laboratory"} <= rows[0].keys():
         raise ConfigError(f"{path} is no table with columns 'slide' and 'laboratory'")
     known = {row["slide"]: row["laboratory"] for row in rows}

@@ -191,7 +191,7 @@ def run(
       mutirao run runs/adam/config.toml --out runs/again
       mutirao run quickstart --out runs/adam --resume
     """
-    from mutirao.config import read, resolve
+    from mutirao.config import read_toml, resolve
     from mutirao.experiments.presets import expand
     from mutirao.experiments.task import find
     from mutirao.runs.execute import default_out, reopen
@@ -201,7 +201,7 @@ def run(
     values = [value for _, value in sets]
     if recipe.endswith(".toml"):
         file = Path(recipe)
-        table = read(file)
+        table = read_toml(file)
         check_trust(file, table, trust, values, lambda: file.name == "config.toml" and is_own_run(file.parent))
         name = str(table.pop("recipe", ""))
         if not name:

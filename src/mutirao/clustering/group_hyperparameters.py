@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mutirao.config import Scalar, parse_value
-from mutirao.core.hyperparameters import check_told
+from mutirao.core.hyperparameters import check_hyperparameter
 from mutirao.errors import Refused
 
 CAN = ("lr", "epochs", "batch_size")
@@ -145,7 +145,7 @@ def read_setting(text: str) -> tuple[str, Scalar]:
     if not equals or name not in CAN:
         raise ValueError(f"{text!r} is not one of {', '.join(f'{n}=VALUE' for n in CAN)}")
     try:
-        return name, check_told(name, parse_value(value))
+        return name, check_hyperparameter(name, parse_value(value))
     except Refused as error:
         raise ValueError(str(error)) from error
 

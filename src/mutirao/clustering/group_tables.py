@@ -45,7 +45,7 @@ def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str
     """The mean of what the clients of each true group last measured on their own test data."""
     out: dict[str, dict[str, float]] = {}
     for group in sorted(set(truth.values())):
-        rows = [run.roster.row(c) for c, g in truth.items() if g == group and run.roster.knows(c)]
+        rows = [run.roster.row(c) for c, g in truth.items() if g == group and c in run.roster]
         values = {name: run.roster.figure(f"own_{name}")[rows] for name in ("accuracy", "accuracy_known")}
         out[str(group)] = {k: float(np.nanmean(v)) for k, v in values.items() if np.isfinite(v).any()}
     return out

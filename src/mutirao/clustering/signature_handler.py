@@ -15,7 +15,7 @@ from mutirao.clustering.signatures import generator, hide, noise_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
-from mutirao.core.sparse_rows import whole
+from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, AtClient, Central, Open
 
@@ -127,14 +127,14 @@ class Signing:
             raise Refused("told.times", f"it is {str(times)[:40]!r}, but must be a whole number up to {MOST_TIMES}")
         for number in range(1, 1 + times):
             asked = replace(request, do="train", arrays=arrays, config={**told, "round": number})
-            arrays = whole(arrays, self.plain(asked, alone).arrays)
+            arrays = to_dense(arrays, self.plain(asked, alone).arrays)
         asked = replace(request, do="evaluate", arrays=arrays, config={**told, "round": request.config["round"]})
         found = self.plain(asked, alone)
         return Reply({}, metrics=found.metrics, n=found.n)
 
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """What leaves the client: the signature, with noise if it asks for any."""
-        part, after = self.signature, whole(request.arrays, made.arrays)
+        part, after = self.signature, to_dense(request.arrays, made.arrays)
         vector = part(request.arrays, after, head_of(request.arrays))
         table = charge_signature(self.privacy, site, part) if is_private(self.privacy) else None
         if part.epsilon:

@@ -4,24 +4,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from mutirao.compression.int8 import Int8
-from mutirao.compression.methods import Compress as Compress
-from mutirao.compression.methods import Shorter as Shorter
-from mutirao.compression.methods import Whole as Whole
+from mutirao.compression.methods import CodecCompression as CodecCompression
+from mutirao.compression.methods import Compression as Compression
+from mutirao.compression.methods import NoCompression as NoCompression
 from mutirao.compression.topk import TopK
 from mutirao.config import build
 from mutirao.errors import ConfigError
 
-NAMES = {"none": Whole, "topk": TopK, "int8": Int8}
+NAMES = {"none": NoCompression, "topk": TopK, "int8": Int8}
 
 
-def compress_of(config: Any) -> Compress:
+def compress_of(config: Any) -> Compression:
     """The kind that a configuration asks for; ConfigError if it does not go with the rest."""
-    compress: Compress = build("compress", config.compress)
+    compress: Compression = build("compress", config.compress)
     compress.check(config)
     return compress
 
 
-def to_table(compress: Compress) -> dict[str, Any]:
+def to_table(compress: Compression) -> dict[str, Any]:
     """A kind with its settings, as it travels between processes of one site."""
     name = next((name for name, kind in NAMES.items() if type(compress) is kind), None)
     if name is None:
@@ -29,7 +29,7 @@ def to_table(compress: Compress) -> dict[str, Any]:
     return {"name": name, **vars(compress)}
 
 
-def from_table(table: Mapping[str, Any]) -> Compress:
+def from_table(table: Mapping[str, Any]) -> Compression:
     """What `to_table` was given."""
-    made: Compress = NAMES[table["name"]](**{k: v for k, v in table.items() if k != "name"})
+    made: Compression = NAMES[table["name"]](**{k: v for k, v in table.items() if k != "name"})
     return made

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Array, Arrays
 
-Line = npt.NDArray[Any]  # all numbers of floating point of a model, one after the other
+Vector = npt.NDArray[Any]  # all numbers of floating point of a model, one after the other
 
 
 class Malformed(Exception):
@@ -43,16 +43,16 @@ class Codec:
         """The arrays of these names as they travel; none of them holds a NaN or an infinity."""
 
     @abstractmethod
-    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Line:
+    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
         """The numbers of these arrays that stand in what was sent; Malformed if they cannot."""
 
 
-def in_line(arrays: Arrays, names: list[str]) -> Line:
+def concatenate_arrays(arrays: Arrays, names: list[str]) -> Vector:
     """Their numbers one after the other, in the widest of their types."""
     return np.concatenate([np.ravel(arrays[name]) for name in names])
 
 
-def cut(line: Line, like: Arrays, names: list[str]) -> Arrays:
+def split_into_arrays(line: Vector, like: Arrays, names: list[str]) -> Arrays:
     """A line of numbers as arrays of the shapes and types of `like`."""
     out: Arrays = {}
     at = 0

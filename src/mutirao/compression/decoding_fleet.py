@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mutirao.compression.codec import Codec, Malformed, cut
+from mutirao.compression.codec import Codec, Malformed, split_into_arrays
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, traffic
 from mutirao.core.validation import set_aside
 
 
-class Decoding(Wrapper):
+class DecodingFleet(Wrapper):
     """Replies to `train` are decoded against the model of their request; bytes are counted as they travelled.
 
     An encoding that cannot be is its client's failure alone. A client may also send all of its update.
@@ -29,7 +29,7 @@ class Decoding(Wrapper):
         faults: dict[ClientId, Failure] = {}
         replies: dict[ClientId, Reply] = {}
         for client, reply in answers.replies.items():
-            made = decode(self.codec, self._asked.pop(client), reply)
+            made = decode_reply(self.codec, self._asked.pop(client), reply)
             if isinstance(made, Failure):
                 faults[client] = made
             else:
@@ -37,7 +37,7 @@ class Decoding(Wrapper):
         return set_aside(Answers({**answers.replies, **replies}, answers.failures, carried), faults)
 
 
-def decode(codec: Codec, request: Request, reply: Reply) -> Reply | Failure:
+def decode_reply(codec: Codec, request: Request, reply: Reply) -> Reply | Failure:
     """The reply that an encoded one stands for: x + C(u), and whole numbers as they came."""
     model, names = request.arrays, codec.names(request.arrays)
     sent = {name: value for name, value in reply.arrays.items() if name in codec.keys}
@@ -47,7 +47,7 @@ def decode(codec: Codec, request: Request, reply: Reply) -> Reply | Failure:
     if twice := sorted(rest.keys() & set(names)):
         return Failure("malformed", f"sent {twice[0][:80]!r} besides an encoding of it")
     try:
-        moved = cut(codec.decode(sent, model, names), model, names)
+        moved = split_into_arrays(codec.decode(sent, model, names), model, names)
     except Malformed as error:
         return Failure(error.kind, str(error))
     with np.errstate(over="ignore"):

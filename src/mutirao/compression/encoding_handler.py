@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.compression.codec import Codec, cut
+from mutirao.compression.codec import Codec, split_into_arrays
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ARRAY, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
@@ -15,7 +15,7 @@ from mutirao.randomness import rng
 LOST = "compress."  # under which a site keeps, array by array, what its updates have lost so far
 
 
-class Compressed:
+class EncodingHandler:
     """A handler whose answers to `train` are encoded; `many` clients at once if it could before."""
 
     def __init__(self, handler: AnyHandler, codec: Codec) -> None:
@@ -46,7 +46,7 @@ class Compressed:
 
     def encode(self, request: Request, reply: Any, site: Site) -> Any:
         """The reply with its update encoded; what is no sound update leaves as it is, and the server says so."""
-        if not isinstance(reply, Reply) or request.do != "train" or not fits(request.arrays, reply.arrays):
+        if not isinstance(reply, Reply) or request.do != "train" or not is_full_update(request.arrays, reply.arrays):
             return reply
         model, names = request.arrays, self.codec.names(request.arrays)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -60,13 +60,13 @@ class Compressed:
         seed, number = int(request.config.get("seed", 0)), int(request.config.get("round", 0))
         sent = self.codec.encode(update, names, rng(seed, number, "compress", site.id))
         if self.codec.feedback:
-            arrived = cut(self.codec.decode(sent, model, names), model, names)
+            arrived = split_into_arrays(self.codec.decode(sent, model, names), model, names)
             site.state |= {LOST + name: np.asarray(update[name] - arrived[name]) for name in names}
         whole = {name: value for name, value in reply.arrays.items() if name not in update}
         return Reply(whole | sent, reply.extras, reply.metrics, reply.n)
 
 
-def fits(model: Arrays, arrays: Arrays) -> bool:
+def is_full_update(model: Arrays, arrays: Arrays) -> bool:
     """Whether these are an update of the model, array by array: no rows of it, nothing left out."""
     return arrays.keys() == model.keys() and all(
         isinstance(value, ARRAY) and value.shape == model[name].shape and value.dtype == model[name].dtype

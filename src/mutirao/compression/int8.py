@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mutirao.compression.codec import Line, Malformed, take, width
-from mutirao.compression.methods import Shorter
+from mutirao.compression.codec import Malformed, Vector, take, width
+from mutirao.compression.methods import CodecCompression
 from mutirao.core.arrays import Arrays
 
 CODES, SCALES = "int8@codes", "int8@scales"
@@ -14,7 +14,7 @@ LEVELS = 127  # on either side of 0
 
 
 @dataclass(frozen=True)
-class Int8(Shorter):
+class Int8(CodecCompression):
     """C(u) = s round(u / s) with s = max|u| / 127 of each array.
 
     With rounding=stochastic floor(u / s + r), r uniform in [0, 1): right on average (QSGD: Alistarh, Grubic, Li,
@@ -46,7 +46,7 @@ class Int8(Shorter):
             codes.append(self.quantise(line, float(scales[i]), draw))
         return {CODES: np.concatenate(codes), SCALES: scales}
 
-    def quantise(self, line: Line, scale: float, draw: np.random.Generator) -> Line:
+    def quantise(self, line: Vector, scale: float, draw: np.random.Generator) -> Vector:
         """The level of each number."""
         if not scale:  # all are 0, or too small for their type
             return np.zeros(line.size, np.int8)
@@ -54,7 +54,7 @@ class Int8(Shorter):
         steps = np.rint(steps) if self.rounding == "nearest" else np.floor(steps + draw.random(line.size))
         return np.clip(steps, -LEVELS, LEVELS).astype(np.int8)
 
-    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Line:
+    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
         """Level times scale."""
         sizes = [like[name].size for name in names]
         codes = take(sent, CODES, np.int8, sum(sizes))

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mutirao.compression.codec import Codec
-from mutirao.compression.decoding_fleet import Decoding
-from mutirao.compression.encoding_handler import Compressed
+from mutirao.compression.decoding_fleet import DecodingFleet
+from mutirao.compression.encoding_handler import EncodingHandler
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError
 
 
-class Compress:
+class Compression:
     """As it is, updates travel whole."""
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
@@ -27,26 +27,26 @@ class Compress:
 
 
 @dataclass(frozen=True)
-class Whole(Compress):
+class NoCompression(Compression):
     """No compression: updates travel whole.
 
     >>> from mutirao.compression import compress_of
     >>> from mutirao.config import Common, resolve
     >>> compress_of(resolve(Common, {}))  # by default
-    Whole()
+    NoCompression()
     """
 
 
-class Shorter(Codec, Compress):
+class CodecCompression(Codec, Compression):
     """Updates leave encoded, and are decoded before the server looks at them."""
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler whose updates leave encoded."""
-        return Compressed(handler, self)
+        return EncodingHandler(handler, self)
 
     def at_server(self, fleet: Fleet) -> Fleet:
         """The fleet whose encoded replies come out decoded."""
-        return Decoding(fleet, self)
+        return DecodingFleet(fleet, self)
 
     def check(self, config: Any) -> None:
         """Refuse sums for which all numbers must travel, and a reference that sends nothing."""

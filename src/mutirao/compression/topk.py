@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.compression.codec import Line, Malformed, in_line, take, width
-from mutirao.compression.methods import Shorter
+from mutirao.compression.codec import Malformed, Vector, concatenate_arrays, take, width
+from mutirao.compression.methods import CodecCompression
 from mutirao.core.arrays import Array, Arrays
 
 WHERE, VALUES = "topk@where", "topk@values"
@@ -16,7 +16,7 @@ Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class TopK(Shorter):
+class TopK(CodecCompression):
     """The share of an update's numbers with the largest |u_i| over the whole model travels, the rest counts as 0.
 
     Of equal ones the first. Where they stand travels as numbers or as a mask of bits, whichever is shorter. Aji and
@@ -43,11 +43,11 @@ class TopK(Shorter):
 
     def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:
         """The largest numbers, and where they stand."""
-        line = in_line(update, names)
+        line = concatenate_arrays(update, names)
         places = largest(np.abs(line), self.count(line.size))
         return {WHERE: write_places(places, line.size), VALUES: line[places]}
 
-    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Line:
+    def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
         """A line of zeros but for what was sent."""
         size = sum(like[name].size for name in names)
         count = self.count(size)
@@ -59,7 +59,7 @@ class TopK(Shorter):
         return line
 
 
-def largest(sizes: Line, count: int) -> Places:
+def largest(sizes: Vector, count: int) -> Places:
     """Where the `count` largest stand, in rising order; of equal ones the first, on every machine."""
     least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
     above = np.flatnonzero(sizes > least)

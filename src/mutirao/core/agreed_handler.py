@@ -4,8 +4,18 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from mutirao.core.agreement import AGREE, AGREED, COUNTS, PROFILE, VERSIONS, agreed_of, as_extra, digest_of, hold_agreed
-from mutirao.core.agreement import in_extras as content_of
+from mutirao.core.agreement import (
+    AGREE,
+    AGREED,
+    COUNTS,
+    PROFILE,
+    VERSIONS,
+    agreed_of,
+    bytes_to_extra,
+    check_agreed,
+    digest_of,
+)
+from mutirao.core.agreement import bytes_from_extra as content_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.parts import AnyHandler, as_handler
@@ -20,7 +30,7 @@ def own_digests(agreed: Mapping[str, str], request: Request) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Sworn:
+class AgreedHandler:
     """A handler that answers `agree`, and refuses whatever builds on something else than what the site has.
 
     `agreed` is what a request must speak of; of the `basis`, such as a set that is dealt to all, it may say nothing.
@@ -35,7 +45,7 @@ class Sworn:
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer of the handler, which need not know of agreements."""
         held = {**self.agreed, **agreed_of(site.data)}
-        hold_agreed(
+        check_agreed(
             request.config,
             own_digests({**self.basis(), **held}, request),
             () if request.do == PROFILE else held.keys(),
@@ -53,4 +63,6 @@ class Sworn:
         counted = getattr(site.data, "counts", None)
         if self.tells and callable(counted) and (counts := counted()):
             told[COUNTS] = counts
-        return {k: v for name, facts in told.items() for k, v in as_extra(name, json.dumps(facts).encode()).items()}
+        return {
+            k: v for name, facts in told.items() for k, v in bytes_to_extra(name, json.dumps(facts).encode()).items()
+        }

@@ -47,16 +47,16 @@ HINTS = {
 Join = Callable[[Mapping[ClientId, Reply]], bytes]  # what all agree on, from what each told; the order must not matter
 
 
-def tell_agreed(agreed: Mapping[str, str]) -> dict[str, Scalar]:
+def agreement_config(agreed: Mapping[str, str]) -> dict[str, Scalar]:
     """What a request says of it.
 
-    >>> tell_agreed({"frozen": "a1b2"})
+    >>> agreement_config({"frozen": "a1b2"})
     {'agreed.frozen': 'a1b2'}
     """
     return {f"{AGREED}{name}": digest for name, digest in agreed.items()}
 
 
-def hold_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Collection[str] = ()) -> None:
+def check_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Collection[str] = ()) -> None:
     """Refused, with its name, if the request speaks of something that this site has not, or has another of.
 
     Of what `must` be agreed on it has to speak.
@@ -82,27 +82,27 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def as_extra(name: str, content: bytes) -> Arrays:
+def bytes_to_extra(name: str, content: bytes) -> Arrays:
     """Bytes as they go along with a request or a reply."""
     return {name: np.frombuffer(content, np.uint8)}
 
 
-def in_extras(name: str, extras: Arrays) -> bytes:
+def bytes_from_extra(name: str, extras: Arrays) -> bytes:
     """The bytes of that name; empty if there are none."""
     found = extras.get(name)
     return found.tobytes() if found is not None and found.dtype == np.uint8 else b""
 
 
-def table_in(name: str, extras: Arrays) -> dict[str, Any]:
+def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
     """The table that a client tells as JSON; empty if there is none that can be read."""
     try:
-        found = json.loads(in_extras(name, extras)[:100_000] or b"{}")
+        found = json.loads(bytes_from_extra(name, extras)[:100_000] or b"{}")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-class Agreement(Wrapper):
+class AgreementFleet(Wrapper):
     """A fleet of those who agree: whoever is new to it is asked first, and every request carries what is agreed on.
 
     `told` are digests by name, `extras` what goes along besides. With `asks` False nobody is asked: clients of this
@@ -115,13 +115,15 @@ class Agreement(Wrapper):
         fleet: Fleet,
         told: Mapping[str, str],
         extras: Arrays | None = None,
-        about: Mapping[str, Scalar] | None = None,
-        asks: bool = True,
+        config: Mapping[str, Scalar] | None = None,
+        ask_clients: bool = True,
         spent: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(fleet)
-        self.names, self.told, self.extras = sorted(told), tell_agreed(told), dict(extras or {})
-        self.about, self.asks, self.spent = dict(about or {}), asks, spent
+        self.names, self.told, self.extras = sorted(told), agreement_config(told), dict(extras or {})
+        self.config = dict(config or {})
+        self.ask_clients = ask_clients
+        self.spent = spent
         self.asked: dict[ClientId, str] = {}  # who was asked since it came, and the key that it had
         self.refused: dict[ClientId, Failure] = {}  # who takes no part until it comes anew
         self.silent: set[ClientId] = set()  # who was away when asked, and is asked again after the round
@@ -134,7 +136,7 @@ class Agreement(Wrapper):
     def clients(self) -> list[ClientId]:
         """Who is there and agrees; the same list while nothing changed."""
         here = self.fleet.clients()
-        if not self.asks:
+        if not self.ask_clients:
             return here
         keys = self.fleet.keys()
         if here is not self._here or keys != self._keys:
@@ -151,7 +153,7 @@ class Agreement(Wrapper):
         """Send each request with what is agreed on; whoever refuses it for that takes no part from now on."""
         open_to = {c: r for c, r in requests.items() if c not in self.refused}
         answers = self._send(open_to)
-        if not self.asks:
+        if not self.ask_clients:
             return answers
         for client, why in answers.failures.items():
             if why.kind == "gone":
@@ -200,11 +202,11 @@ class Agreement(Wrapper):
         """Ask those who are new; those who may not answer, or differ, are named and left out."""
         self.refused = {c: why for c, why in self.refused.items() if c in self.asked}
         self.silent &= self.asked.keys()
-        request = Request(AGREE, {}, self.about)
+        request = Request(AGREE, {}, self.config)
         answers = sift(self._send(dict.fromkeys(new, request)), fault_of_extras)
         self.asked |= {c: keys.get(c, "") for c in new}
         for client, reply in answers.replies.items():
-            note_told(client, reply.extras)
+            log_client_report(client, reply.extras)
             if told := versions_in(reply.extras):
                 self._versions[client] = told
         for client, why in answers.failures.items():
@@ -246,17 +248,19 @@ def is_away(why: Failure) -> bool:
 
 def versions_in(extras: Arrays) -> dict[str, str]:
     """The versions of those packages that matter, as a client tells them."""
-    told = table_in(VERSIONS, extras)
+    told = json_from_extra(VERSIONS, extras)
     return {name: str(told[name])[:40] for name in versions() if name in told}
 
 
-def note_told(client: ClientId, extras: Arrays) -> None:
+def log_client_report(client: ClientId, extras: Arrays) -> None:
     """Say in the log what a client told when it agreed: counts, and other versions, for which nobody is refused."""
-    here, there = versions(), table_in(VERSIONS, extras)
+    here, there = versions(), json_from_extra(VERSIONS, extras)
     other = [f"{k} {str(there[k])[:20]!r} ({v} here)" for k, v in here.items() if v and there.get(k, v) != v]
     if other:
         log.warning("%s has other versions, so that results may not repeat bit for bit: %s", client, ", ".join(other))
-    counts = {str(k)[:40]: v for k, v in table_in(COUNTS, extras).items() if isinstance(v, int) and 0 <= v < MANY}
+    counts = {
+        str(k)[:40]: v for k, v in json_from_extra(COUNTS, extras).items() if isinstance(v, int) and 0 <= v < MANY
+    }
     if counts:
         shown = ", ".join(f"{name!r} {count}" for name, count in list(counts.items())[:20])
         log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it

@@ -22,7 +22,7 @@ JOINT = 50  # times the model: what replies are cut from may be so long to be lo
 SMALL = 10_000  # numbers; BLAS works on longer arrays with several threads
 
 
-def settle(values: Array, dtype: npt.DTypeLike) -> Array:
+def cast_to(values: Array, dtype: npt.DTypeLike) -> Array:
     """Bring float64 `values` back to `dtype`; integers are rounded to the nearest, halves to even."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
@@ -48,7 +48,7 @@ def weighted_mean(arrays: Mapping[str, Arrays], weights: Mapping[str, float]) ->
     if not clients or total <= 0:
         raise ValueError("a weighted mean needs at least one client with a positive weight")
     shares = [weights[c] / total for c in clients]
-    return {name: average([arrays[c][name] for c in clients], shares) for name in arrays[clients[0]]}
+    return {name: average_arrays([arrays[c][name] for c in clients], shares) for name in arrays[clients[0]]}
 
 
 def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -59,18 +59,18 @@ def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.fl
     return total
 
 
-def average(values: Sequence[Array], shares: Sequence[float]) -> Array:
+def average_arrays(values: Sequence[Array], shares: Sequence[float]) -> Array:
     """The blend in the type of the values; integers all agree on stay as they are, however large."""
     first = values[0]
     if first.dtype.kind in "iub" and all(np.array_equal(first, v) for v in values[1:]):
         return np.array(first)  # float64 would spoil ids and hashes above 2**53
-    return settle(blend(values, shares), first.dtype)
+    return cast_to(blend(values, shares), first.dtype)
 
 
 def each(f: Callable[..., Array], first: Arrays, *others: Arrays) -> Arrays:
     """Apply `f` name by name in float64 and bring the result back to the type of `first`."""
     wide = [{k: v.astype(np.float64) for k, v in a.items()} for a in (first, *others)]
-    return {k: settle(f(*(a[k] for a in wide)), first[k].dtype) for k in first}
+    return {k: cast_to(f(*(a[k] for a in wide)), first[k].dtype) for k in first}
 
 
 def mix(a: Arrays, b: Arrays, share: float) -> Arrays:

@@ -24,7 +24,9 @@ SIZE_CAP = 10.0  # times the median: no honest client of our recipes but recsys 
 GROWTH = 2  # times the samples a client first declared, if that is above the median
 FEWEST = 3  # replies among which a median means something
 LONGEST = 1000.0  # times the median length of the updates of a round
-REACH = 10.0  # times the length of the model, below which no update is absurd: a median may be next to nothing
+LONGEST_BY_MODEL = (
+    10.0  # times the length of the model, below which no update is absurd: a median may be next to nothing
+)
 ALONE = 1e6  # times the length of the model, for so few replies that there is no median
 
 
@@ -64,7 +66,7 @@ def faults_of_length(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict
     """
     length = math.sqrt(square(current))
     few = len(replies) < FEWEST
-    least = ALONE * max(length, math.sqrt(sum(v.size for v in current.values()))) if few else REACH * length
+    least = ALONE * max(length, math.sqrt(sum(v.size for v in current.values()))) if few else LONGEST_BY_MODEL * length
     reach = least - 1.01 * length  # squares are summed up in the type of the array, with its rounding
     models = [r.arrays for r in replies.values()]
     if joint_square(current, models) <= reach * reach or not any(s > reach * reach for s in squares(models)):

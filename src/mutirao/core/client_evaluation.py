@@ -54,7 +54,9 @@ def across_clients(
     return {k: v for name, values in told.items() for k, v in summarise(name, values, ways[name]).items()}
 
 
-def join_judgements(fleet: Fleet, run: Run, metrics: Collection[str], size_cap: float = SIZE_CAP) -> dict[str, float]:
+def weighted_client_metrics(
+    fleet: Fleet, run: Run, metrics: Collection[str], size_cap: float = SIZE_CAP
+) -> dict[str, float]:
     """The current model as its clients judge it on their own test data, where the server has none.
 
     Means weighted by samples, of squares for `rmse`: of accuracy, losses and errors that is the figure of all test data

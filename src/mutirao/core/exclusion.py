@@ -8,7 +8,7 @@ from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.errors import ConfigError
 
 
-def names_in(text: str) -> frozenset[ClientId]:
+def parse_names(text: str) -> frozenset[ClientId]:
     """The clients that a setting such as `exclude` names, separated by commas."""
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 

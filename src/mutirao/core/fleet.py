@@ -177,7 +177,7 @@ class Fleet:
         if states:
             log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
 
-    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+    def use_state_store(self, states: MutableMapping[ClientId, Arrays]) -> None:
         """Keep the states of simulated sites there from now on; what holds many of them is no part of a `snapshot`."""
 
     def trail(self, where: Where) -> None:
@@ -249,9 +249,9 @@ class Wrapper(Fleet):
         """Bring them back."""
         self.fleet.restore(states)
 
-    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+    def use_state_store(self, states: MutableMapping[ClientId, Arrays]) -> None:
         """Tell the fleet where to keep them."""
-        self.fleet.lodge(states)
+        self.fleet.use_state_store(states)
 
     def trail(self, where: Where) -> None:
         """Pass the server's trail on."""

@@ -21,15 +21,16 @@ from mutirao.core.parts import (
     as_filter,
     as_selector,
     names_of,
-    tell,
+    request_config,
 )
 from mutirao.core.records import Row
 from mutirao.core.roster import Roster
-from mutirao.core.sparse_rows import whole_replies
+from mutirao.core.sparse_rows import dense_replies
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 
-Told = Mapping[str, Scalar] | Callable[[int], Mapping[str, Scalar]]  # what clients are told, maybe round by round
+# What clients are sent besides what the parts need, maybe round by round.
+ClientConfig = Mapping[str, Scalar] | Callable[[int], Mapping[str, Scalar]]
 
 
 @dataclass
@@ -58,13 +59,13 @@ class Cohort:
     """One model and who trains it, how they are selected, and how their replies are screened and joined.
 
     A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
-    everybody. Clients are told `tell`, or what that gives for the round, besides what the parts need; `address` makes
+    everybody. Clients are sent `config`, or what that gives for the round, besides what the parts need; `address` makes
     each client's own request of the common one. A client counts for at most `size_cap` times the median samples (0: for
     as many as it says). `metrics` are those that clients may tell; None: any that most of them do.
 
     >>> from mutirao.aggregation import FedAvg
     >>> from mutirao.selection import AoIU
-    >>> sorted(Cohort(AoIU(5), FedAvg()).needs)  # what the clients will be asked to tell
+    >>> sorted(Cohort(AoIU(5), FedAvg()).needs)  # what the clients will be asked to report
     ['config:probe_samples=100', 'metrics:entropy']
     """
 
@@ -74,7 +75,7 @@ class Cohort:
         aggregate: AnyAggregator,
         *,
         filters: Sequence[AnyFilter] = (),
-        tell: Told | None = None,
+        config: ClientConfig | None = None,
         name: str = "",
         members: Collection[ClientId] | None = None,
         address: Callable[[ClientId, Request], Request] | None = None,
@@ -82,7 +83,8 @@ class Cohort:
         metrics: Collection[str] | None = None,
     ) -> None:
         self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
-        self.filters, self.tell = [as_filter(part) for part in filters], tell if callable(tell) else dict(tell or {})
+        self.filters = [as_filter(part) for part in filters]
+        self.config = config if callable(config) else dict(config or {})
         self.name, self.members, self.address = name, members, address
         self.size_cap, self.metrics = size_cap, metrics
 
@@ -94,7 +96,7 @@ class Cohort:
     @property
     def needs(self) -> set[str]:
         """What its parts need of the clients, and what they are to send besides."""
-        told = {} if callable(self.tell) else self.tell
+        told = {} if callable(self.config) else self.config
         besides = {f"extras:{name}" for name in str(told.get("extras", "")).split(",") if name}
         return besides.union(*(part.needs for part in self.parts))
 
@@ -111,16 +113,16 @@ class Cohort:
         if self.members is None:
             return roster
         present = np.zeros(len(roster), np.bool_)
-        rows = [roster.row(c) for c in self.members if roster.knows(c)]
+        rows = [roster.row(c) for c in self.members if c in roster]
         present[rows] = roster.present[rows]
         return replace(roster, present=present)
 
     def request(self, run: Run, do: str, *kinds: str) -> Request:
         """What its clients are asked to do, with the settings that make them tell the needs of these kinds."""
-        said = self.tell(run.round + 1) if callable(self.tell) else self.tell
-        if callable(self.tell) and "extras" in said:
-            raise ConfigError("tell: what clients send besides is the same in every round; name extras in a mapping")
-        told = {k: v for k, v in said.items() if k != "extras"} | tell(self.needs, *kinds)
+        said = self.config(run.round + 1) if callable(self.config) else self.config
+        if callable(self.config) and "extras" in said:
+            raise ConfigError("config: what clients send besides is the same in every round; name extras in a mapping")
+        told = {k: v for k, v in said.items() if k != "extras"} | request_config(self.needs, *kinds)
         config = {"seed": run.seed, "round": run.round + 1, **told}
         return Request(do, part_of(run.arrays, self.name), config)
 
@@ -135,7 +137,7 @@ class Cohort:
         """Pass the replies through each filter in turn; say whom they dropped and why."""
         rejected: dict[ClientId, str] = {}
         if self.filters or "replies:rows" not in self.aggregate.needs:
-            replies = whole_replies(current, replies)
+            replies = dense_replies(current, replies)
         for keep in self.filters:
             past = (memory,) if "replies:memory" in keep.needs else ()
             replies, dropped = keep(current, replies, *past)
@@ -156,7 +158,7 @@ def remind(roster: Roster, client: ClientId, request: Request) -> Request:
 
 
 @dataclass(frozen=True)
-class Try:
+class Attempt:
     """How a cohort fared when it was asked: whom it selected, what they answered, and which replies count."""
 
     cohort: Cohort

@@ -11,7 +11,7 @@ from mutirao.errors import Refused
 ANY = sys.float_info.max
 CORRECTIONS = ("scaffold1", "scaffold2", "feddyn")  # what corrects a client's steps: see `mutirao.training.corrections`
 # What the server may tell a client to train by, the type it must have, and the most that is taken.
-TOLD: dict[str, tuple[type, float]] = {
+HYPERPARAMETERS: dict[str, tuple[type, float]] = {
     "lr": (float, ANY),
     "epochs": (int, 10_000),
     "batch_size": (int, 1 << 24),
@@ -24,21 +24,21 @@ BY_METHODS = ("mu", "correct")  # of these what no setting of a recipe says: a m
 ABOUT = frozenset({"seed", "round", "extras", "probe_samples"})  # what else a request may say
 
 
-def read_told(config: Mapping[str, Scalar], known: Iterable[str] = TOLD) -> dict[str, Any]:
+def read_hyperparameters(config: Mapping[str, Scalar], known: Iterable[str] = HYPERPARAMETERS) -> dict[str, Any]:
     """What a request tells a client to train by; Refused, by name, is what is unknown here or cannot be."""
     told: dict[str, Any] = {}
     for key, value in config.items():
         if key in known:
-            told[key] = check_told(key, value)
+            told[key] = check_hyperparameter(key, value)
         elif key not in ABOUT and not key.startswith(AGREED):
             right = ", ".join(sorted(known)) or "nothing"
             raise Refused(f"told.{key[:80]}", f"nothing here is set by that; what can be told is {right}")
     return told
 
 
-def check_told(key: str, value: Any) -> Any:
+def check_hyperparameter(key: str, value: Any) -> Any:
     """A value that was told, as its type; Refused if it is of another, or out of range."""
-    kind, most = TOLD[key]
+    kind, most = HYPERPARAMETERS[key]
     if kind is str:
         if value not in CORRECTIONS:
             raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be one of {', '.join(CORRECTIONS)}")

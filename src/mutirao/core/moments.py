@@ -84,7 +84,7 @@ def combine_moments(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
     return mean, np.where(std > CONSTANT * np.abs(mean), std, 1.0)
 
 
-def hold_moments(told: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CAP) -> list[Arrays]:
+def bound_moments(told: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CAP) -> list[Arrays]:
     """Moments that one client cannot bend: one far from the others counts for nothing, a huge one for as much as any.
 
     Far: a mean or deviation `far` times the scale of the others, median deviation + median |mean - median|. The count

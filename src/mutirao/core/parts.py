@@ -133,7 +133,7 @@ class Selector(Protocol):
         return frozenset()
 
     @property
-    def may_be_nobody(self) -> bool:
+    def may_be_empty(self) -> bool:
         """Whether it may select no client at all, as Poisson sampling does now and then."""
         return False
 
@@ -220,7 +220,7 @@ class Filter(Protocol):
 Kind = TypeVar("Kind")
 
 
-class Completed:
+class WithDefaults:
     """A part with all that its kind may say of itself: its own words, and the kind's defaults for the rest."""
 
     def __init__(self, part: Any, kind: type) -> None:
@@ -238,29 +238,29 @@ class Completed:
         return repr(self.part)
 
 
-def complete(part: Any, kind: type[Kind]) -> Kind:
+def with_defaults(part: Any, kind: type[Kind]) -> Kind:
     """Anything that can be called like a part of that kind, as one: the only place where hooks are looked for."""
-    return cast("Kind", part if isinstance(part, Completed) else Completed(part, kind))
+    return cast("Kind", part if isinstance(part, WithDefaults) else WithDefaults(part, kind))
 
 
 def as_handler(part: AnyHandler) -> Handler:
     """A handler with all a fleet may want of it."""
-    return complete(part, Handler)  # type: ignore[type-abstract]
+    return with_defaults(part, Handler)  # type: ignore[type-abstract]
 
 
 def as_selector(part: AnySelector) -> Selector:
     """A selector with all a round may want of it."""
-    return complete(part, Selector)  # type: ignore[type-abstract]
+    return with_defaults(part, Selector)  # type: ignore[type-abstract]
 
 
 def as_aggregator(part: AnyAggregator) -> Aggregator:
     """An aggregator with all a round may want of it."""
-    return complete(part, Aggregator)  # type: ignore[type-abstract]
+    return with_defaults(part, Aggregator)  # type: ignore[type-abstract]
 
 
 def as_filter(part: AnyFilter) -> Filter:
     """A filter with all a round may want of it."""
-    return complete(part, Filter)  # type: ignore[type-abstract]
+    return with_defaults(part, Filter)  # type: ignore[type-abstract]
 
 
 def names_of(needs: Iterable[str], kind: str) -> set[str]:
@@ -268,7 +268,7 @@ def names_of(needs: Iterable[str], kind: str) -> set[str]:
     return {need.partition(":")[2] for need in needs if need.startswith(f"{kind}:")}
 
 
-def tell(needs: Iterable[str], *kinds: str) -> dict[str, Scalar]:
+def request_config(needs: Iterable[str], *kinds: str) -> dict[str, Scalar]:
     """What a request says so that its reply holds what is needed: settings, and the names of the given kinds."""
     needs = frozenset(needs)
     config: dict[str, Scalar] = {}

@@ -71,7 +71,7 @@ class Roster:
         """The row of a client; KeyError for a stranger."""
         return self._index[client]
 
-    def knows(self, client: ClientId) -> bool:
+    def __contains__(self, client: object) -> bool:
         """Whether the client has a row."""
         return client in self._index
 

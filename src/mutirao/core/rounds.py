@@ -16,9 +16,9 @@ import numpy as np
 from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
 from mutirao.core.bounds import SIZE_CAP, faults_of_length
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
+from mutirao.core.group import Attempt, ClientConfig
 from mutirao.core.group import Cohort as Cohort
 from mutirao.core.group import Run as Run
-from mutirao.core.group import Told, Try
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
 from mutirao.core.records import Round as Round
 from mutirao.core.records import Row, reasons, who_is_lost
@@ -62,10 +62,10 @@ def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patienc
     down = up = 0
     probes: Row = {}
     rows: list[Row] = []
-    tries: dict[str, Try] = {}  # the last of each cohort
+    tries: dict[str, Attempt] = {}  # the last of each cohort
     pending = list(cohorts)
     for attempt in range(1, patience.tries + 1):
-        gather(run.roster, fleet, patience.min_replies or 1 if len(cohorts) == 1 else 1, patience)
+        wait_for_clients(run.roster, fleet, patience.min_replies or 1 if len(cohorts) == 1 else 1, patience)
         pending = [cohort for cohort in pending if not cohort.name or cohort.roster(run.roster).present.any()]
         cost, sent, got = probe(run, fleet, pending, attempt)
         probes = {k: v + probes.get(k, 0) for k, v in cost.items()} or probes
@@ -134,7 +134,7 @@ def train(
     aggregate: AnyAggregator,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
-    tell: Told | None = None,
+    config: ClientConfig | None = None,
     filters: Sequence[AnyFilter] = (),
     patience: Patience | None = None,
     expect: int = 1,
@@ -143,7 +143,7 @@ def train(
 ) -> Iterator[Round]:
     """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on.
 
-    Clients are told `tell`, such as {"lr": 0.01}, or what that gives for the round.
+    Clients are sent `config`, such as {"lr": 0.01}, or what that gives for the round.
 
     >>> import numpy as np
     >>> from mutirao import LocalFleet, Reply
@@ -157,9 +157,9 @@ def train(
     [2.0, 3.0, 3.5]
     """
     patience = patience or Patience()
-    everybody = Cohort(select, aggregate, filters=filters, tell=tell, size_cap=size_cap, metrics=metrics)
+    everybody = Cohort(select, aggregate, filters=filters, config=config, size_cap=size_cap, metrics=metrics)
     check_vectors(everybody.needs, run.arrays)
-    begin(run, fleet, expect, patience)
+    start_run(run, fleet, expect, patience)
     while run.round < rounds:
         done = step(run, fleet, [everybody], patience=patience)
         if evaluate is not None and (run.round % evaluate_every == 0 or run.round == rounds):
@@ -169,14 +169,14 @@ def train(
         yield done
 
 
-def begin(run: Run, fleet: Fleet, expect: int, patience: Patience) -> None:
+def start_run(run: Run, fleet: Fleet, expect: int, patience: Patience) -> None:
     """Give simulated sites back the states that were saved with the run, and wait for the clients."""
     if run.sites:
         fleet.restore(run.sites)
-    gather(run.roster, fleet, expect, patience)
+    wait_for_clients(run.roster, fleet, expect, patience)
 
 
-def gather(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> None:
+def wait_for_clients(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> None:
     """Bring the roster up to date, waiting a bounded time until `needed` clients are present."""
     deadline, said = time.monotonic() + patience.wait, False
     while len(here := fleet.clients()) < needed:
@@ -237,7 +237,7 @@ def select_from(
     """Ask a selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
     past = (memory,) if "replies:memory" in select.needs else ()
     chosen = select(roster, number, draw, *past)
-    if not chosen and not select.may_be_nobody:
+    if not chosen and not select.may_be_empty:
         raise ConfigError(f"{select!r} selected no client in round {number}")
     return check_choice(select, chosen, roster)
 
@@ -245,7 +245,7 @@ def select_from(
 def check_choice(select: Selector, chosen: list[ClientId], roster: Roster) -> list[ClientId]:
     """Refuse, by name, a stranger, someone absent, someone twice."""
     for client in chosen:
-        if not roster.knows(client):
+        if client not in roster:
             raise ConfigError(f"{select!r} selected {client!r}, whom nobody knows")
         if not roster.present[roster.row(client)]:
             raise ConfigError(f"{select!r} selected {client!r}, who is absent")
@@ -266,7 +266,7 @@ def who_came(chosen: list[ClientId], answers: Answers, awaited: Collection[Clien
 
 def sort_out(
     run: Run, cohort: Cohort, attempt: int, chosen: list[ClientId], answers: Answers, patience: Patience
-) -> Try:
+) -> Attempt:
     """Check and screen what the clients of one cohort have answered."""
     if cohort.name:
         mine = set(chosen)
@@ -282,10 +282,10 @@ def sort_out(
     if patience.min_replies and usable > len(chosen) and not cohort.name:
         raise ConfigError(f"min_replies is {usable}, but only {len(chosen)} clients are selected a round")
     half = (len(chosen) + 1) // 2 if patience.min_replies is None else 0  # none if nobody was selected
-    return Try(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half, noted)
+    return Attempt(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half, noted)
 
 
-def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Row]) -> Exception:
+def trouble(number: int, patience: Patience, tries: Sequence[Attempt], rows: list[Row]) -> Exception:
     """Why no model could be made in this round."""
     lost = [failure for made in tries for failure in made.answers.failures.values()]
     if 2 * sum(f.kind == "not_finite" for f in lost) > sum(len(made.chosen) for made in tries):
@@ -300,7 +300,7 @@ def trouble(number: int, patience: Patience, tries: Sequence[Try], rows: list[Ro
     )
 
 
-def merge(run: Run, made: Try, memory: Arrays) -> Merged:
+def merge(run: Run, made: Attempt, memory: Arrays) -> Merged:
     """Join the replies of a cohort; what the aggregator gives is checked as a reply is, and it is named."""
     cohort, current = made.cohort, part_of(run.arrays, made.cohort.name)
     own = part_of(memory, cohort.name)
@@ -316,7 +316,7 @@ def merge(run: Run, made: Try, memory: Arrays) -> Merged:
     return merged
 
 
-def findings(run: Run, made: Try, merged: Merged) -> dict[ClientId, dict[str, float]]:
+def findings(run: Run, made: Attempt, merged: Merged) -> dict[ClientId, dict[str, float]]:
     """What is known of each client after the round: what it told, what the replies show and what the method found."""
     current, wanted = part_of(run.arrays, made.cohort.name), names_of(made.cohort.needs, "replies") & MEASURES.keys()
     seen = {c: dict[str, float]() for c in made.replies}
@@ -328,14 +328,14 @@ def findings(run: Run, made: Try, merged: Merged) -> dict[ClientId, dict[str, fl
     return {c: r.metrics | seen[c] | merged.figures.get(c, {}) for c, r in made.replies.items()}
 
 
-def keep_vectors(run: Run, made: Try) -> None:
+def keep_vectors(run: Run, made: Attempt) -> None:
     """Put into the roster the vectors that the cohort's parts go by; before the model moves on."""
     current = part_of(run.arrays, made.cohort.name)
     for kind, found in vectors_of(made.cohort.needs, current, made.replies, run.seed).items():
         run.roster.keep(kind, found)
 
 
-def rows_of(run: Run, made: Try, alone: bool) -> list[Row]:
+def rows_of(run: Run, made: Attempt, alone: bool) -> list[Row]:
     """One line for each client selected; who is lost is also said in the log."""
     number, replies, last = run.round + 1, made.answers.replies, run.roster.last_selected
     for line in who_is_lost(made.answers.failures | dict(made.rejected)):

@@ -44,7 +44,7 @@ def faults_of_order(name: str, rows: Mapping[ClientId, Array], mine: Array) -> d
     return {names[i]: wrong for i in whose.tolist()}
 
 
-def whole(current: Arrays, arrays: Arrays) -> Arrays:
+def to_dense(current: Arrays, arrays: Arrays) -> Arrays:
     """The arrays a reply stands for: rows that did not travel are as in the current model."""
     if not any(name.endswith(ROWS) for name in arrays):
         return arrays
@@ -57,7 +57,7 @@ def whole(current: Arrays, arrays: Arrays) -> Arrays:
     return full
 
 
-def spread(arrays: Arrays) -> Arrays:
+def expand_rows(arrays: Arrays) -> Arrays:
     """The arrays sent, tables of which rows came made whole, 0 elsewhere; ValueError if that cannot be."""
     tables = [name.removesuffix(OF) for name in arrays if name.endswith(OF)]
     full = {k: v for k, v in arrays.items() if not k.endswith((ROWS, OF))} if tables else arrays
@@ -74,13 +74,13 @@ def spread(arrays: Arrays) -> Arrays:
     return full
 
 
-def whole_replies(current: Arrays, replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+def dense_replies(current: Arrays, replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
     """Replies with their arrays made whole; those that are stay as they are."""
-    made = {c: whole(current, r.arrays) for c, r in replies.items()}
+    made = {c: to_dense(current, r.arrays) for c, r in replies.items()}
     return {c: r if made[c] is r.arrays else Reply(made[c], r.extras, r.metrics, r.n) for c, r in replies.items()}
 
 
-def one_table(slices: Sequence[Array]) -> Array:
+def concatenate_rows(slices: Sequence[Array]) -> Array:
     """The slices below each other; those of a round mostly lie so already, cut from one array, and are not copied."""
     base = slices[0].base
     if isinstance(base, np.ndarray) and base.dtype == slices[0].dtype:

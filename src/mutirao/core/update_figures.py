@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays, flat
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import names_of
-from mutirao.core.sparse_rows import whole
+from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 
@@ -49,7 +49,7 @@ def bias_in(arrays: Arrays, which: str) -> str:
 def moves_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> Floats:
     """How each client moved the model, x_k - x, a row each."""
     here = flat(current)
-    return np.array([held(flat(whole(current, reply.arrays)) - here) for reply in replies.values()])
+    return np.array([held(flat(to_dense(current, reply.arrays)) - here) for reply in replies.values()])
 
 
 def lengths(moves: Floats) -> Floats:
@@ -80,7 +80,7 @@ def vectors_of(
     out: dict[str, dict[ClientId, Floats]] = {}
     for which in wanted_biases(needs):  # mostly none: replies of a few rows are not made whole for nothing
         name = bias_in(current, which)
-        ends = {c: whole(current, reply.arrays)[name].astype(np.float64) for c, reply in replies.items()}
+        ends = {c: to_dense(current, reply.arrays)[name].astype(np.float64) for c, reply in replies.items()}
         out["bias"] = {c: held(end - current[name]) for c, end in ends.items()}
     if "replies:sketch" in needs:
         moves = moves_of(current, replies)

@@ -18,7 +18,7 @@ from mutirao.config import one_line
 from mutirao.datasets.class_folders import ENDINGS, Pictures, look_at, read_content
 from mutirao.datasets.image_files import UnreadableError, cache_home, picture
 from mutirao.errors import ConfigError
-from mutirao.io import read_table, read_text, write_whole
+from mutirao.io import read_csv, read_text, write_whole
 
 SIPAKMED = ("im_Dyskeratotic", "im_Koilocytotic", "im_Metaplastic", "im_Parabasal", "im_Superficial-Intermediate")
 LBC = (
@@ -120,7 +120,7 @@ def cric_images(table: Path, content: str) -> Iterator[tuple[int, str, list[tupl
                 yield int(image["image_id"]), str(name), [cric_cell(c) for c in image["classifications"]]
             return
         grouped: dict[tuple[int, str], list[tuple[int, str, int, int]]] = {}
-        for row in read_table(table):
+        for row in read_csv(table):
             grouped.setdefault((int(row["image_id"]), row["image_filename"]), []).append(cric_cell(row))
         for (number, name), cells in grouped.items():
             yield number, name, cells
@@ -159,7 +159,7 @@ def read_hicervix(root: Path) -> list[Cell]:
     cells: list[Cell] = []
     for split in SPLITS:
         table = root / f"{split}.csv"
-        for at, row in enumerate(read_table(table), 2):
+        for at, row in enumerate(read_csv(table), 2):
             name, label = row.get("image_name", ""), row.get("class_name", "")
             if not name or not label:
                 raise ConfigError(f"{table}, line {at}: image_name and class_name are needed")
@@ -171,7 +171,7 @@ def read_hicervix(root: Path) -> list[Cell]:
 def holds_hicervix(root: Path) -> bool:
     """Whether the three tables of HiCervix are there, with its columns."""
     tables = [root / f"{split}.csv" for split in SPLITS]
-    first = next(iter(read_table(tables[0])), {}) if all(t.is_file() for t in tables) else {}
+    first = next(iter(read_csv(tables[0])), {}) if all(t.is_file() for t in tables) else {}
     return {"image_name", "class_name"} <= first.keys()
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.errors import ConfigError
-from mutirao.io import read_table
+from mutirao.io import read_csv
 
 log = logging.getLogger("mutirao")
 
@@ -139,7 +139,7 @@ def tiles_in(slide: Path) -> list[Path]:
     table = slide / "tiles.csv"
     if not table.exists():
         return pictures_in(slide)
-    rows = read_table(table)
+    rows = read_csv(table)
     if rows and not {"tile", "kept"} <= set(rows[0]):
         raise ConfigError(f"{table} must have columns 'tile' and 'kept', as mutirao slides tile writes it")
     return sorted(slide / "tiles" / row["tile"] for row in rows if row["kept"] == "1")
@@ -203,7 +203,7 @@ def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[
 
 def origin_table(path: Path) -> dict[str, tuple[str, str]]:
     """A table of files with their slides and laboratories."""
-    rows = read_table(path)
+    rows = read_csv(path)
     if not rows or not {"file", "slide"} <= set(rows[0]):
         raise ConfigError(f"{path} must have columns 'file' and 'slide', and may have 'laboratory'")
     return {r["file"]: (r["slide"] or "", r.get("laboratory") or "") for r in rows}

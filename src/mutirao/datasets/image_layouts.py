@@ -16,7 +16,7 @@ import numpy as np
 from mutirao.datasets.cervical import find_published, read_published
 from mutirao.datasets.class_folders import Pictures, Rows, agree, look_at, origins, read_pictures, refuse_shared
 from mutirao.errors import ConfigError
-from mutirao.io import read_table
+from mutirao.io import read_csv
 
 log = logging.getLogger("mutirao")
 
@@ -41,7 +41,7 @@ def clients_in(root: Path) -> list[Path]:
 
 def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> Pictures:
     """The pictures that a table names; files are looked for beside it. `laboratories` are its clients."""
-    rows = read_table(path)
+    rows = read_csv(path)
     if not rows or not {"file", "label"} <= set(rows[0]):
         raise ConfigError(f"{path} must have columns 'file' and 'label'; right would be {TABLE}")
     for at, row in enumerate(rows, 1):

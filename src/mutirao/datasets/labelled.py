@@ -25,7 +25,7 @@ from mutirao.datasets.image_layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
 from mutirao.datasets.locations import find_data, find_named
 from mutirao.errors import ConfigError
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.registry import check_module, is_dotted
 
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough to learn from, soon done
@@ -226,7 +226,7 @@ def read_classes(path: Path, seed: int, side: int = SIDE) -> Labelled:
         x = np.concatenate([thumbnails(part.files, side) for part in parts.values()])
         y = np.concatenate([part.labels for part in parts.values()])
         return Labelled(x, y, thumbnails(test.files, side), test.labels, test.classes, users)
-    train, test = read_both(path, "", SHARE, number(seed, 0, "test split"))
+    train, test = read_both(path, "", SHARE, derive_seed(seed, 0, "test split"))
     count_classes(str(path), train.labels, test.labels)
     return Labelled(
         *(thumbnails(train.files, side), train.labels, thumbnails(test.files, side), test.labels, train.classes),

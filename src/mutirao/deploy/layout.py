@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import coerce, lines, nearest, quote, read
+from mutirao.config import coerce, nearest, read_toml, toml_lines, toml_string
 from mutirao.errors import ConfigError
 from mutirao.io import write_whole
 
@@ -114,7 +114,7 @@ def load_place(folder: Path) -> Server | Node:
     path = folder / FILE
     if not path.is_file():
         raise ConfigError(f"{path} is not there; make the folder with: mutirao site init")
-    table = read(path)
+    table = read_toml(path)
     role = table.pop("role", None)
     if role not in ROLES:
         raise ConfigError(f'{path}: role is "server" or "site", not {role!r}')
@@ -142,9 +142,9 @@ def load_place(folder: Path) -> Server | Node:
 def save_place(place: Server | Node) -> None:
     """Write `site.toml`."""
     values = {f.name: getattr(place, f.name) for f in fields(place) if f.name not in ("folder", "hosts")}
-    text = [f'role = "{place.role}"', *lines(values)]
+    text = [f'role = "{place.role}"', *toml_lines(values)]
     if isinstance(place, Server):
-        text.append(f"hosts = [{', '.join(map(quote, place.hosts))}]")
+        text.append(f"hosts = [{', '.join(map(toml_string, place.hosts))}]")
     write_whole(place.folder / FILE, "\n".join(text) + "\n")
 
 

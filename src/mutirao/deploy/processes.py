@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import lines, quote
+from mutirao.config import toml_lines, toml_string
 from mutirao.deploy.keys import certificate_in, keep_secret, secret_in
 from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
 from mutirao.deploy.platforms import need_linux
@@ -247,7 +247,7 @@ def supernode_command(node: Node) -> list[str]:
     if data := load_policy(node.policy_file).settings.get("data"):
         told["data"] = str(data)
     config = node.flower_home / "node.toml"
-    write_whole(config, "\n".join(lines(told)) + "\n")
+    write_whole(config, "\n".join(toml_lines(told)) + "\n")
     return [
         *(sys.executable, "-m", "mutirao.deploy.site.supernode"),
         *("--superlink", node.superlink, "--root-certificates", str(node.ca)),
@@ -290,7 +290,7 @@ def open_inside(server: Server) -> None:
     for name in flwr_command.COMMANDS:
         words = [sys.executable, "-P", "-m", "mutirao.deploy.server.flwr_command", str(server.folder), name]
         write_command(server.commands, words, name)
-    here = f"address = {quote(server.here)}\nroot-certificates = {quote(str(server.ca))}\n"
+    here = f"address = {toml_string(server.here)}\nroot-certificates = {toml_string(str(server.ca))}\n"
     write_whole(server.flower_home / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{here}')
 
 

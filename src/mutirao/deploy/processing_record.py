@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.digests import fingerprint
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import failure_of
 from mutirao.deploy.policy.policy_templates import EXTRAS, METRICS, REQUESTS
 from mutirao.deploy.processing_texts import WORDS, Words
@@ -111,7 +111,7 @@ def withdrawals(folder: Path, exclude: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         told = {}
     last = {key: told.get(key) for key in WITHDRAWN} if isinstance(told, Mapping) and told else None
-    return {"excluded": len(names_in(exclude)), "last": last}
+    return {"excluded": len(parse_names(exclude)), "last": last}
 
 
 def write_record(facts: Mapping[str, Any], lang: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import quote
+from mutirao.config import toml_string
 from mutirao.deploy import keys
 from mutirao.deploy.compose import compose_text
 from mutirao.deploy.layout import FILE, PORT, Node, Server, save_place, server_in
@@ -55,7 +55,7 @@ def found_site(
     place = str(Path(data).expanduser().resolve()) if data else ""
     policy = fitting_policy(recipes, [*sets, *([("data", place)] if data else [])])
     if data:
-        policy = policy.replace(DATA_LINE, f"data = {quote(place)}", 1)
+        policy = policy.replace(DATA_LINE, f"data = {toml_string(place)}", 1)
     with making(node.folder):
         keys.write_node_key(node.key, node.public_key, client or name)
         if ca is not None:

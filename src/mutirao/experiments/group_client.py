@@ -22,7 +22,7 @@ from mutirao.clustering.signature_handler import SIGNS
 from mutirao.clustering.signatures import generator, hide, noise_of
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_of
-from mutirao.core.hyperparameters import check_told
+from mutirao.core.hyperparameters import check_hyperparameter
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
@@ -138,7 +138,7 @@ class Member:
         plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep", FIT_EPOCHS}}
         if request.do == "fit":  # from wherever the rate of rounds has gone to
             plain["lr"] = self.trainers(len(names)).lr
-            plain["epochs"] = check_told("epochs", request.config[FIT_EPOCHS])
+            plain["epochs"] = check_hyperparameter("epochs", request.config[FIT_EPOCHS])
         do = "train" if request.do in ("warm", "fit") else request.do
         return replace(request, do=do, config=plain), replace(site, data=samples)
 

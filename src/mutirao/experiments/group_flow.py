@@ -14,7 +14,7 @@ from mutirao.clustering.signature_handler import head_of
 from mutirao.clustering.signatures import noise_of
 from mutirao.compression import compress_of
 from mutirao.config import Part, build
-from mutirao.core.agreement import tell_agreed
+from mutirao.core.agreement import agreement_config
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_needs
@@ -30,7 +30,7 @@ from mutirao.experiments.simulated_parts import build_aggregate, build_screen, o
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.privacy.secure_aggregation.kinds import secure_of
 from mutirao.randomness import rng
-from mutirao.robustness.attacks import verdicts
+from mutirao.robustness.attacks import detection_rates
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
         inherit=inherit,
         size_cap=config.size_cap,
         metrics=task.told,
-        tell=tell_agreed(task.agreed),
+        tell=agreement_config(task.agreed),
         tune=tuning_of(config, task, parts),
     )
     expect = kind.founders or (1 if churns else len(task.population))
@@ -112,7 +112,7 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
         if config.screen.name != "none" and kind is not ANY:  # a simulation that knows who lies
-            done.row.update(verdicts(done.clients, kind.liars, run.history[:-1]))
+            done.row.update(detection_rates(done.clients, kind.liars, run.history[:-1]))
         if judge is not None and is_over(run, config.rounds):
             done.row.update(judge(run, calm, plan))
         yield done

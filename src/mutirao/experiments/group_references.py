@@ -27,7 +27,7 @@ from mutirao.clustering.plan import Plan
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Scalar
 from mutirao.core.records import Row
-from mutirao.core.rounds import Cohort, Run, gather, step
+from mutirao.core.rounds import Cohort, Run, step, wait_for_clients
 from mutirao.core.validation import sift
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 from mutirao.experiments.group_evaluation import fault_of_judgement, request_of
@@ -137,7 +137,7 @@ def train_one(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: 
     """FedAvg over all clients from the common first model: a run of its own, of which nothing else is kept."""
     share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
     other = Run(plan.model(plan.classes), seed=run.seed)
-    gather(other.roster, fleet, 1, plan.patience)
+    wait_for_clients(other.roster, fleet, 1, plan.patience)
     everybody = Cohort(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.metrics)
     for _ in range(settings.rounds):
         step(other, fleet, [everybody], patience=plan.patience)
@@ -156,7 +156,7 @@ def requests_of(
         tuned = Request("fit", own.arrays, {**own.config, **about, **once})
         common = tuned if one is None else Request("fit", one, {**about, **once})
         for client in members:
-            times = int(run.roster.replied[run.roster.row(client)]) if run.roster.knows(client) else 0
+            times = int(run.roster.replied[run.roster.row(client)]) if client in run.roster else 0
             out["groups"][client], out["groups_finetuned"][client] = own, tuned
             out["finetuned"][client] = common
             out["alone"][client] = Request("fit", fresh, {**about, **settings.effort(max(1, times))})

@@ -21,7 +21,7 @@ from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, traffic
 from mutirao.core.parts import Screened
 from mutirao.core.records import Round, reasons
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Cohort, Run, begin, gather, step
+from mutirao.core.rounds import Cohort, Run, start_run, step, wait_for_clients
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments.group_evaluation import class_map_of, judge, request_of
@@ -39,10 +39,10 @@ def federate_groups(
 ) -> Iterator[Round]:
     """Form groups unless the run has some, then make rounds until all are done or all groups have settled."""
     state, scene, grouper = Grouping.from_memory(run.memory), Scene(run, fleet, plan), as_grouper(plan.cluster)
-    begin(run, fleet, 1 if state else expect, plan.patience)
+    start_run(run, fleet, 1 if state else expect, plan.patience)
     state = state or found_groups(scene, grouper)
     while run.round < rounds:
-        gather(run.roster, fleet, 1, plan.patience)
+        wait_for_clients(run.roster, fleet, 1, plan.patience)
         if plan.regroup and run.round and run.round % plan.regroup == 0:
             state = regroup(scene, grouper, state)
         welcome(scene, grouper, state)
@@ -98,7 +98,7 @@ def cohort_of(
     return Cohort(
         *plan.parts(len(members)),
         filters=(*plan.filters, overhear) if grouper.hears else plan.filters,
-        tell={**plan.tell, **class_map_of(state, group), **told},
+        config={**plan.tell, **class_map_of(state, group), **told},
         name=group,
         members=members,
         size_cap=plan.size_cap,

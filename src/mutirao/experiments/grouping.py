@@ -19,7 +19,7 @@ from mutirao.clustering.group_hyperparameters import as_table
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups, write_evidence
 from mutirao.clustering.signature_handler import FIT, SIGNS, WARM, Signing
-from mutirao.config import Part, build, complete
+from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import part_of
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.rounds import Run
@@ -54,7 +54,7 @@ def check_groups(config: Any) -> None:
             raise ConfigError("cluster=none: this recipe is about groups; cluster=one has everybody in one")
         for name in OF_GROUPS:
             usual = fields[name].default
-            if getattr(config, name) not in (usual, complete(name, usual) if isinstance(usual, Part) else usual):
+            if getattr(config, name) not in (usual, complete_part(name, usual) if isinstance(usual, Part) else usual):
                 raise ConfigError(f"{name}: it is of groups, and there are none; set cluster=auto")
         return
     if config.centralised:

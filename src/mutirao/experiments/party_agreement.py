@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.agreed_handler import Sworn
-from mutirao.core.agreement import AGREED, Agreement, Join, agree_on, as_extra, digest_of, in_extras
+from mutirao.core.agreed_handler import AgreedHandler
+from mutirao.core.agreement import AGREED, AgreementFleet, Join, agree_on, bytes_from_extra, bytes_to_extra, digest_of
 from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import as_handler
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Patience, Round, Run, gather
+from mutirao.core.rounds import Patience, Round, Run, wait_for_clients
 from mutirao.errors import ConfigError
 from mutirao.experiments.disclosure import promises
 from mutirao.experiments.task import Recipe, Task
@@ -21,12 +21,12 @@ from mutirao.privacy.secure_aggregation import Open
 
 def sworn(task: Task) -> Task:
     """The task as a site works on it: whatever it is asked, it looks at what it has first."""
-    if isinstance(task.handler, Sworn):
+    if isinstance(task.handler, AgreedHandler):
         return task
     handler = as_handler(task.handler)
     agreed = {**handler.agreed(), **task.agreed}
     tells = isinstance(task.secure, Open) and handler.provides.isdisjoint(SPENT)  # else nothing but updates leaves
-    return replace(task, agreed=agreed, handler=Sworn(task.handler, agreed, task.basis, tells))
+    return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, tells))
 
 
 def agree_first(fleet: Fleet, config: Any, task: Task, run: Run) -> tuple[Fleet, Task]:
@@ -35,7 +35,7 @@ def agree_first(fleet: Fleet, config: Any, task: Task, run: Run) -> tuple[Fleet,
     if not told or not fleet.is_remote():
         return fleet, task
     wait_for_all(fleet, config, task)
-    agreement = Agreement(fleet, told, about={"seed": config.seed, "round": run.round})
+    agreement = AgreementFleet(fleet, told, config={"seed": config.seed, "round": run.round})
     return agreement, without(task, agreement)
 
 
@@ -55,13 +55,13 @@ def agree_before(
     """
     about = {"seed": config.seed, "round": run.round}
     asks = fleet.is_remote() or not promises(config)
-    content, spent = in_extras(AGREED + name, run.memory) or own, (0, 0)
+    content, spent = bytes_from_extra(AGREED + name, run.memory) or own, (0, 0)
     if asks:
         wait_for_all(fleet, config, task)
     if not content:
         content, spent = agree_on(fleet, name, about, join)
-        run.memory |= as_extra(AGREED + name, content)
-    agreement = Agreement(fleet, {name: digest_of(content)}, as_extra(name, content), about, asks, spent)
+        run.memory |= bytes_to_extra(AGREED + name, content)
+    agreement = AgreementFleet(fleet, {name: digest_of(content)}, bytes_to_extra(name, content), about, asks, spent)
     return agreement, without(task, agreement), content
 
 
@@ -80,10 +80,12 @@ def read_given(setting: str, path: str, read: Callable[[bytes], Any]) -> bytes:
 def wait_for_all(fleet: Fleet, config: Any, task: Task) -> None:
     """Wait until all are there, or, where clients come and go, anybody."""
     churns = config.available.name != "always"
-    gather(Roster(), fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait))
+    wait_for_clients(
+        Roster(), fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait)
+    )
 
 
-def without(task: Task, agreement: Agreement) -> Task:
+def without(task: Task, agreement: AgreementFleet) -> Task:
     """The task of those who agree: it is not waited for others, nor are they counted on."""
     names, left, population = agreement.begin(), len(agreement.clients()), task.population
     known = [name for name in names if name in list(population)]

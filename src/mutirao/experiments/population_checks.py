@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.parts import AnyAggregator, as_aggregator
 from mutirao.errors import ConfigError
 from mutirao.selection import how_many
@@ -15,7 +15,7 @@ def check_asked(config: Any, population: Collection[str]) -> None:
 
     Who was excluded counts: a run without a client that withdraws keeps its settings.
     """
-    clients = len(population) + len(names_in(config.exclude))
+    clients = len(population) + len(parse_names(config.exclude))
     if config.centralised or not population:
         return
     usual = {f.name: f.default for f in dataclasses.fields(config)}["per_round"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from mutirao.config import build
 from mutirao.core.fleet import Fleet
-from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, complete
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, with_defaults
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.simulation.availability import Churn
@@ -27,7 +27,7 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
 
 def overcommit_of(config: Any) -> float:
     """How many times more clients are asked than are wanted; 1 without simulated devices."""
-    return complete(build("devices", config.devices), Model).overcommit  # type: ignore[type-abstract]
+    return with_defaults(build("devices", config.devices), Model).overcommit  # type: ignore[type-abstract]
 
 
 def build_select(config: Any, classes: int | None) -> AnySelector:

@@ -8,12 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from mutirao.clustering.plan import EvaluateGroups
-from mutirao.compression import Compress, Whole, compress_of
+from mutirao.compression import Compression, NoCompression, compress_of
 from mutirao.config import Common, build, load_name, nearest
-from mutirao.core.agreement import tell_agreed
+from mutirao.core.agreement import agreement_config
 from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import across_clients
-from mutirao.core.exclusion import PopulationWithout, names_in
+from mutirao.core.exclusion import PopulationWithout, parse_names
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
@@ -105,7 +105,7 @@ class Task:
     classes: int | None = None  # how many the model tells apart, if it does
     noise: tuple[float, ...] = ()  # its deviation on each client's inputs, where the partition asks for that
     secure: Secure = Open()  # what clients do so that the server sees sums alone
-    compress: Compress = Whole()  # how updates are made shorter before they leave
+    compress: Compression = NoCompression()  # how updates are made shorter before they leave
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     evaluate_groups: EvaluateGroups | None = None  # if a group's model is not to be judged by all test data
@@ -226,7 +226,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         filters=filters,
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
-        tell=tell_agreed(task.agreed),
+        config=agreement_config(task.agreed),
         patience=Patience(min_replies=few, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
         size_cap=config.size_cap,
@@ -292,7 +292,7 @@ class Recipe:
             raise ConfigError("partition=noise: this recipe does not change its clients' inputs; use another partition")
         if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
             raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
-        if names := [c for c in names_in(config.exclude) if c not in task.left_out or c in task.population]:
+        if names := [c for c in parse_names(config.exclude) if c not in task.left_out or c in task.population]:
             task = replace(task, population=PopulationWithout(task.population, names))
         task = make_grouped(make_personal(task, config), config)
         handler = as_handler(task.handler)

@@ -115,7 +115,7 @@ class FlowerFleet(Fleet):
     def declare(self, roster: Roster) -> None:
         """With how many samples clients were admitted."""
         for client, samples in self.admitted.items():
-            if roster.knows(client):
+            if client in roster:
                 roster.first_n[roster.row(client)] = samples
 
     def keys(self) -> dict[ClientId, str]:

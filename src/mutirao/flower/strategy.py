@@ -17,11 +17,11 @@ from flwr.common import log as flower_log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from mutirao.config import Part, build, complete
+from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, collect
-from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, tell
+from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, request_config
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import (
     Cohort,
@@ -29,13 +29,13 @@ from mutirao.core.rounds import (
     Run,
     choose,
     findings,
-    gather,
     keep_vectors,
     mean_metrics,
     merge,
     rows_of,
     sort_out,
     trouble,
+    wait_for_clients,
 )
 from mutirao.core.validation import fault_of_extras, faults, set_aside, sift
 from mutirao.errors import ConfigError, Diverged
@@ -160,10 +160,12 @@ class Strategy(FlowerStrategy):
             self.run, self.lost = Run({}, self.seed), 0
         run = self.run
         run.arrays, run.round = model_in(arrays), server_round - 1
-        gather(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
+        wait_for_clients(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
         self.chosen = choose(run, self.cohort, 1)
         run.roster.sent(server_round, self.chosen)
-        method = config_for({"round": server_round, **tell(self.cohort.needs)})  # as it must be, whatever the app says
+        method = config_for(
+            {"round": server_round, **request_config(self.cohort.needs)}
+        )  # as it must be, whatever the app says
         asked = {"extras": ",".join(wanted)} if (wanted := sorted(self.wanted - USUAL)) else {}
         told = {"seed": self.seed, **config, **method, **asked}
         return self.write(arrays, ConfigRecord(told), self.chosen, MessageType.TRAIN)
@@ -205,7 +207,9 @@ class Strategy(FlowerStrategy):
         """Ask a share of the clients how good the model is."""
         if self.fraction_evaluate == 0:
             return []
-        gather(self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience)
+        wait_for_clients(
+            self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience
+        )
         ask = Share(self.fraction_evaluate, self.min_evaluate_nodes)
         self.judges = ask(self.run.roster, server_round, self.run.rng("evaluate"))
         return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.judges, MessageType.EVALUATE)
@@ -248,7 +252,7 @@ def made(kind: str, given: Any, **offers: Any) -> Any:
         if not callable(given):
             raise ConfigError(f"{given!r} is neither {KINDS[kind]} nor the name of one")
         return given
-    return build(kind, complete(kind, Part(given)), **offers)
+    return build(kind, complete_part(kind, Part(given)), **offers)
 
 
 def model_in(arrays: ArrayRecord) -> Arrays:

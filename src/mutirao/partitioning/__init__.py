@@ -173,7 +173,7 @@ def by_class(
     rank, members = deal(total), deal(clients).reshape(sets, -1)
     first = np.arange(sets) * total // sets  # the rank that a set begins with
     owners = [members[(rank[c] - first) % total < classes].ravel() for c in range(total)]
-    return _deal_classes("by_class", y, rows, per_class, owners, clients)
+    return _split_among_owners("by_class", y, rows, per_class, owners, clients)
 
 
 def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
@@ -202,7 +202,7 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
         client, spare = rng.choice(np.argwhere(has & (has.sum(0) > 1)))
         has[client, spare], has[client, orphan] = False, True
     owners = [rng.permutation(np.flatnonzero(has[:, c])) for c in range(total)]
-    return _deal_classes("k_classes", y, order, per_class, owners, clients)
+    return _split_among_owners("k_classes", y, order, per_class, owners, clients)
 
 
 def rare(
@@ -290,11 +290,11 @@ def natural(owners: npt.ArrayLike, clients: int, rng: np.random.Generator) -> li
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
 
 
-def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
+def sample_like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`.
 
     >>> labels = np.repeat([0, 1, 2], 4)
-    >>> labels[like(labels, np.array([0, 0, 0, 2]), 4, np.random.default_rng(0))]
+    >>> labels[sample_like(labels, np.array([0, 0, 0, 2]), 4, np.random.default_rng(0))]
     array([0, 0, 0, 2])
     """
     if not len(mine):
@@ -306,12 +306,12 @@ def like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.ra
     return np.sort(np.concatenate(found))
 
 
-def most_alike(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> int:
+def largest_similar_size(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> int:
     """How many samples with `labels` there are, up to `most`, if classes are to have the shares they have in `mine`.
 
     A class with share s of which there are a allows a / s; one that is not among `labels` at all does not count.
 
-    >>> most_alike(np.repeat([0, 1], [6, 40]), np.array([0, 0, 0, 1]), 100)
+    >>> largest_similar_size(np.repeat([0, 1], [6, 40]), np.array([0, 0, 0, 1]), 100)
     8
     """
     classes, counts = np.unique(mine, return_counts=True)
@@ -320,16 +320,16 @@ def most_alike(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> i
     return max(1, int(min([float(most), *(there * kept.sum() / kept)])))
 
 
-def deal_tests(
+def split_test_set(
     labels: npt.NDArray[Any], parts: Sequence[Indices], tests: npt.NDArray[Any], seed: int, most: int = 100
 ) -> list[Indices]:
     """Rows of a test set with labels `tests` for each client, in the shares of its own classes; some may be shared.
 
     >>> labels, tests = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
-    >>> deal_tests(labels, [np.array([0, 1]), np.array([2, 3])], tests, seed=0)  # a client's own classes
+    >>> split_test_set(labels, [np.array([0, 1]), np.array([2, 3])], tests, seed=0)  # a client's own classes
     [array([0, 2]), array([1, 3])]
     """
-    return [like(tests, labels[part], most, stream(seed, 0, "own test", str(i))) for i, part in enumerate(parts)]
+    return [sample_like(tests, labels[part], most, stream(seed, 0, "own test", str(i))) for i, part in enumerate(parts)]
 
 
 NAMES: dict[str, Callable[..., list[Indices]]] = {
@@ -393,7 +393,7 @@ def _draw_equal_sizes(
     return rows_by_owner(order, owner, clients)
 
 
-def _deal_classes(
+def _split_among_owners(
     name: str, y: npt.NDArray[Any], order: Indices, per_class: Counts, owners: Sequence[Indices], clients: int
 ) -> list[Indices]:
     """Deal the samples of each class evenly to its owners; a client never goes without a class of its own."""

@@ -53,7 +53,7 @@ def deviations(clients: int, sigma: float = 0.1, form: Form = "paper") -> Floats
     return np.asarray(np.sqrt(sigma * np.arange(1, clients + 1) / clients))
 
 
-def levels_of(name: str, settings: Mapping[str, Any], clients: int) -> tuple[float, ...]:
+def noise_levels(name: str, settings: Mapping[str, Any], clients: int) -> tuple[float, ...]:
     """The deviation of the noise on each client's inputs that a partition of that name asks for; none of others."""
     return tuple(deviations(clients, **settings).tolist()) if name == "noise" else ()
 

@@ -48,7 +48,7 @@ def adapt(found: Any) -> Any:
         def __call__(self, labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
             offers = {"num_partitions": clients, "partition_by": LABELS[0], "seed": int(rng.integers(2**31))}
             given = {k: v for k, v in offers.items() if k in takes.parameters} | self.settings
-            parts = deal_by(made(found, given), np.asarray(labels), rng)
+            parts = partition_by(make_partitioner(found, given), np.asarray(labels), rng)
             if len(parts) != clients:
                 raise ConfigError(
                     f"partition={found.__name__}: it makes {len(parts)} clients; set clients={len(parts)}"
@@ -61,7 +61,7 @@ def adapt(found: Any) -> Any:
     return Adapted
 
 
-def made(make: Callable[..., Any], given: dict[str, Any]) -> Any:
+def make_partitioner(make: Callable[..., Any], given: dict[str, Any]) -> Any:
     """A partitioner; ConfigError with its own words if these settings cannot be."""
     try:
         return make(**given)
@@ -69,7 +69,7 @@ def made(make: Callable[..., Any], given: dict[str, Any]) -> Any:
         raise ConfigError(f"partition={make.__name__}: {' '.join(str(error).split())}") from error
 
 
-def deal_by(partitioner: Any, labels: npt.NDArray[Any], rng: np.random.Generator) -> list[Indices]:
+def partition_by(partitioner: Any, labels: npt.NDArray[Any], rng: np.random.Generator) -> list[Indices]:
     """Who gets which rows, as a partitioner says; it is left as it was."""
     name = type(partitioner).__name__
     by = getattr(partitioner, "_partition_by", LABELS[0])

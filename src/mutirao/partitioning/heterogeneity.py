@@ -62,7 +62,7 @@ class PartitionSummary:
     @property
     def entropies(self) -> npt.NDArray[np.float64]:
         """The label entropy -sum_c p_kc log2 p_kc of each client, in bits: 0 is one class, log2 C all alike."""
-        shares = shares_of(self.counts)
+        shares = class_shares(self.counts)
         logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
         return np.asarray(0.0 - (shares * logs).sum(1))  # never -0
 
@@ -125,11 +125,11 @@ def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> Partition
         raise ConfigError("a partition without clients cannot be described")
     counts = np.stack([np.bincount(y[np.asarray(p, np.intp)], minlength=len(names)) for p in parts]).astype(np.int64)
     whole = np.bincount(y, minlength=len(names)) / len(y)
-    distances = np.abs(shares_of(counts) - whole).sum(1) / 2
+    distances = np.abs(class_shares(counts) - whole).sum(1) / 2
     return PartitionSummary(tuple(names.tolist()), counts, distances, len(y) - int(counts.sum()))
 
 
-def shares_of(counts: Counts) -> npt.NDArray[np.float64]:
+def class_shares(counts: Counts) -> npt.NDArray[np.float64]:
     """The share of each class at each client; NaN for a client without samples."""
     sizes = counts.sum(1, keepdims=True)
     return np.asarray(np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0))

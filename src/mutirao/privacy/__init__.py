@@ -26,7 +26,7 @@ from mutirao.core.bounds import SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
-from mutirao.core.sparse_rows import whole
+from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.privacy.accounting import Releases, add_releases, at_worst, epsilon
 from mutirao.privacy.central_noise import CLIP, Noised, Poisson
@@ -323,7 +323,7 @@ class Shielded:
 
     def _cover(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
         noise, clip, config = self.privacy.deviation, self.privacy.clip, request.config
-        update, _ = clip_update(request.arrays, whole(request.arrays, reply.arrays), clip)
+        update, _ = clip_update(request.arrays, to_dense(request.arrays, reply.arrays), clip)
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table

@@ -36,7 +36,7 @@ class Poisson:
 
     rate: float
     repeatable: bool = False
-    may_be_nobody = True
+    may_be_empty = True
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who takes part."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, settle
+from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.sparse_rows import ROWS
 from mutirao.randomness import Draw
 
@@ -46,7 +46,7 @@ def add_noise(current: Arrays, update: Arrays, draw: Draw, deviation: float, sha
     out = dict(current)
     for name in sorted(update):
         noise = draw.normal(0.0, deviation, update[name].shape)
-        out[name] = settle(current[name] + share * (update[name] + noise), current[name].dtype)
+        out[name] = cast_to(current[name] + share * (update[name] + noise), current[name].dtype)
     return out
 
 

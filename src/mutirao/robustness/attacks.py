@@ -12,16 +12,16 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from mutirao.core.arrays import Array, Arrays, flat, settle
+from mutirao.core.arrays import Array, Arrays, cast_to, flat
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
-from mutirao.core.parts import AnyHandler, as_handler, complete
+from mutirao.core.parts import AnyHandler, as_handler, with_defaults
 from mutirao.core.validation import MOST_SAMPLES
 from mutirao.randomness import rng
 
-Lies = dict[ClientId, Reply]
+Replies = dict[ClientId, Reply]
 Change = Callable[[Array, Array], tuple[Array, Array]]  # of the inputs and labels that liars train on
 Poison = Callable[[Any, Change], Any]  # what a client holds, so changed
-AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Lies]
+AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Replies]
 
 
 class Attack(Protocol):
@@ -30,7 +30,7 @@ class Attack(Protocol):
     A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
 
     >>> def lazy(current, honest, rng):
-    ...     return {client: lie(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
+    ...     return {client: with_update(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
     >>> lazy({"w": np.array([5.0])}, {"liar": Reply({"w": np.array([6.0])}, n=10)}, None)["liar"].arrays["w"]
     array([5.])
     """
@@ -40,11 +40,11 @@ class Attack(Protocol):
         """How the samples that liars train on are changed; None if they are not."""
         return None
 
-    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Replies:
         """What the liars answer to a warm-up, knowing what the others do."""
         return {}
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies: ...
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies: ...
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class SignFlip:
 
     scale: float = 1.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         return {
-            c: lie(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
+            c: with_update(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
             for c, r in honest.items()
         }
 
@@ -77,10 +77,10 @@ class Noise:
 
     scale: float = 3.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         each = {c: spread_length(self.scale, current, r) for c, r in sorted(honest.items())}
         return {
-            c: lie(honest[c], current, {k: rng.normal(0.0, x, v.shape) for k, v in current.items()})
+            c: with_update(honest[c], current, {k: rng.normal(0.0, x, v.shape) for k, v in current.items()})
             for c, x in each.items()
         }
 
@@ -96,10 +96,11 @@ class Constant:
 
     scale: float = 1.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         each = {c: spread_length(self.scale, current, r) for c, r in honest.items()}
         return {
-            c: lie(honest[c], current, {k: np.full(v.shape, x) for k, v in current.items()}) for c, x in each.items()
+            c: with_update(honest[c], current, {k: np.full(v.shape, x) for k, v in current.items()})
+            for c, x in each.items()
         }
 
 
@@ -117,7 +118,7 @@ class LabelFlip:
         classes, place = np.unique(y, return_inverse=True)
         return x, np.asarray(classes[::-1][place])
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         return dict(honest)
 
 
@@ -135,9 +136,9 @@ class InnerProduct:
 
     epsilon: float = 1.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, _ = mean_and_deviation(current, honest)
-        return {c: lie(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+        return {c: with_update(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,12 @@ class Colluding:
 
     z: float = 1.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, deviation = mean_and_deviation(current, honest)
-        return {c: lie(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()}) for c, r in honest.items()}
+        return {
+            c: with_update(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()})
+            for c, r in honest.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -175,14 +179,14 @@ class MinMax:
     along: Literal["mean", "deviation"] = "mean"
     own: float = 0.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, deviation = mean_and_deviation(current, honest)
         length = float(np.linalg.norm(flat(mean))) or 1.0
         away = {k: -m / length if self.along == "mean" else -deviation[k] for k, m in mean.items()}
         updates = {c: update_of(current, honest[c]) for c in sorted(honest)}
         bases = {c: {k: m + self.own * (u[k] - m) for k, m in mean.items()} for c, u in updates.items()}
         far = farthest([flat(b) for b in bases.values()], flat(away), [flat(u) for u in updates.values()])
-        return {c: lie(honest[c], current, {k: b + far * away[k] for k, b in bases[c].items()}) for c in bases}
+        return {c: with_update(honest[c], current, {k: b + far * away[k] for k, b in bases[c].items()}) for c in bases}
 
 
 @dataclass(frozen=True)
@@ -198,10 +202,11 @@ class Inflated:
     times: int = 10**6
     scale: float = 1.0
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         turned = {c: {k: self.scale * u for k, u in update_of(current, r).items()} for c, r in honest.items()}
         return {
-            c: replace(lie(r, current, turned[c]), n=min(r.n * self.times, MOST_SAMPLES)) for c, r in honest.items()
+            c: replace(with_update(r, current, turned[c]), n=min(r.n * self.times, MOST_SAMPLES))
+            for c, r in honest.items()
         }
 
 
@@ -237,7 +242,7 @@ class Backdoor:
         marked[..., -self.size :] = self.value
         return marked
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         return SignFlip(-self.boost)(current, honest, rng)
 
 
@@ -251,7 +256,7 @@ class FakeSignature:
     array([1., 2.])
     """
 
-    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Lies:
+    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Replies:
         """What the liars answer to a warm-up, knowing what the others do."""
         honest = sorted(set(replies) - set(liars))
         lies = {}
@@ -262,22 +267,22 @@ class FakeSignature:
             lies[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
         return lies
 
-    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+    def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         return dict(honest)
 
 
-def nobody(current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Lies:
+def no_attack(current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
     """No attack.
 
     >>> honest = {"ana": Reply({"w": np.array([1.0])}, n=10)}
-    >>> nobody({"w": np.array([0.0])}, honest, np.random.default_rng(0)) == honest
+    >>> no_attack({"w": np.array([0.0])}, honest, np.random.default_rng(0)) == honest
     True
     """
     return dict(honest)
 
 
 NAMES: dict[str, Callable[..., Any]] = {
-    "none": nobody,
+    "none": no_attack,
     "sign_flip": SignFlip,
     "noise": Noise,
     "constant": Constant,
@@ -311,7 +316,7 @@ class Attacked:
         self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
     ) -> None:
         self.handler, self.liars, self.poison = as_handler(handler), liars, poison
-        self.attack: Attack = complete(attack, Attack)  # type: ignore[type-abstract]
+        self.attack: Attack = with_defaults(attack, Attack)  # type: ignore[type-abstract]
         if self.attack.poison and not poison:
             raise ValueError(f"{attack!r} changes samples: say how those of a client's data are, by `poison`")
         self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
@@ -355,11 +360,11 @@ class Attacked:
         return out
 
 
-class Swarm(Wrapper):
+class Sybils(Wrapper):
     """A fleet in which one client also appears under many other names, all with its key: a Sybil attack.
 
     >>> from mutirao import LocalFleet
-    >>> fleet = Swarm(LocalFleet(lambda request, site: Reply({}, n=1), {"ana": 1, "bia": 2}), "bia", names=2)
+    >>> fleet = Sybils(LocalFleet(lambda request, site: Reply({}, n=1), {"ana": 1, "bia": 2}), "bia", names=2)
     >>> fleet.clients(), fleet.keys()["bia~0"]
     (['ana', 'bia', 'bia~0', 'bia~1'], 'key of bia')
     """
@@ -390,10 +395,10 @@ class Swarm(Wrapper):
         return collect(requests, outcomes.items())
 
 
-def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
+def malicious_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
     """Which clients lie: this share of each group, drawn at random.
 
-    >>> sorted(liars_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
+    >>> sorted(malicious_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
     ['c0', 'c2', 'c7', 'c9']
     """
     liars: list[ClientId] = []
@@ -404,7 +409,7 @@ def liars_among(groups: Mapping[ClientId, int], share: float, seed: int) -> froz
     return frozenset(liars)
 
 
-def verdicts(
+def detection_rates(
     clients: Sequence[Mapping[str, Any]], liars: frozenset[ClientId], before: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """How a filter has done so far, in simulation: the share of honest replies rejected, and of the liars' caught.
@@ -413,7 +418,7 @@ def verdicts(
 
     >>> row = {"try": 1, "replied": True}
     >>> rows = [row | {"client": "ana", "rejected": False}, row | {"client": "liar", "rejected": True}]
-    >>> verdicts(rows, frozenset({"liar"}), before=[])
+    >>> detection_rates(rows, frozenset({"liar"}), before=[])
     {'false_rejections': 0.0, 'caught': 1.0}
     """
     out = {}
@@ -456,6 +461,6 @@ def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> f
     return max(0.0, min(float((-s + np.sqrt(max(0.0, s * s - square * rest))) / square) for s, rest in along))
 
 
-def lie(reply: Reply, current: Arrays, update: Arrays) -> Reply:
+def with_update(reply: Reply, current: Arrays, update: Arrays) -> Reply:
     """The reply with another update in it."""
-    return replace(reply, arrays={k: settle(v + update[k], v.dtype) for k, v in current.items()})
+    return replace(reply, arrays={k: cast_to(v + update[k], v.dtype) for k, v in current.items()})

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.arrays import Arrays, cast_to, flat
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Screened
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 
 Floats = npt.NDArray[np.float64]
 
 FEWEST = 5  # replies among which it can be told who is odd; of fewer all are kept
-TURNS = 5
+CORE_ITERATIONS = 5
 DEVIATIONS = 3.0  # from the middle, beyond which nobody honest is expected
 DOUBT = 0.1  # the benefit of it: one round in which hardly anybody agrees says little of anybody
 TWICE = 2.0  # so many times as long may be what goes for its length alone, where lengths differ much
@@ -194,9 +194,9 @@ class Robust:
         rejected |= shouted
         counted = np.array([c in kept and c not in long for c in names])
         if counted.sum() < FEWEST:
-            return hold(current, kept, self.samples), rejected
+            return bound_replies(current, kept, self.samples), rejected
         cosines = alignment(current, [replies[c] for c in names], self.head)
-        agreed, typical = recall(past, names)
+        agreed, typical = load_standings(past, names)
         agreement = agree_with(cosines, counted, standing(agreed, typical) if typical.any() else None)
         middle = max(0.0, float(np.median(agreement[counted])))
         telling = float(np.median(list(lengths.values()))) / usual if usual > 0 else 1.0
@@ -204,7 +204,7 @@ class Robust:
         evidence = np.where(counted, agreement, np.where(copied, -max(middle, DOUBT), np.minimum(agreement, 0.0)))
         agreed = self.memory * agreed + telling * evidence
         typical = self.memory * typical + telling * middle
-        note(past, names, agreed, typical)
+        save_standings(past, names, agreed, typical)
         found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
         limit = self.lowest(standing(agreed, typical)[counted])
         agrees = dict(zip(names, counted & (middle > DOUBT) & (agreement > self.share * middle), strict=True))
@@ -212,7 +212,7 @@ class Robust:
         odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
         why = {c: long.get(c, "its direction is not the others'") for c in kept}
         kept, low = leave_out(kept, {c: f"standing {x:.2f}, below {limit:.2f}: {why[c]}" for x, c in odd})
-        return hold(current, kept, self.samples), rejected | low
+        return bound_replies(current, kept, self.samples), rejected | low
 
     def usual_length(self, lengths: Mapping[ClientId, float], past: Arrays) -> float:
         """How long updates are in the middle: in this round or, if they were longer, in those before."""
@@ -290,7 +290,7 @@ def with_core(cosines: Floats) -> Floats:
     others = cosines.copy()
     np.fill_diagonal(others, np.nan)
     agreement = np.nanmedian(others, axis=1)
-    for _ in range(TURNS):
+    for _ in range(CORE_ITERATIONS):
         core = np.zeros(n, bool)
         core[np.argsort(-agreement, kind="stable")[: n // 2 + 1]] = True
         agreement = with_these(cosines, core)
@@ -322,18 +322,18 @@ def standing(agreed: Floats, typical: Floats) -> Floats:
     return (DOUBT + agreed) / (DOUBT + typical)
 
 
-def recall(memory: Arrays, names: Sequence[ClientId]) -> tuple[Floats, Floats]:
+def load_standings(memory: Arrays, names: Sequence[ClientId]) -> tuple[Floats, Floats]:
     """What these clients agreed so far and what was typical in their rounds; 0 for who is new."""
     known = memory.get("robust.clients", np.zeros(0, np.int64))
     place = {int(k): i for i, k in enumerate(known)}
-    rows = [place.get(number(0, 0, "standing", c), -1) for c in names]
+    rows = [place.get(derive_seed(0, 0, "standing", c), -1) for c in names]
     found = [np.append(memory.get(f"robust.{k}", np.zeros(0)), 0.0) for k in ("agreed", "typical")]
     return found[0][rows], found[1][rows]
 
 
-def note(memory: Arrays, names: Sequence[ClientId], agreed: Floats, typical: Floats) -> None:
+def save_standings(memory: Arrays, names: Sequence[ClientId], agreed: Floats, typical: Floats) -> None:
     """Remember that; clients are kept as numbers made of their names, since memory holds numbers alone."""
-    keys = np.array([number(0, 0, "standing", c) for c in names], np.int64)
+    keys = np.array([derive_seed(0, 0, "standing", c) for c in names], np.int64)
     known = memory.get("robust.clients", np.zeros(0, np.int64))
     others = ~np.isin(known, keys)
     for name, values in (("agreed", agreed), ("typical", typical)):
@@ -349,7 +349,7 @@ def lengths_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[Clien
     return {c: float(np.linalg.norm(end - here)) for c, end in ends.items()}
 
 
-def hold(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> dict[ClientId, Reply]:
+def bound_replies(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> dict[ClientId, Reply]:
     """The replies with at most `times` their median number of samples, and no update longer than the median."""
     if not replies:
         return {}
@@ -359,7 +359,7 @@ def hold(current: Arrays, replies: Mapping[ClientId, Reply], times: float) -> di
 
     def shorten(reply: Reply, share: float) -> Arrays:
         floats = {k: v for k, v in current.items() if v.dtype.kind == "f"}
-        moved = {k: settle(v + share * (reply.arrays[k] - v.astype(np.float64)), v.dtype) for k, v in floats.items()}
+        moved = {k: cast_to(v + share * (reply.arrays[k] - v.astype(np.float64)), v.dtype) for k, v in floats.items()}
         return reply.arrays | moved
 
     return {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.errors import Damaged
-from mutirao.io import append_whole, naming
+from mutirao.io import append_whole, name_path_in_errors
 
 LENGTH = 8  # bytes before a block that say how long it is
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -38,7 +38,7 @@ class Blocks:
         self.size, self.head = mark or (0, EMPTY)
         self._heads = {}
         if self.path.exists():
-            with naming(self.path):
+            with name_path_in_errors(self.path):
                 os.truncate(self.path, self.size)
 
     def check(self, mark: list[Any]) -> None:

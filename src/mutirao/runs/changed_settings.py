@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from mutirao.config import Common, Part, complete, dump, factory, resolve, retired_of
+from mutirao.config import Common, Part, complete_part, dump, factory, resolve, retired_of
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import NAMES, find
 
@@ -86,6 +86,6 @@ def part_defaults(kind: str, name: str, home: str) -> Table:
     """The settings that a part has by itself; none of a user's own part, which is not loaded for that."""
     part = Part(name, {}, home)
     try:
-        return {} if ":" in name else {**retired_of(factory(kind, part)), **complete(kind, part).settings}
+        return {} if ":" in name else {**retired_of(factory(kind, part)), **complete_part(kind, part).settings}
     except (ConfigError, KeyError, ImportError):  # a kind, part or package of another version or machine
         return {}

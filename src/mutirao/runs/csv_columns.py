@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.io import plain
+from mutirao.io import plain_value
 from mutirao.runs.csv_tables import read_parts
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ class Columns:
 def joined(cells: tuple[str, ...]) -> str:
     """Cells as one text, a line each."""
     text = BREAK.join(cells)
-    return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain(cell)) for cell in cells)
+    return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain_value(cell)) for cell in cells)
 
 
 def numbers_of(cells: list[str]) -> Floats:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.errors import Damaged
-from mutirao.io import append_whole, naming, plain, write_plain, write_rows
+from mutirao.io import append_whole, name_path_in_errors, plain_value, write_plain, write_rows
 
 MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a table without end
 PART = 20_000  # rows that are held at once: of a long table never all
@@ -83,7 +83,7 @@ class Table:
         part = self.path.with_name(f".{self.path.name}.part")
         old = self.each()
         kept = itertools.islice(old, rows)
-        with naming(self.path):
+        with name_path_in_errors(self.path):
             try:
                 with part.open("wb") as file:
                     file.write(write_rows([self.columns]).encode())
@@ -98,7 +98,7 @@ class Table:
                 raise
 
     def _cells(self, rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-        return [[plain(row.get(k, "")) for k in self.columns] for row in rows]
+        return [[plain_value(row.get(k, "")) for k in self.columns] for row in rows]
 
 
 def read_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import build, dump, flatten, read, resolve, validate
+from mutirao.config import build, dump, flatten, read_toml, resolve, validate
 from mutirao.core.arrays import digest
-from mutirao.core.exclusion import FleetWithout, names_in
+from mutirao.core.exclusion import FleetWithout, parse_names
 from mutirao.core.fleet import Fleet
 from mutirao.core.records import Round, Row
 from mutirao.core.rounds import Run
@@ -84,7 +84,7 @@ def execute(
             run = Run(task.initial(), seed=config.seed)
         if task.check is not None and at_hand and run.round < config.rounds:
             task.check(run.arrays, task.population)
-        fleet.lodge(folder.sites.states)
+        fleet.use_state_store(folder.sites.states)
         if fresh:
             folder.begin(run, text, task.facts, trace_of(name, config))
         elif run.sites:
@@ -163,7 +163,7 @@ def check_extras(config: Any) -> None:
 
 def present(fleet: Fleet, config: Any) -> Fleet:
     """The fleet without those who are excluded, if they are in it."""
-    names = names_in(config.exclude)
+    names = parse_names(config.exclude)
     local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
     return FleetWithout(fleet, names) if names and not local else fleet
 
@@ -236,7 +236,7 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
 
     Code that it names is loaded if the user ran it here before, names it too, or agrees: see `mutirao.runs.trust`.
     """
-    table = read(out / "config.toml")
+    table = read_toml(out / "config.toml")
     typed = [name, *(value for _, value in sets)]
     check_trust(out / "config.toml", table, trust, typed, lambda: is_own_run(out))
     recipe = str(table.pop("recipe", ""))
@@ -256,7 +256,7 @@ def differing(out: Path, name: str, config: Any) -> list[str]:
 
     Nothing is imported that `config` does not name, too.
     """
-    table, known = read(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
+    table, known = read_toml(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
     if strange := [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]:
         return strange
     if table.pop("recipe", "") != name:

@@ -15,7 +15,7 @@ from mutirao.clustering.auto import normalise
 from mutirao.clustering.ensemble import combine, weights_by_distance, weights_by_sample, weights_by_validation
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.late_joiners import middles
-from mutirao.config import read, resolve
+from mutirao.config import read_toml, resolve
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
@@ -59,7 +59,7 @@ def combine_run(
     folder: Path, client: ClientId, by: str = "sample", few: int = FEW, trust: Trust = distrust
 ) -> Combined:
     """Ask the models of a run's groups together, for a client of it that is simulated here."""
-    table = read(folder / "config.toml")
+    table = read_toml(folder / "config.toml")
     check_trust(folder / "config.toml", table, trust, (), lambda: is_own_run(folder))
     recipe = find(str(table.pop("recipe", "")))
     run = load_run(folder)

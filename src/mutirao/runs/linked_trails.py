@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.errors import ConfigError
-from mutirao.io import plain, write_whole
+from mutirao.io import plain_value, write_whole
 from mutirao.runs.audit_trail import check_chain, read_events
 
 Event = dict[str, Any]
@@ -115,7 +115,7 @@ def cell(value: Any) -> Any:
     """A fact as a cell: lists and tables as JSON; no text that a spreadsheet would take for a formula."""
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
-    value = plain(value)
+    value = plain_value(value)
     if isinstance(value, str):
         value = value.encode("utf-8", "backslashreplace").decode()  # half a character is no text
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

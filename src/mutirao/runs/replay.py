@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import Part, build, complete, read, resolve
+from mutirao.config import Part, build, complete_part, read_toml, resolve
 from mutirao.core.arrays import Array
 from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnySelector, as_selector
@@ -123,7 +123,7 @@ def replay_folder(
     folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False, trust: Trust = distrust
 ) -> tuple[Part, Replay]:
     """Play the run in a folder again with `select` and its settings changed by `sets`."""
-    record, table = Record.begun(folder), read(folder / "config.toml")
+    record, table = Record.begun(folder), read_toml(folder / "config.toml")
     check_trust(folder / "config.toml", table, trust, (value for _, value in sets), lambda: is_own_run(folder))
     recipe = str(table.pop("recipe", ""))
     for key, _ in sets:
@@ -136,4 +136,4 @@ def replay_folder(
     select = build_select(config, record.summary.get("classes"))
     available = build("available", config.available) if churns else None
     found = replay(record.asked, record.population, select, config.seed, own, available)
-    return complete("select", config.select), found
+    return complete_part("select", config.select), found

@@ -22,7 +22,7 @@ from mutirao.core.digests import fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
-from mutirao.io import load_arrays, lock, naming, plain, save_arrays, write_whole
+from mutirao.io import load_arrays, lock, name_path_in_errors, plain_value, save_arrays, write_whole
 from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import START, Audit
 from mutirao.runs.checkpoint_thinning import Keep, rounds_to_drop
@@ -175,7 +175,7 @@ class Folder:
         if isinstance(error, TooFewReplies):
             self.clients.append(error.rows)
         self._write_history(run)
-        reason = str(plain(str(error)))
+        reason = str(plain_value(str(error)))
         self.audit.append("failed", round=run.round + 1, reason=reason, files=self._hashes(TABLES))
 
     def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class Folder:
         return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
 
     def _write_history(self, run: Run) -> None:
-        rows = [{k: plain(v) for k, v in row.items()} for row in run.history]
+        rows = [{k: plain_value(v) for k, v in row.items()} for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
         self._told = len(rows)
 
@@ -340,7 +340,7 @@ def locked(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
         lock(handle, path)
-        with naming(path / ".lock"):
+        with name_path_in_errors(path / ".lock"):
             os.ftruncate(handle, 0)
             os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.errors import Damaged
-from mutirao.io import naming, sync
+from mutirao.io import name_path_in_errors, sync
 from mutirao.runs.block_file import Blocks
 from mutirao.simulation.client_states import Filed, States, place
 
@@ -150,7 +150,7 @@ def write(path: Path, states: States, clients: list[ClientId]) -> dict[ClientId,
     path.parent.mkdir(parents=True, exist_ok=True)
     places: dict[ClientId, Filed] = {}
     at = 0
-    with naming(path), path.open("wb") as file:
+    with name_path_in_errors(path), path.open("wb") as file:
         for client in clients:
             content = states.content(client)
             file.write(content)

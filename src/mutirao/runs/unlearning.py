@@ -17,7 +17,7 @@ from mutirao.config import dump
 from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import digest
 from mutirao.core.digests import fingerprint
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
@@ -54,9 +54,9 @@ def forget(
     as a server that reaches real sites.
     """
     recipe, config = reopen(None, folder, [], trust)
-    if client in names_in(config.exclude):
+    if client in parse_names(config.exclude):
         raise ConfigError(f"{folder} is a run without {client!r} already")
-    config = replace(config, exclude=",".join(sorted({*names_in(config.exclude), client})))
+    config = replace(config, exclude=",".join(sorted({*parse_names(config.exclude), client})))
     if (out / RECORD).exists():
         record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
         if (record["client"], record["run"]) != (client, str(folder)):
@@ -102,7 +102,7 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
     before = source.newest()
     task = find(recipe).prepare(config)  # says so if there is no such client
     if source.audit.began.get("facts"):  # it must be the client alone that makes the difference
-        others = ",".join(sorted(names_in(config.exclude) - {client}))
+        others = ",".join(sorted(parse_names(config.exclude) - {client}))
         check_facts(source, find(recipe).prepare(replace(config, exclude=others)))
     more = task.left_out.get(client, "")
     start = None if more else last_without(source, client, first)
@@ -152,7 +152,7 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> Run | N
 
 def known_of(roster: Roster, client: ClientId) -> bool:
     """Whether the server has heard anything from a client."""
-    if not roster.knows(client):
+    if client not in roster:
         return False
     i = roster.row(client)
     told = any(not np.isnan(column[i]) for column in roster.figures.values())

@@ -9,7 +9,7 @@ import numpy as np
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in
 from mutirao.selection.scores import Floats, Rows
-from mutirao.selection.weighted_sampling import pass_over, strangers_first
+from mutirao.selection.weighted_sampling import pass_over, unseen_first
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,23 @@ class DivFL(Counted):
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
         wanted = how_many(self.count, len(here))
-        chosen, known = strangers_first(roster, "sketch", here, wanted, rng)
+        chosen, known = unseen_first(roster, "sketch", here, wanted, rng)
         if left := wanted - len(chosen):
             allowed = np.isin(known, pass_over(roster, known, self.most, left))
-            apart = pairwise(shorten(roster.vectors["sketch"][known], self.clip))
+            apart = pairwise_distances(clip_lengths(roster.vectors["sketch"][known], self.clip))
             picked = cover(apart, np.flatnonzero(allowed), left, self.candidates, rng)
             chosen = np.concatenate([chosen, known[picked]])
         return names_in(roster, chosen)
 
 
-def shorten(vectors: Floats, quantile: float) -> Floats:
+def clip_lengths(vectors: Floats, quantile: float) -> Floats:
     """Vectors no longer than that quantile of their lengths."""
     length = np.linalg.norm(vectors, axis=1)
     most = np.quantile(length, quantile, method="lower")
     return np.asarray(vectors * np.divide(most, length, out=np.ones_like(length), where=length > most)[:, None])
 
 
-def pairwise(vectors: Floats) -> Floats:
+def pairwise_distances(vectors: Floats) -> Floats:
     """How far each two vectors are apart."""
     square = np.sum(vectors**2, axis=1)
     apart = np.sqrt(np.maximum(0.0, square[:, None] + square[None, :] - 2 * vectors @ vectors.T))

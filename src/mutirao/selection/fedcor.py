@@ -84,11 +84,11 @@ class FedCor(Counted):
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, memory: Arrays) -> list[ClientId]:
         here = roster.here()
         wanted = how_many(self.count, len(here))
-        known = recall(memory, roster)
+        known = load_state(memory, roster)
         self.note_losses(known, roster, round)
         if self.learns(round) and len(known["changes"]) and known["learnt"][0] != round:
             self.learn(known, roster, round, rng)
-        memory |= {PREFIX + k: v for k, v in known.items()} | {PREFIX + "ids": as_bytes(roster.ids)}
+        memory |= {PREFIX + k: v for k, v in known.items()} | {PREFIX + "ids": ids_to_array(roster.ids)}
         if not known["learnt"][0]:
             return names_in(roster, rng.choice(here, wanted, replace=False, shuffle=False))
         allowed = np.flatnonzero(np.isin(here, pass_over(roster, here, self.most, wanted)))
@@ -119,15 +119,15 @@ class FedCor(Counted):
         known |= {"points": points, "counted": roster.selected.astype(np.float64), "learnt": np.array([float(round)])}
 
 
-def as_bytes(ids: list[ClientId]) -> Array:
+def ids_to_array(ids: list[ClientId]) -> Array:
     """Names as an array for the run's memory."""
     return np.frombuffer(json.dumps(ids).encode(), np.uint8)
 
 
-def recall(memory: Arrays, roster: Roster) -> dict[str, Floats]:
+def load_state(memory: Arrays, roster: Roster) -> dict[str, Floats]:
     """What is remembered, with a column for each client that the roster knows now; NaN of newcomers."""
     ids = json.loads(memory[PREFIX + "ids"].tobytes()) if PREFIX + "ids" in memory else []
-    kept = [i for i, c in enumerate(ids) if roster.knows(c)]
+    kept = [i for i, c in enumerate(ids) if c in roster]
     place = [roster.row(ids[i]) for i in kept]
     out = {k: memory.get(PREFIX + k, np.zeros(n)) for k, n in (("round", 1), ("learnt", 1), ("rounds", 0))}
     for name, rows in (("changes", (0,)), ("points", (0,)), ("losses", ()), ("counted", ())):

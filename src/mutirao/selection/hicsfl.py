@@ -10,7 +10,7 @@ from mutirao.config import handed_over
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in
 from mutirao.selection.scores import Floats, Rows
-from mutirao.selection.weighted_sampling import pass_over, strangers_first
+from mutirao.selection.weighted_sampling import pass_over, unseen_first
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class HiCSFL(Counted):
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
         wanted = how_many(self.count, len(here))
-        chosen, known = strangers_first(roster, "bias", here, wanted, rng)
+        chosen, known = unseen_first(roster, "bias", here, wanted, rng)
         if left := wanted - len(chosen):
             rows = pass_over(roster, known, self.most, left)
             picked = self.pick(roster.vectors["bias"][rows], left, round, rng)
@@ -73,8 +73,8 @@ class HiCSFL(Counted):
 
     def pick(self, moves: Floats, count: int, round: int, rng: np.random.Generator) -> Rows:
         """So many of these clients, by the clusters of their moves."""
-        entropy = entropies(moves, self.temperature)
-        label = ward(distances(moves, entropy, self.balance), min(len(moves), self.clusters or count))
+        entropy = estimated_entropies(moves, self.temperature)
+        label = ward(heterogeneity_distances(moves, entropy, self.balance), min(len(moves), self.clusters or count))
         cooled = 1.0 if self.rounds is None else max(0.0, 1 - (round - 1) / self.rounds)
         size = np.bincount(label)
         weight = np.exp(self.gamma * cooled * (np.bincount(label, entropy) / size))
@@ -85,7 +85,7 @@ class HiCSFL(Counted):
         return np.concatenate([rng.choice(np.flatnonzero(label == g), n, replace=False) for g, n in enumerate(places)])
 
 
-def entropies(moves: Floats, temperature: float) -> Floats:
+def estimated_entropies(moves: Floats, temperature: float) -> Floats:
     """H(softmax(d / temperature)) of each row d, in nats."""
     heat = moves / temperature
     p = np.exp(heat - heat.max(axis=1, keepdims=True))
@@ -93,7 +93,7 @@ def entropies(moves: Floats, temperature: float) -> Floats:
     return np.asarray(-np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=1))
 
 
-def distances(moves: Floats, entropy: Floats, balance: float) -> Floats:
+def heterogeneity_distances(moves: Floats, entropy: Floats, balance: float) -> Floats:
     """The angle between each two rows plus `balance` times how far their entropies are apart; no angle to zero."""
     length = np.linalg.norm(moves, axis=1)
     unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)

@@ -14,7 +14,7 @@ from mutirao.selection.base import Counted, check_setting, how_many, names_in
 from mutirao.selection.pacer import Pacer, duration_at
 from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
 from mutirao.selection.scores import Floats, scale_to_one, seconds_of
-from mutirao.selection.weighted_sampling import draw_weighted, pass_over, unknown_as_median
+from mutirao.selection.weighted_sampling import pass_over, sample_weighted, unknown_as_median
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class Oort(Counted):
         allowed = old[~self.blacklisted(roster)[old]] if self.blacklist else old
         old = allowed if len(allowed) + len(new) >= wanted else old
         exploited = min(len(old), wished)
-        chosen = [new[draw_weighted(self.quickness(roster)[new], wanted - exploited, rng)]]
+        chosen = [new[sample_weighted(self.quickness(roster)[new], wanted - exploited, rng)]]
         if exploited:
             old = pass_over(roster, old, self.most, exploited)
             utility = self.utility(roster, round, old, duration)
             admitted = np.flatnonzero(utility >= self.cut * np.partition(utility, -exploited)[-exploited])
-            chosen.append(old[admitted[draw_weighted(utility[admitted], exploited, rng)]])
+            chosen.append(old[admitted[sample_weighted(utility[admitted], exploited, rng)]])
         return names_in(roster, np.concatenate(chosen))
 
     def utility(self, roster: Roster, round: int, rows: npt.NDArray[np.intp], duration: float = 0.0) -> Floats:

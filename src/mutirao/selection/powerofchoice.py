@@ -10,7 +10,7 @@ from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in
 from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
 from mutirao.selection.scores import top
-from mutirao.selection.weighted_sampling import draw_weighted, sizes
+from mutirao.selection.weighted_sampling import sample_weighted, sizes
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PowerOfChoice(Counted):
         here = roster.here()
         wanted = how_many(self.count, len(here))
         return names_in(
-            roster, here[draw_weighted(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)]
+            roster, here[sample_weighted(sizes(roster)[here], max(wanted, self.candidates or 2 * wanted), rng)]
         )
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import load_part, nearest
-from mutirao.core.parts import complete
+from mutirao.core.parts import with_defaults
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 
@@ -60,8 +60,8 @@ SINCE = {
 }
 AGES = {name: since(column) for name, column in SINCE.items()}
 FOUND = {"update_norm", "dissimilarity", "samples", "since_improvement"}  # what the server works out of replies
-TOLD = ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm", "dissimilarity")
-UTILITIES = {name: last(name) for name in TOLD}
+CLIENT_METRICS = ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm", "dissimilarity")
+UTILITIES = {name: last(name) for name in CLIENT_METRICS}
 SCORES: dict[str, Score] = {
     **AGES,
     **UTILITIES,
@@ -109,7 +109,7 @@ def needs_of(name: str) -> frozenset[str]:
     """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
     if name in FOUND:
         return frozenset({f"replies:{name}"})
-    return frozenset({f"metrics:{name}"}) if name in UTILITIES else complete(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
+    return frozenset({f"metrics:{name}"}) if name in UTILITIES else with_defaults(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 
 def mix_scores(

@@ -7,7 +7,7 @@ from mutirao.core.roster import Roster
 from mutirao.selection.scores import Floats, Rows
 
 
-def draw_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+def sample_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
     """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
     count = min(count, len(weights))
     if not count:
@@ -25,7 +25,7 @@ def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
     return fair if len(fair) >= needed else rows
 
 
-def strangers_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def unseen_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """At most so many of the rows without a vector of a kind, by lot, and the rows that have one.
 
     Who has been selected more often than the others and was not heard of has had its turn.

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from mutirao.core.arrays import Array, Arrays, settle
+from mutirao.core.arrays import Array, Arrays, cast_to
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, Wrapper
 from mutirao.core.parts import AnySelector, Selector, as_selector
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
-from mutirao.core.sparse_rows import whole
+from mutirao.core.sparse_rows import to_dense
 from mutirao.core.validation import fault
 from mutirao.randomness import rng
 
@@ -93,7 +93,7 @@ class Staggered(Wrapper):
 class Refill:
     """So many clients as there is room for, chosen as the selector that `make` gives for that number does."""
 
-    may_be_nobody = True
+    may_be_empty = True
 
     def __init__(self, make: Callable[[int], AnySelector], fleet: Staggered) -> None:
         self.make, self.fleet = make, fleet
@@ -119,7 +119,7 @@ class Refill:
 
 def carry_over(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
     """x + (x_k - x_start) name by name in float64; whole numbers are counted on, and what is true or false is taken."""
-    end = whole(start, end)
+    end = to_dense(start, end)
 
     def move(name: str, x: Array) -> Array:
         kind, theirs = x.dtype.kind, np.asarray(end[name])
@@ -128,7 +128,7 @@ def carry_over(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
         if kind in "iu":
             return np.asarray(x + (theirs - start[name]), x.dtype)
         wide = np.complex128 if kind == "c" else np.float64
-        return settle(x + (theirs.astype(wide) - start[name]), x.dtype)
+        return cast_to(x + (theirs.astype(wide) - start[name]), x.dtype)
 
     return {name: move(name, x) for name, x in current.items()}
 

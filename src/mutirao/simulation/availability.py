@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mutirao.core.fleet import ClientId, Fleet, Wrapper
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.io import read_table
+from mutirao.io import read_csv
 from mutirao.randomness import rng
 
 log = logging.getLogger("mutirao")
@@ -110,7 +110,7 @@ NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedul
 def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:
     """The times at which each client of a schedule is there."""
     found: dict[ClientId, list[tuple[int, int]]] = {}
-    rows = read_table(Path(file).expanduser())
+    rows = read_csv(Path(file).expanduser())
     try:
         for row in rows:
             found.setdefault(row["client"], []).append((int(row["from"]), int(row["until"])))

@@ -17,7 +17,7 @@ import numpy as np
 
 from mutirao.core.arrays import nbytes
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, bytes_of_replies, collect
-from mutirao.core.parts import complete
+from mutirao.core.parts import with_defaults
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.randomness import rng
@@ -48,7 +48,7 @@ class Timed(Wrapper):
     def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int, wanted: int | float = 1.0) -> None:
         super().__init__(fleet)
         self.wanted = wanted
-        self.model, self.run, self.epochs = complete(model, Model), run, epochs  # type: ignore[type-abstract]
+        self.model, self.run, self.epochs = with_defaults(model, Model), run, epochs  # type: ignore[type-abstract]
         self.deadline, self.jitter = self.model.deadline or math.inf, self.model.jitter
         self._devices: Devices | None = None
         self._seconds, self._joules, self._asked = 0.0, 0.0, 0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.io import read_table
+from mutirao.io import read_csv
 
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes
@@ -205,7 +205,7 @@ def device_lines(file: str) -> tuple[list[ClientId], Floats]:
     """The clients of a device table and their figures."""
     names: list[ClientId] = []
     rows: list[list[float]] = []
-    lines = read_table(Path(file).expanduser())
+    lines = read_csv(Path(file).expanduser())
     try:
         for row in lines:
             names.append(row["client"])

@@ -67,7 +67,7 @@ class LocalFleet(Fleet):
                 self.states[client] = state
         return collect(requests, ((c, outcome) for c, (outcome, _) in outcomes.items()))
 
-    def lodge(self, states: MutableMapping[ClientId, Arrays]) -> None:
+    def use_state_store(self, states: MutableMapping[ClientId, Arrays]) -> None:
         """Keep the sites' states there; those that it has already are the right ones."""
         for client, state in self.states.items():
             states.setdefault(client, state)

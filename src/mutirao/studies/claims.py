@@ -10,7 +10,7 @@ import numpy as np
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
-from mutirao.metrics import rounds_to, wobble_in
+from mutirao.metrics import final_std, rounds_to
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval, paired
@@ -63,7 +63,7 @@ def curve_in(figure: Figure, record: Record) -> list[tuple[int, float]]:
 
 def wobble(figure: Figure, record: Record) -> float:
     """The standard deviation of the metric over the last rounds."""
-    return wobble_in(curve_in(figure, record), figure.last)
+    return final_std(curve_in(figure, record), figure.last)
 
 
 def rounds(figure: Figure, record: Record) -> float:
@@ -194,7 +194,7 @@ def hold_value(claim: Claim, values: Collection[float], shared: float = 0.0) -> 
     if claim.rule == "below":
         found = interval(list(values), shared=shared)
         told += f", ± {found.half:.2g}"
-        if math.isnan(found.half) or found.holds(claim.value):
+        if math.isnan(found.half) or found.contains(claim.value):
             return "not shown", told
         return ("holds" if found.mean < claim.value else "does not hold"), told
     off = [abs(v - claim.value) for v in (values if claim.rule == "each" else [float(np.mean(list(values)))])]
@@ -228,6 +228,6 @@ def hold_lead(claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]
         return "not shown", f"{len(shares)} place has runs of all {len(of)}, and two are needed"
     found = interval(shares)
     told = f"leads {found.mean:.0%} ± {found.half:.0%} of the rounds, {len(shares)} places"
-    if found.holds(0.5):
+    if found.contains(0.5):
         return "not shown", told
     return ("holds" if found.mean > 0.5 else "does not hold"), told

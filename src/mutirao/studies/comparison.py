@@ -11,7 +11,7 @@ import numpy as np
 
 from mutirao.errors import ConfigError
 from mutirao.io import write_rows, write_whole
-from mutirao.metrics import Direction, rounds_to, wobble_in
+from mutirao.metrics import Direction, final_std, rounds_to
 from mutirao.randomness import rng
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interval, paired
@@ -103,7 +103,7 @@ def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
         final=interval(values),
         spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
         best=interval([run.summary["best"].get(metric, math.nan) for run in cells.values()]),
-        wobble=float(np.mean([wobble_in(curve, study.last) for curve in timed if curve])) if any(timed) else math.nan,
+        wobble=float(np.mean([final_std(curve, study.last) for curve in timed if curve])) if any(timed) else math.nan,
         reached=reached_in(timed, study.threshold[metric], way == "lower") if way and metric in study.threshold else "",
         against=against,
         p_holm=math.nan,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import flatten, quote, write_value
+from mutirao.config import flatten, toml_string, write_value
 from mutirao.io import write_rows, write_whole
 from mutirao.studies.tuning import Trial, Tuning, warnings, winners
 
@@ -141,4 +141,4 @@ def value_of(value: Any) -> str:
 def key_of(key: str) -> str:
     """A key, quoted if it must be."""
     bare = key.isascii() and bool(key) and all(c.isalnum() or c in "-_" for c in key)
-    return key if bare else quote(key)
+    return key if bare else toml_string(key)

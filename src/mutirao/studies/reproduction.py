@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import flatten, nearest, read
+from mutirao.config import flatten, nearest, read_toml
 from mutirao.errors import ConfigError
 from mutirao.studies.claims import Claim, read_claims
 from mutirao.studies.confirmation import merged
@@ -81,7 +81,7 @@ def read_system(name: str) -> System:
     """The system of that name."""
     if name not in NAMES:
         raise ConfigError(f"no system is called {name!r}{nearest(name, NAMES)}")
-    table = read(HOME / f"{name}.toml")
+    table = read_toml(HOME / f"{name}.toml")
     study = table["study"]
     whole = {"methods": tuple(study["methods"]), "over": study.get("over", {})}
     quick, full = (form_of(whole | table[size]) for size in ("quick", "full"))

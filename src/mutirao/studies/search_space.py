@@ -9,7 +9,7 @@ from typing import Any
 
 from mutirao.config import flatten, nearest, write_value
 from mutirao.errors import ConfigError
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 
 Point = tuple[tuple[str, Any], ...]  # settings and their values
 EDGE = 0.05  # of a range, on its own scale: a winner nearer to an end than this may not be the best there is
@@ -97,7 +97,7 @@ class Proposed(Search):
 
         if self.study is None:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
-            sampler = optuna.samplers.TPESampler(seed=number(0, 0, "tune") % 2**32)
+            sampler = optuna.samplers.TPESampler(seed=derive_seed(0, 0, "tune") % 2**32)
             self.study = optuna.create_study(direction="maximize", sampler=sampler)
         if self.done >= self.size:
             return []

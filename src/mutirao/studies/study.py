@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mutirao.config import Common, flatten, nearest, one_line, read, resolve, write_value
+from mutirao.config import Common, flatten, nearest, one_line, read_toml, resolve, write_value
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
 from mutirao.experiments.task import Recipe, find
 from mutirao.io import write_whole
@@ -93,7 +93,7 @@ def read_study(
         ...
     mutirao.errors.ConfigError: wrong.toml: method 'm': aggregate: no part is called 'fedavgg'; did you mean 'fedavg'?
     """
-    table, text = read(path), text_of(path)
+    table, text = read_toml(path), text_of(path)
     typed = [value for _, value in sets]
     check_trust(path, table, trust, typed, lambda: out is not None and is_own_study(out, text))
     for key in table:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.config import flatten, nearest, read, write_value
+from mutirao.config import flatten, nearest, read_toml, write_value
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
@@ -101,7 +101,7 @@ def read_tuning(
     trials: int | None = None,
 ) -> Tuning:
     """Read a study file with a `[tune]` table; all that can be wrong is refused before anything runs."""
-    study, table = read_study(path, sets, trust, out), read(path)
+    study, table = read_study(path, sets, trust, out), read_toml(path)
     try:
         return tuning_of(study, table, sets, trials)
     except ConfigError as error:

@@ -13,9 +13,9 @@ from mutirao.datasets.labelled import Labelled, load_judged
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, partition_of
 from mutirao.experiments.task import Task
-from mutirao.partitioning import by_key, deal_tests, describe, natural
-from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, levels_of
-from mutirao.randomness import number, rng
+from mutirao.partitioning import by_key, describe, natural, split_test_set
+from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, noise_levels
+from mutirao.randomness import derive_seed, rng
 
 NATURAL = ("natural", "auto")  # partitions by whose samples they are; auto: where that is known
 Index = npt.NDArray[np.intp]
@@ -56,7 +56,7 @@ class Dealt:
         from mutirao.training.trainer import Trainer
 
         data, y = self.data, self.data.y_train
-        seed = number(self.seed, 0, "samples")
+        seed = derive_seed(self.seed, 0, "samples")
         sees = self.sees if self.noise else None
         clients = virtual_clients(self.x_train, y, self.parts, config.samples, seed, self.test, self.own, sees)
         trainer = Trainer.of(config, model, **more)
@@ -89,11 +89,11 @@ def deal_labelled(
     seed = config.seed if seed is None else seed
     data = load_judged(config.data, seed if split is None else split, judge_by)
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
-    own = deal_tests(data.y_train, parts, data.y_test, seed, most)
+    own = split_test_set(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
         theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
         own = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own, strict=True)]
-    return Dealt(data, parts, own, seed, levels_of(config.partition.name, config.partition.settings, len(parts)))
+    return Dealt(data, parts, own, seed, noise_levels(config.partition.name, config.partition.settings, len(parts)))
 
 
 def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:

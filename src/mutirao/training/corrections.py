@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from mutirao.aggregation import feddyn, scaffold
-from mutirao.aggregation.effective_steps import REACH, reach_of
+from mutirao.aggregation.effective_steps import EFFECTIVE_STEPS, effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.errors import Refused
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.training.engine.batched_evaluation import evaluate_model
 from mutirao.training.inputs import call_model
 from mutirao.training.measurements import read_extras
@@ -35,7 +35,7 @@ ROUND = "correct.round"  # of the last update
 def lacks(trainer: PlainTrainer) -> set[str]:
     """What a trainer cannot provide, as its steps are not a sum of gradients, or of gradients with a correction."""
     if trainer.optimizer != "sgd" or trainer.keep_optimizer:
-        return {f"metrics:{REACH}", "config:correct", "comes:control", "extras:control"}
+        return {f"metrics:{EFFECTIVE_STEPS}", "config:correct", "comes:control", "extras:control"}
     return {"config:correct", "comes:control", "extras:control"} if trainer.clip else set()
 
 
@@ -50,7 +50,7 @@ def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
         raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
     undo(site, request.config)
     if method == "feddyn":
-        correction = feddyn.bend(request.arrays, kept_in(site))
+        correction = feddyn.correction(request.arrays, kept_in(site))
     else:
         correction = scaffold.correct(request.arrays, request.extras, site.state.get(CONTROL))
     return replace(request, extras={CORRECTION + k: v for k, v in correction.items()})
@@ -60,17 +60,17 @@ def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) ->
     """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
     samples = Samples.of(site.data)
     wanted, method = read_extras(request.config, samples, trainer.loss), request.config.get("correct")
-    if method is None and not wanted & {REACH, "start_loss"}:
+    if method is None and not wanted & {EFFECTIVE_STEPS, "start_loss"}:
         return reply
     pace = trainer.pace(request.config)
     steps = len(pace.lengths(len(samples), trainer.needs_two()))
     told, extras = {}, {}
-    if REACH in wanted:
-        told[REACH] = reach_of(pace.lr, trainer.momentum, pace.mu, steps)
+    if EFFECTIVE_STEPS in wanted:
+        told[EFFECTIVE_STEPS] = effective_steps(pace.lr, trainer.momentum, pace.mu, steps)
     if "start_loss" in wanted:
         told["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
     if method == "feddyn":
-        state = feddyn.renew(request.arrays, reply.arrays, kept_in(site), pace.mu)
+        state = feddyn.update_gradient(request.arrays, reply.arrays, kept_in(site), pace.mu)
         keep(site, {BENT + k: v for k, v in state.items()}, request.config)
     elif method is not None:
         correction = Pull.of(request).correction
@@ -80,8 +80,8 @@ def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) ->
             change = own - (before if before is not None and before.shape == own.shape else 0.0)
             extras["control"] = change.astype(np.float32)
         else:
-            reach = reach_of(pace.lr, trainer.momentum, pace.mu, steps)
-            own = scaffold.renew(request.arrays, reply.arrays, correction, reach)
+            reach = effective_steps(pace.lr, trainer.momentum, pace.mu, steps)
+            own = scaffold.update_control(request.arrays, reply.arrays, correction, reach)
         keep(site, {CONTROL: own.astype(np.float32)}, request.config)
     return replace(reply, metrics=reply.metrics | told, extras=reply.extras | extras)
 
@@ -120,7 +120,7 @@ def gradient_at(trainer: PlainTrainer, request: Request, site: Site, samples: Sa
     model = trainer.travel.prepare(trainer.fill(request.arrays))
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = [torch.zeros_like(p) for p in named.values()]
-    seed = number(int(request.config["seed"]), int(request.config["round"]), "gradient", site.id)
+    seed = derive_seed(int(request.config["seed"]), int(request.config["round"]), "gradient", site.id)
     with one_thread(), seeded(seed, trainer.place()):
         for start in range(0, len(samples), size):
             x, y = samples.batch(np.arange(start, min(start + size, len(samples))))

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mutirao.core.agreement import agreed_of, hold_agreed
+from mutirao.core.agreement import agreed_of, check_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.hyperparameters import read_told
+from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.privacy.accounting import import_opacus
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.training.inputs import call_model
 from mutirao.training.local_steps import Pace
 from mutirao.training.optimizers import arrays_of, one_thread, seeded
@@ -58,9 +58,9 @@ class PrivateTrainer:
         """The privately trained arrays, and what has been spent."""
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
-        hold_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
+        check_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
         n = len(Samples.of(site.data))
-        read_told(request.config, TOLD)
+        read_hyperparameters(request.config, TOLD)
         pace = self.trainer.pace(request.config)
         steps, rate = len(pace.lengths(n)), min(1.0, pace.batch_size / n)
         noise = self.privacy.noise_for(rate, steps)
@@ -95,7 +95,7 @@ class PrivateTrainer:
             expected_batch_size=expected,
         )
         descent = trainer.descent(weights, pace)
-        with one_thread(), seeded(number(seed, round, "dropout", site.id)), warnings.catch_warnings():
+        with one_thread(), seeded(derive_seed(seed, round, "dropout", site.id)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):
                 rows = np.flatnonzero(draw.random(len(samples)) < rate)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mutirao.config import ENGINES, OPTIMIZERS, Common
-from mutirao.core.agreement import agreed_of, hold_agreed
+from mutirao.core.agreement import agreed_of, check_agreed
 from mutirao.core.arrays import Array, Arrays, digest
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
-from mutirao.core.hyperparameters import read_told
+from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.training.inputs import call_model
 from mutirao.training.local_steps import Pace
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of, schedule_of
@@ -124,7 +124,7 @@ class PlainTrainer:
 
     def initial(self, seed: int) -> Arrays:
         """The arrays of a fresh model; the seed decides them."""
-        with seeded(number(seed, 0, "initial")):
+        with seeded(derive_seed(seed, 0, "initial")):
             return arrays_of(self.model(), self.travel.shared)
 
     def probe(
@@ -169,7 +169,7 @@ class PlainTrainer:
         total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
         errors, sizes = list[Tensor](), list[int]()
         draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
-        with one_thread(), (randomness or partial(seeded, place=place))(number(seed, round, "torch", site.id)):
+        with one_thread(), (randomness or partial(seeded, place=place))(derive_seed(seed, round, "torch", site.id)):
             for batch in pace.plan(rng(seed, round, "batches", site.id), len(samples), self.needs_two()):
                 x, y = samples.batch(batch)
                 x = x if self.transform is None or draw is None else self.transform(x, draw)
@@ -194,7 +194,7 @@ class PlainTrainer:
 
     def pace(self, config: Mapping[str, Scalar]) -> Pace:
         """How a client advances in the round of a request: as the server tells it, or as is set and scheduled."""
-        told = read_told(config)
+        told = read_hyperparameters(config)
         if self.steps and "epochs" in told:
             raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
         lr = told["lr"] if "lr" in told else self.lr * factor_of(self.schedule, int(config["round"]))
@@ -292,8 +292,8 @@ class PlainTrainer:
 
     def hold_told(self, config: Mapping[str, Scalar], data: Any = None) -> None:
         """Refused, by name, if a request tells what is unknown here, or builds on another frozen part or class list."""
-        read_told(config)
-        hold_agreed(config, {**self.agreed(), **agreed_of(data)})
+        read_hyperparameters(config)
+        check_agreed(config, {**self.agreed(), **agreed_of(data)})
 
     def needs_two(self) -> bool:
         """Whether the module cannot be trained on a single sample."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mutirao.core.agreement import AGREE, AGREED, PROFILE, digest_of, hold_agreed, in_extras
+from mutirao.core.agreement import AGREE, AGREED, PROFILE, bytes_from_extra, check_agreed, digest_of
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.errors import Refused
@@ -18,12 +18,12 @@ Plan = TypeVar("Plan", bound=Hashable)  # what the bytes say
 
 def content_in(request: Request, name: str, own: bytes) -> bytes:
     """What goes with a request under that name, if it is what was agreed on; a party with its own takes no other."""
-    content = in_extras(name, request.extras) or own
+    content = bytes_from_extra(name, request.extras) or own
     if not content:
         raise Refused(AGREED + name, f"no {name} came with the request, and there is none here")
-    hold_agreed({k: v for k, v in request.config.items() if k == AGREED + name}, {name: digest_of(content)})
+    check_agreed({k: v for k, v in request.config.items() if k == AGREED + name}, {name: digest_of(content)})
     if own:
-        hold_agreed({AGREED + name: digest_of(content)}, {name: digest_of(own)})
+        check_agreed({AGREED + name: digest_of(content)}, {name: digest_of(own)})
     return content
 
 

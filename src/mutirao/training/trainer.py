@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from mutirao.core.hyperparameters import TOLD
+from mutirao.core.hyperparameters import HYPERPARAMETERS
 from mutirao.privacy import DPSGD
 from mutirao.training.corrections import lacks
 from mutirao.training.dp_sgd import PrivateTrainer
@@ -21,7 +21,7 @@ from mutirao.training.preflight import check_start
 PROVIDED = frozenset(
     {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}
     | {"metrics:reach", "metrics:start_loss", "comes:control", "extras:control"}
-    | {f"config:{name}" for name in TOLD}
+    | {f"config:{name}" for name in HYPERPARAMETERS}
     | {f"metrics:{name}" for name in PROBED}
 )
 

@@ -16,7 +16,7 @@ from mutirao.config import build, resolve
 from mutirao.core.arrays import digest, flat, part_of
 from mutirao.core.fleet import Reply, Request
 from mutirao.core.parts import as_aggregator
-from mutirao.core.rounds import Cohort, Patience, Run, gather, step, train
+from mutirao.core.rounds import Cohort, Patience, Run, step, train, wait_for_clients
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments.task import find
@@ -147,7 +147,7 @@ def test_a_group_too_small_for_a_sum_keeps_its_model_while_others_learn() -> Non
     cohorts = [
         Cohort(selection.everyone, aggregation.FedAvg(), name=g, members=who) for g, who in sorted(members.items())
     ]
-    gather(run.roster, fleet, 7, Patience())
+    wait_for_clients(run.roster, fleet, 7, Patience())
     done = step(run, fleet, cohorts)
     assert digest(part_of(run.arrays, "g0")) == digest(MODEL)
     assert digest(part_of(run.arrays, "g1")) != digest(MODEL)

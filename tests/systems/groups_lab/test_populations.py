@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
-from mutirao.partitioning import like
+from mutirao.partitioning import sample_like
 from mutirao.systems.groups_lab.populations import deal_populations, draw_populations, furnish, true_groups, turn, view
 
 
@@ -42,7 +42,7 @@ def test_a_population_sees_its_own_world() -> None:
 def test_test_samples_have_the_clients_own_mix_and_its_own_names() -> None:
     draw = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 100)
-    kept = like(labels, np.array([1, 1, 1, 3]), 40, draw)
+    kept = sample_like(labels, np.array([1, 1, 1, 3]), 40, draw)
     assert np.bincount(labels[kept], minlength=4).tolist() == [0, 30, 0, 10]
     x, y = draw.normal(size=(400, 4)).astype(np.float32), labels
     parts = [np.arange(0, 400, 2), np.arange(1, 400, 2)]

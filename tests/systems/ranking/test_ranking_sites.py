@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mutirao.config import resolve
-from mutirao.core.agreement import PROFILE, Agreement, as_extra, digest_of
+from mutirao.core.agreement import PROFILE, AgreementFleet, bytes_to_extra, digest_of
 from mutirao.core.fleet import Reply, Request
 from mutirao.deploy.layout import free_port
 from mutirao.deploy.policy.content_hash import sources
@@ -168,7 +168,7 @@ def test_a_policy_lets_moments_leave_only_if_it_says_so(tmp_path: Path) -> None:
     def ask(policy: Policy, do: str) -> str:
         handler = guarded(task.handler, policy, Asker())
         fleet = LocalFleet(lambda request, site: handler(request, site), {"north": task.population["north"]})
-        told = Agreement(fleet, {SCALE: digest_of(b"{}")}, as_extra(SCALE, b"{}"), asks=False)
+        told = AgreementFleet(fleet, {SCALE: digest_of(b"{}")}, bytes_to_extra(SCALE, b"{}"), ask_clients=False)
         answers = (told if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
         return str(answers.failures.get("north", "")) or ",".join(answers.replies["north"].extras)
 

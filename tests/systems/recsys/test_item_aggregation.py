@@ -8,7 +8,7 @@ import pytest
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply
-from mutirao.core.sparse_rows import ROWS, whole_replies
+from mutirao.core.sparse_rows import ROWS, dense_replies
 from mutirao.systems.recsys import item_aggregation as module
 from mutirao.systems.recsys.item_aggregation import ByItem
 
@@ -46,13 +46,13 @@ def test_an_item_moves_by_the_mean_of_those_who_touched_it(shrinkage: float) -> 
 
 def test_over_all_it_is_federated_averaging() -> None:
     ours = ByItem(over="all")(CURRENT, replies(), {})
-    theirs = FedAvg()(CURRENT, whole_replies(CURRENT, replies()), {})
+    theirs = FedAvg()(CURRENT, dense_replies(CURRENT, replies()), {})
     np.testing.assert_allclose(ours.arrays["items"], theirs.arrays["items"], atol=1e-6)
     assert ours.weights == theirs.weights
 
 
 def test_whole_replies_count_by_the_rows_that_differ() -> None:
-    ours, whole = (ByItem()(CURRENT, r, {}).arrays["items"] for r in (replies(), whole_replies(CURRENT, replies())))
+    ours, whole = (ByItem()(CURRENT, r, {}).arrays["items"] for r in (replies(), dense_replies(CURRENT, replies())))
     np.testing.assert_array_equal(ours, whole)
 
 

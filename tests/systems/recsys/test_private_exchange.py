@@ -9,7 +9,7 @@ import pytest
 from mutirao.config import resolve
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
-from mutirao.core.sparse_rows import BLOCKS, OF, ROWS, spread
+from mutirao.core.sparse_rows import BLOCKS, OF, ROWS, expand_rows
 from mutirao.errors import ConfigError, Refused
 from mutirao.experiments.task import find
 from mutirao.report import execute
@@ -103,13 +103,13 @@ def test_noised_counts_are_averaged_over_the_rounds() -> None:
 def test_rows_are_spread_to_a_table_of_the_length_that_was_told() -> None:
     rows, total = np.array([1, 3], np.int32), np.array([5])
     sent = {"t": np.ones((2, 2)), "t" + ROWS: rows, "t" + OF: total, "b": np.zeros(1)}
-    made = spread(sent)
+    made = expand_rows(sent)
     assert made.keys() == {"t", "b"}
     np.testing.assert_array_equal(made["t"], [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0]])
-    assert spread({"t": sent["t"]})["t"] is sent["t"]
+    assert expand_rows({"t": sent["t"]})["t"] is sent["t"]
     for wrong in ({"t" + OF: np.array([2**50])}, {"t" + OF: np.array([3])}, {"t" + ROWS: np.array([3, 1])}):
         with pytest.raises(ValueError, match="'t@"):
-            spread({**sent, **wrong})
+            expand_rows({**sent, **wrong})
 
 
 def made_with(**settings: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutirao.core.fleet import Request, Site
-from mutirao.core.sparse_rows import whole
+from mutirao.core.sparse_rows import to_dense
 from mutirao.privacy.clipping import clip_update
 from mutirao.randomness import rng
 from mutirao.systems.recsys.evaluation import evaluate_reading, join_exposures, usual_ratings
@@ -109,7 +109,7 @@ def test_clipping_alone_hides_nothing() -> None:
     method, clip = method_of(), 0.5
     for user in list(USERS)[:6]:
         sent, plain = model_of(method), ask(method, user).arrays
-        update, scale = clip_update(sent, whole(sent, plain), clip)
+        update, scale = clip_update(sent, to_dense(sent, plain), clip)
         assert scale < 1
         moved = {ITEMS: sent[ITEMS] + update[ITEMS]}
         reading = Attacker(method, clip=clip, usual=USUAL.shares)(sent, moved)
@@ -127,7 +127,7 @@ def test_noise_hides_by_its_size(noise: float) -> None:
     found = []
     for user in list(USERS)[:20]:
         sent, plain = model_of(method), ask(method, user).arrays
-        full = whole(sent, plain)[ITEMS] + np.random.default_rng(int(user)).normal(0, noise, (250, 50))
+        full = to_dense(sent, plain)[ITEMS] + np.random.default_rng(int(user)).normal(0, noise, (250, 50))
         reading: Reading = attacker(sent, {ITEMS: full})
         truth = truth_of(method, user)
         query = {i: truth[i] for i in plain[ITEM_ROWS].tolist()}

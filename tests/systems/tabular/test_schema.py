@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from mutirao.core.agreement import as_extra
+from mutirao.core.agreement import bytes_to_extra
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError, Refused
 from mutirao.systems.tabular.client_tables import Keep, pick_alike
@@ -32,7 +32,8 @@ def table(seed: int, n: int, gaps: bool = True) -> tuple[Table, Column]:
 
 def told(*clients: tuple[Table, Column], task: Task = CLASSES, least: int = 1) -> dict[str, Reply]:
     return {
-        f"c{k}": Reply({}, as_extra("profile", tell_profile(*held, task, least)), n=9) for k, held in enumerate(clients)
+        f"c{k}": Reply({}, bytes_to_extra("profile", tell_profile(*held, task, least)), n=9)
+        for k, held in enumerate(clients)
     }
 
 
@@ -118,7 +119,7 @@ def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
     honest = told(*(table(k, 40) for k in range(6)))
     profile = json.loads(honest["c5"].extras["profile"].tobytes())
     profile["columns"]["dose"] |= lie
-    liar = Reply({}, as_extra("profile", json.dumps(profile).encode()), n=9)
+    liar = Reply({}, bytes_to_extra("profile", json.dumps(profile).encode()), n=9)
     right, bent = (join_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": liar}))
     dose, other = (next(f for f in s.features if f.name == "dose") for s in (right, bent))
     assert abs(other.mean - dose.mean) < 3 * dose.std
@@ -126,7 +127,7 @@ def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
     many = json.loads(honest["c5"].extras["profile"].tobytes())
     many["columns"]["ward"]["categories"] = [f"w{i}" for i in range(MOST_CATEGORIES)]
     many["target"]["classes"] = [f"k{i}" for i in range(MOST_CLASSES)]
-    liar = Reply({}, as_extra("profile", json.dumps(many).encode()), n=9)
+    liar = Reply({}, bytes_to_extra("profile", json.dumps(many).encode()), n=9)
     swollen = join_profiles("y", CLASSES, {**honest, "c5": liar})  # it goes on, with all that the others told
     assert len(swollen.classes) == MOST_CLASSES
     assert {"no", "yes"} <= set(swollen.classes)
@@ -156,7 +157,7 @@ LIES = [
 
 @pytest.mark.parametrize(("lie", "says"), LIES)
 def test_a_profile_that_makes_no_sense_counts_for_nobody_else(lie: str, says: str) -> None:
-    liar = Reply({}, as_extra("profile", lie.encode()), n=9)
+    liar = Reply({}, bytes_to_extra("profile", lie.encode()), n=9)
     honest = told(table(0, 30), table(1, 30))
     assert join_profiles("y", CLASSES, {**honest, "liar": liar}) == join_profiles("y", CLASSES, honest)
     with pytest.raises(ConfigError, match=says):

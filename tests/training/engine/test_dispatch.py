@@ -14,7 +14,7 @@ from mutirao.core.client_evaluation import across_clients
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.metrics import judge_classes, regression_figures
+from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.engine.batched_evaluation import judge_many
 from mutirao.training.engine.dispatch import choose_way
@@ -252,7 +252,7 @@ def test_figures_of_ones_own_are_told_by_every_client_one_by_one_or_at_once(clas
 
     population = {f"c{i}": labelled(7 + 5 * i) for i in range(4)}
     loss = functional.cross_entropy if classes else functional.mse_loss
-    trainer = Trainer(mlp, loss=loss, figures=judge_classes if classes else regression_figures)
+    trainer = Trainer(mlp, loss=loss, figures=evaluate_logits if classes else regression_metrics)
     arrays = trainer.initial(0)
     requests = {c: Request("evaluate", arrays, {"seed": 0, "round": 1}) for c in population}
     sites = {c: Site(c, d) for c, d in population.items()}

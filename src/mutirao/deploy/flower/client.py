@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from mutirao.compression import Whole
+from mutirao.compression import NoCompression
 from mutirao.config import coerce
 from mutirao.core.agreed_handler import own_digests
 from mutirao.core.agreement import agreed_of
@@ -127,7 +127,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
 
 def check_stock(stock: bool, task: Task) -> None:
     """Refuse to compress for a strategy of Flower's own, which would take the encoding for a model."""
-    if stock and not isinstance(task.compress, Whole):
+    if stock and not isinstance(task.compress, NoCompression):
         raise Refused("compress", "a strategy of Flower's own takes whole updates; use none")
 
 
@@ -159,7 +159,9 @@ def work_under(
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
         handler = guarded(task.handler, policy, asker, task.secure, task.compress)
-        content = work_on(message, context, replace(task, handler=handler, secure=Open(), compress=Whole()), states)
+        content = work_on(
+            message, context, replace(task, handler=handler, secure=Open(), compress=NoCompression()), states
+        )
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())
     return content

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mutirao.compression import Compress, Whole
+from mutirao.compression import Compression, NoCompression
 from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays, digest, nbytes
 from mutirao.core.digests import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
-from mutirao.core.hyperparameters import BY_METHODS, TOLD
+from mutirao.core.hyperparameters import BY_METHODS, HYPERPARAMETERS
 from mutirao.core.parts import AnyHandler
-from mutirao.core.sparse_rows import ROWS, whole
+from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.deploy.policy.pins import hold_model, hold_pins
 from mutirao.deploy.policy.privacy_ledger import Ledger, alone, difference, enter, without_noise
 from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeatable_in
@@ -141,7 +141,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     policy: Policy
     asker: Asker = field(default_factory=Asker)
     secure: Secure = Open()  # what is judged in the clear leaves as this makes it
-    compress: Compress = Whole()  # and then as this does
+    compress: Compression = NoCompression()  # and then as this does
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply as the site lets it leave."""
@@ -239,7 +239,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         cover, model = self.policy.privacy, request.arrays
         if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
             raise Refused("privacy.clip", "only an update of the model that was sent can be clipped")
-        full = whole(model, arrays)
+        full = to_dense(model, arrays)
         for name, sent in model.items():
             same = full[name].shape == sent.shape and (full[name].dtype.kind == "f") == (sent.dtype.kind == "f")
             if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
@@ -274,7 +274,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
 def told_in(request: Request) -> dict[str, Scalar]:
     """What a request tells to train by."""
-    return {name: request.config[name] for name in TOLD if name in request.config}
+    return {name: request.config[name] for name in HYPERPARAMETERS if name in request.config}
 
 
 def bytes_of(reply: Reply) -> int:

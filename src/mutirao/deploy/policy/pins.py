@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mutirao.config import constants_of, dump, flatten, lines, load_name, quote, resolve
+from mutirao.config import constants_of, dump, flatten, load_name, resolve, toml_lines, toml_string
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Scalar
 from mutirao.errors import ConfigError, Refused
@@ -71,16 +71,16 @@ def model_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> str:
 @functools.lru_cache(maxsize=16)
 def pin_lines(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> str:
     """The table of a policy that pins a recipe to its settings, and to its model if that can be made here."""
-    name = recipe if recipe.isidentifier() else quote(recipe)
+    name = recipe if recipe.isidentifier() else toml_string(recipe)
     if ":" in recipe and not isinstance(load_name(recipe), Recipe):  # a site's own function from Flower's context
         return f"# [pinned.{name}]\n# what its code reads of a run's settings, such as: batch_size = 16"
     pinned = {k: v for k, v in settings_of(recipe, sets).items() if k.partition(".")[0] not in {"recipe", *FREE}}
     try:
-        model = f"{ARCHITECTURE} = {quote(model_of(recipe, sets))}"
+        model = f"{ARCHITECTURE} = {toml_string(model_of(recipe, sets))}"
     except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
         why = " ".join(str(error).split())
         model = f'# {ARCHITECTURE} = "sha256:..."  (mutirao site hash {recipe} --architecture; now: {why[:160]})'
-    return "\n".join([f"[pinned.{name}]", model, *lines(pinned)])
+    return "\n".join([f"[pinned.{name}]", model, *toml_lines(pinned)])
 
 
 def hold_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> None:

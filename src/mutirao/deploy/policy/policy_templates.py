@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mutirao.config import load_name, quote
+from mutirao.config import load_name, toml_string
 from mutirao.core.fleet import failure_of
 from mutirao.deploy.policy.pins import prepared
 from mutirao.deploy.policy.rules import policy_template
@@ -104,7 +104,7 @@ def put(text: str, key: str, names: Sequence[str], words: Mapping[str, str], els
     """A list in place of an empty one, a line a name, each with what it means."""
     if not names:
         return text
-    lines = [f"  {quote(name)},  # {words.get(name, else_)}" for name in names]
+    lines = [f"  {toml_string(name)},  # {words.get(name, else_)}" for name in names]
     filled = "\n".join([f"{key} = [", *lines, "]"])
     if f"\n{key} = []\n" not in text:
         raise ConfigError(f"the template of a policy has no line {key} = []")

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import coerce, nearest, parse_assignment, read
+from mutirao.config import coerce, nearest, parse_assignment, read_toml
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.pins import ARCHITECTURE, hold_pins, pin_lines
@@ -164,7 +164,7 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
-    table, kinds = read(path), {"asked": Asked, "reply": Leaving, "privacy": Cover, "records": Records}
+    table, kinds = read_toml(path), {"asked": Asked, "reply": Leaving, "privacy": Cover, "records": Records}
     known = {"recipes", "settings", "pinned", *kinds}
     for key in table:
         if key not in known:

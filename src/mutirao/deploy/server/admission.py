@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mutirao.config import coerce, read
+from mutirao.config import coerce, read_toml
 from mutirao.deploy.keys import client_in, key_fingerprint, public_key_pem
 from mutirao.deploy.layout import Server, server_in
 from mutirao.deploy.policy.privacy_ledger import enter
@@ -52,7 +52,7 @@ def is_entitled(folder: Path, client: str, node: int) -> bool:
 def admitted_samples(folder: Path) -> dict[str, int]:
     """How many samples each client was admitted with, as `samples.toml` in the server's folder says, if it is there."""
     path = folder / SAMPLES
-    table = read(path) if path.exists() else {}
+    table = read_toml(path) if path.exists() else {}
     return {client: coerce(f"{path}: {client}", n, int, low=1) for client, n in table.items()}
 
 

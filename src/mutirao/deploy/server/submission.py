@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import lines, write_value
+from mutirao.config import toml_lines, write_value
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import server_in
 from mutirao.deploy.policy.privacy_ledger import enter
@@ -82,7 +82,7 @@ def submit(
     config["timeout"] = float(timeout)
     with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
         file = Path(place) / "run.toml"
-        write_whole(file, "\n".join(lines(config)) + "\n")
+        write_whole(file, "\n".join(toml_lines(config)) + "\n")
         done = flwr(server, "run", str(server.folder / "app"), "here", "--run-config", str(file), "--format", "json")
     content: dict[str, Any] = {}
     try:

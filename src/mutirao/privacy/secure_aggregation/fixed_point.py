@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays, flat, settle
+from mutirao.core.arrays import Arrays, cast_to, flat
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError
 from mutirao.privacy import clip_update
@@ -113,7 +113,7 @@ class Scale:
         mean, arrays, at = update.view(SIGNED[update.dtype]) * (self.step / total), dict(current), 0
         for name in sorted(k for k, v in current.items() if v.dtype.kind == "f"):
             x = current[name]
-            arrays[name] = settle(x + mean[at : at + x.size].reshape(x.shape), x.dtype)
+            arrays[name] = cast_to(x + mean[at : at + x.size].reshape(x.shape), x.dtype)
             at += x.size
         rest, at = counts[1 + 2 * len(self.metrics) :], 0
         for name in integers(current):

@@ -15,7 +15,7 @@ import numpy as np
 from mutirao.core.agreement import AGREE
 from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
-from mutirao.core.sparse_rows import BLOCKS, spread, whole
+from mutirao.core.sparse_rows import BLOCKS, expand_rows, to_dense
 from mutirao.core.validation import fault, fault_of_extras
 from mutirao.errors import Refused
 from mutirao.privacy.secure_aggregation.fixed_point import Scale
@@ -176,13 +176,13 @@ class Masked:
 
     def mask(self, request: Request, plain: Request, reply: Reply, site: Site, memory: Memory) -> Reply:
         """The reply as words under masks; the secrets behind the masks are forgotten, but for others' shares."""
-        trained, sent = plain.do == "train", spread(plain.arrays)
+        trained, sent = plain.do == "train", expand_rows(plain.arrays)
         if not isinstance(reply, Reply):
             raise Refused("secure", "the handler gave no Reply")
         wrong = fault(sent, reply) if trained else fault_of_extras(reply)
         if wrong is not None:
             raise Refused(f"secure.{wrong.kind}", wrong.reason)
-        reply = Reply(whole(sent, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
+        reply = Reply(to_dense(sent, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
         scale = Scale(self.secure, int(word_of(request, "clients")), tuple(names_in(request, "metrics")))
         weight = min(int(reply.n), self.secure.most_samples) if trained else 1
         peers = {n: bytes.fromhex(memory["peers"][n][1]) for n in memory["received"]}

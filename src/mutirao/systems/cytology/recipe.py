@@ -17,7 +17,7 @@ from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Exchange, check_kept, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
-from mutirao.metrics import judge_classes
+from mutirao.metrics import evaluate_logits
 from mutirao.randomness import rng
 from mutirao.systems.cytology.slides.slide_sources import find_sources, scale_in
 from mutirao.systems.images.choices import AUGMENTS, BAG_HEADS, BODY_WORDS, HEADS, STAINS, Trainable, check_body
@@ -93,7 +93,7 @@ def task(config: Config) -> Task:
     abnormal = abnormal_classes(classes, config.normal)
     metrics: tuple[str, ...] = ()
     if not has_one_model(config):  # then hospitals' own judgements are all there is
-        told["figures"], metrics = judge_classes, ("accuracy", "balanced_accuracy", "loss")
+        told["figures"], metrics = evaluate_logits, ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
         told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), TOLD
     has_test = found.has_test and config.judge_by == "test"

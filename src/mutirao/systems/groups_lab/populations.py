@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.partitioning import iid, like, most_alike
+from mutirao.partitioning import iid, largest_similar_size, sample_like
 from mutirao.randomness import rng
 from mutirao.training.samples import ClientData, Samples
 
@@ -107,7 +107,7 @@ def furnish(
         name = f"c{i:0{len(str(len(parts) - 1))}d}"
         draw = rng(seed, 0, "samples", name)
         rows[name] = mine = np.sort(draw.permutation(part)[:most]) if most else part
-        kept = like(y_test, y[mine], most_alike(y_test, y[mine], judge), draw)
+        kept = sample_like(y_test, y[mine], largest_similar_size(y_test, y[mine], judge), draw)
         seen = group, populations, renamings[group]
         if held is not x:
             held[mine], named[mine] = view(kind, x[mine], y[mine], *seen)

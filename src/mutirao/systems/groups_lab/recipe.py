@@ -9,7 +9,7 @@ from mutirao.clustering.choices import HIDDEN
 from mutirao.clustering.formation import NoiseRule
 from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups
 from mutirao.config import Common, Part, build, setting
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_judged
@@ -29,10 +29,10 @@ from mutirao.experiments.grouping import (
 )
 from mutirao.experiments.task import Recipe, Task
 from mutirao.partitioning import describe
-from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, levels_of
-from mutirao.randomness import number, rng
+from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, noise_levels
+from mutirao.randomness import derive_seed, rng
 from mutirao.registry import is_dotted
-from mutirao.robustness.attacks import Attacked, liars_among
+from mutirao.robustness.attacks import Attacked, malicious_among
 from mutirao.simulation.drift import Around, groups_after
 from mutirao.systems.classification import deal_samples
 from mutirao.systems.images.choices import NETWORK_NAMES, check_network
@@ -110,7 +110,9 @@ def task(config: Config) -> Task:
     data = load_judged(config.data, config.seed, config.judge_by)
     x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
     parts, truth = split(config, data)
-    noise = levels_of(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
+    noise = (
+        noise_levels(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
+    )
     x, sees = disturb_rows(noise, config.seed, parts, x), partial(disturb_test, noise, config.seed)
     most, judge = config.samples, config.judge_samples
     clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
@@ -126,9 +128,9 @@ def task(config: Config) -> Task:
     signature, privacy = signature_of(config), build("privacy", config.privacy)
     hold = config.hold if chooses(config) else 0.0
     member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
-    liars = liars_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
+    liars = malicious_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
-    left = {c: clients[c] for c in clients if c not in names_in(config.exclude)}
+    left = {c: clients[c] for c in clients if c not in parse_names(config.exclude)}
     around, drift = Around(left, config.seed, classes), build("drift", config.drift)
     knows = Known(member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around))
     return Task(
@@ -160,7 +162,7 @@ def task(config: Config) -> Task:
 
 def start_of(seed: int, which: int) -> int:
     """The seed of the common first model, or of another one."""
-    return number(seed, 0, f"start {which}") if which else seed
+    return derive_seed(seed, 0, f"start {which}") if which else seed
 
 
 def chooses(config: Config) -> bool:

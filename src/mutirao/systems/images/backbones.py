@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from mutirao.config import nearest, one_line
 from mutirao.errors import ConfigError
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.systems.images.base import IMAGENET_MEAN as IMAGENET_MEAN
 from mutirao.systems.images.base import IMAGENET_STD as IMAGENET_STD
 from mutirao.systems.images.base import SIZE as SIZE
@@ -206,7 +206,7 @@ def body(name: str, weights: str = "") -> Body:
     if name not in BODIES:
         raise ConfigError(f"body: no body is called {name!r}{nearest(name, BODIES)}")
     make, our_key = BODIES[name]
-    with seeded(number(0, 0, f"body {name}")):
+    with seeded(derive_seed(0, 0, f"body {name}")):
         made = make()
     if weights == "random":
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)

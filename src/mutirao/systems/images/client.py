@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from mutirao.core.bounds import SIZE_CAP
-from mutirao.core.client_evaluation import join_judgements
+from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.class_folders import Pictures, agree
 from mutirao.datasets.image_layouts import set_apart
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.systems.images.bags import BagExtractor, join_bags
 from mutirao.systems.images.features import Extractor
 from mutirao.training.inputs import change
@@ -113,7 +113,7 @@ class Wards(Population):
         held = self._pictures(name)
         if self.classes and not self.anybody:  # what a site has by itself is compared when all agree
             agree({"the class list agreed on": self.classes, name: held.classes})
-        seed = number(self.seed, 0, "validation", name)
+        seed = derive_seed(self.seed, 0, "validation", name)
         rows = np.arange(len(held)), np.empty(0, np.intp)
         if self.validation and len(held) > 1:
             rows = set_apart(held, self.validation, seed, f"the validation set of {name}", self.grouped)
@@ -148,6 +148,6 @@ def evaluate_at_hospitals(
 
     `metrics` are what nothing else judges by: they are given under their own names, too.
     """
-    means = join_judgements(fleet, run, {"accuracy", "loss", *metrics}, size_cap)
+    means = weighted_client_metrics(fleet, run, {"accuracy", "loss", *metrics}, size_cap)
     named = {name: means[name] for name in metrics if name in means}
     return named | {f"distributed_{name}": means[name] for name in ("accuracy", "loss") if name in means}

@@ -23,7 +23,7 @@ from mutirao.datasets.image_layouts import (
     read_listed,
 )
 from mutirao.errors import ConfigError
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.systems.images.image_partitions import deal_pictures
 
 
@@ -44,7 +44,7 @@ def find_pictures(
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
-    train, test = read_both(root, group, config.test, number(config.seed, 0, "test split"), classes, rows_of)
+    train, test = read_both(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
     parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from mutirao.config import OPTIMIZERS, Common, Part, setting
-from mutirao.core.client_evaluation import join_judgements
+from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import JUDGES, is_arrays
@@ -15,7 +15,7 @@ from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Exchange, check_kept, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
-from mutirao.metrics import judge_classes
+from mutirao.metrics import evaluate_logits
 from mutirao.systems.classification import deal_labelled
 from mutirao.systems.images.choices import BODY_WORDS, ELSEWHERE, NETWORK_NAMES, check_body
 from mutirao.systems.images.image_sources import find_pictures, read_own
@@ -93,7 +93,7 @@ def task(config: Config) -> Task:
     )
     has_test = found.has_test and config.judge_by == "test"
     told = plan.training(config) | plan.agreed()
-    party = Party.of(config, lambda: plan.model(len(classes)), figures=judge_classes, **told)
+    party = Party.of(config, lambda: plan.model(len(classes)), figures=evaluate_logits, **told)
 
     @cache
     def test() -> Samples:
@@ -125,7 +125,9 @@ def array_task(config: Config) -> Task:
     from mutirao.systems.images.networks import make_network
 
     data = dealt.data
-    made = dealt.task(config, lambda: make_network(config.body, data.shape, 64, len(data.names)), figures=judge_classes)
+    made = dealt.task(
+        config, lambda: make_network(config.body, data.shape, 64, len(data.names)), figures=evaluate_logits
+    )
     return replace(made, metrics=FIGURES)
 
 
@@ -135,7 +137,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
         if task.evaluate is None and due and config.validation and not private and has_one_model(config):
-            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+            done.row.update(weighted_client_metrics(fleet, run, task.metrics, config.size_cap))
         yield done
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mutirao.config import one_line, parse_value
 from mutirao.errors import ConfigError
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.systems.images.base import IMAGENET_MEAN, Body, Features
 from mutirao.systems.images.choices import TIMM
 from mutirao.systems.images.networks import Normalise
@@ -70,7 +70,7 @@ def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
     except Exception as error:  # what it builds on may fail in its own ways
         raise ConfigError(f"body={name} needs timm, with torchvision: install mutirao[timm] ({why(error)})") from error
     try:
-        with seeded(number(0, 0, f"body {name}")):
+        with seeded(derive_seed(0, 0, f"body {name}")):
             network = timm.create_model(asked, pretrained=pretrained and not weights, num_classes=0, **settings)
         facts = timm.data.resolve_model_data_config(network)
         size = int(settings.get("img_size", facts["input_size"][-1]))

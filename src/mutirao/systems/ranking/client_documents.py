@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import build
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.partitioning import deal_tests
-from mutirao.randomness import number, rng
+from mutirao.partitioning import split_test_set
+from mutirao.randomness import derive_seed, rng
 from mutirao.systems.ranking.feature_scale import Scale
 from mutirao.systems.ranking.letor_layouts import Parts, fold_folders, locate, parts_in
 from mutirao.systems.ranking.query_partition import deal
@@ -169,11 +169,11 @@ def deal_set(config: Any, train: RankingData, vali: RankingData, test: RankingDa
     parts = deal(split, train.grades, train.queries, config.clients, rng(config.seed, 0, "partition"), train.x)
     tests: list[Index] | None = None
     if config.personal.name != "none" and config.loss == "grades":
-        tests = deal_tests(train.grades, parts, judged.grades, config.seed, OWN_TEST)
+        tests = split_test_set(train.grades, parts, judged.grades, config.seed, OWN_TEST)
     elif config.personal.name != "none":
         tests = [draw_queries(judged, config.seed, name) for name in names_of_dealt(len(parts))]
     most = config.samples if config.loss == "grades" else 0  # of lists it is so many lists, when they are made
-    dealt = deal_rows(train, parts, most, number(config.seed, 0, "samples"), judged, tests)
+    dealt = deal_rows(train, parts, most, derive_seed(config.seed, 0, "samples"), judged, tests)
     return Source(dealt, lambda scale: judged, (train.grades, parts), train, vali, highest)
 
 
@@ -198,7 +198,7 @@ def read_clients(config: Any, folders: dict[ClientId, Path]) -> Source:
 
     def judged(scale: Scale) -> RankingData:
         fit = {n: t.table for n in tests if (t := held[n].test) is not None and t.table.features == scale.features}
-        left = {n: table for n, table in fit.items() if n not in names_in(config.exclude)}
+        left = {n: table for n, table in fit.items() if n not in parse_names(config.exclude)}
         return join_tables(list(left.values()), list(left))
 
     return Source(Holders(list(held), held.__getitem__, bool(tests)), judged if tests else None)

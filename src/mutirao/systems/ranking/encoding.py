@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mutirao.core.fleet import ClientId
 from mutirao.errors import Refused
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.systems.ranking.client_documents import Held
 from mutirao.systems.ranking.feature_scale import SCALE, Scale, differing
 from mutirao.systems.ranking.losses import PAD
@@ -115,7 +115,7 @@ class Encoded:
             found = self.clients.get((client, scale))
             if found is not None and found[0] is held:
                 return found[1]
-            seed = number(self.seed, 0, "samples", client)
+            seed = derive_seed(self.seed, 0, "samples", client)
             test = None if held.test is None else self.as_lists(held.test, scale, 0, 0)
             made = self.join(self.as_lists(held, scale, self.most, seed), test)
             self.clients[client, scale] = held, made

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mutirao.core.agreement import PROFILE
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.moments import Transform, combine_moments, hold_moments, measure_moments, standardise
+from mutirao.core.moments import Transform, bound_moments, combine_moments, measure_moments, standardise
 from mutirao.core.validation import MOST_SAMPLES
 from mutirao.errors import ConfigError
 from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE
@@ -160,7 +160,7 @@ def join_moments(moments: Sequence[Arrays], width: int) -> tuple[list[float], li
     means, stds = [], []
     for f in range(width):
         own = [{"count": m["count"], "sum": m["sum"][f : f + 1], "squares": m["squares"][f : f + 1]} for m in moments]
-        mean, std = combine_moments(hold_moments(own, FAR, MOST_TIMES))
+        mean, std = combine_moments(bound_moments(own, FAR, MOST_TIMES))
         means.append(float(mean[0]))
         stds.append(float(std[0]))
     return means, stds

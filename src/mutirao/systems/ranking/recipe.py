@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mutirao.config import Common, Part, build, setting
-from mutirao.core.agreement import AGREED, PROFILE, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, bytes_from_extra
 from mutirao.core.arrays import Arrays
-from mutirao.core.client_evaluation import join_judgements
+from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.moments import Transform
 from mutirao.core.rounds import Round, Run
@@ -126,7 +126,7 @@ def check_private(config: Any, own: bytes) -> None:
 
 def scale_of(client: Any, run: Run) -> Scale:
     """What the clients of a run have agreed on."""
-    return read_scale(in_extras(MEMORY, run.memory) or client.own)
+    return read_scale(bytes_from_extra(MEMORY, run.memory) or client.own)
 
 
 def judge_at_end(client: Any, source: Any, run: Run, arrays: Arrays) -> dict[str, float]:
@@ -284,7 +284,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         return
     known, source, personal = task.knows, task.knows.source, personal_of(config)
     client: Any = personal.at_client(known.client)
-    check_private(config, in_extras(MEMORY, run.memory) or client.own)
+    check_private(config, bytes_from_extra(MEMORY, run.memory) or client.own)
     fleet, task, content = agree_before(
         *(fleet, config, task, run, SCALE, client.own),
         lambda told: join_profiles(told, config.transform, config.grades or source.highest, config.features).content(),
@@ -300,7 +300,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     here = task.evaluate is not None or promises(config) or not config.test or not has_one_model(config)
     for done in federate(fleet, config, task, run):
         if not here and (run.round % config.evaluate_every == 0 or run.round == config.rounds):
-            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+            done.row.update(weighted_client_metrics(fleet, run, task.metrics, config.size_cap))
         yield done
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
-from mutirao.io import read_table, write_rows, write_whole
+from mutirao.io import read_csv, write_rows, write_whole
 from mutirao.report.plot_kinds import file_in
 from mutirao.report.plot_style import INK, blank, save, tidy
 from mutirao.runs.reader import Record
@@ -45,7 +45,7 @@ class QueryLine:
 
 def read_queries(path: Path) -> dict[str, dict[str, float]]:
     """What a run's `queries.csv` says: the metrics of each query."""
-    rows = read_table(path)
+    rows = read_csv(path)
     return {row["query"]: {k: float(v) for k, v in row.items() if k not in PLAIN} for row in rows}
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.local_training import Batch, Local, batch_of
 from mutirao.systems.recsys.ratings import Ratings, Taste
@@ -173,7 +173,7 @@ def unseen_batch(method: FedRecon, ratings: Ratings, known: Mask, users: slice, 
         mine = slice(ends[user], ends[user + 1])
         items, values, support = ratings.items[mine], ratings.values[mine], known[mine]
         if method.implicit:
-            chance = number(seed, 0, "others judged", ratings.users[user])
+            chance = derive_seed(seed, 0, "others judged", ratings.users[user])
             works.append(method.known(Taste(items[support], values[support]), chance))
         else:
             works.append(Local(items, values, support=support))

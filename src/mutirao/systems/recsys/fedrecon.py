@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
-from mutirao.core.hyperparameters import read_told
-from mutirao.core.sparse_rows import ROWS, one_table
+from mutirao.core.hyperparameters import read_hyperparameters
+from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.errors import ConfigError, Refused
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.bpr import rank_and_train
 from mutirao.systems.recsys.local_training import Batch, Local, Rules, batch_of, rebuild_and_train
 from mutirao.systems.recsys.negative_sampling import draw_others
@@ -147,10 +147,10 @@ class FedRecon:
             keep = np.sort(rng(seed, round, "samples", client).choice(len(taste), count, replace=False))
             taste = Taste(taste.items[keep], taste.values[keep])
         if self.implicit:
-            return self.taken(taste, number(seed, round, "others", client), self.share_of(count))
+            return self.taken(taste, derive_seed(seed, round, "others", client), self.share_of(count))
         if do == "rows":
             return Local(taste.items, taste.values)  # no need to draw a support yet
-        return Local(taste.items, taste.values, number(seed, round, "support", client), self.share_of(count))
+        return Local(taste.items, taste.values, derive_seed(seed, round, "support", client), self.share_of(count))
 
     def share_of(self, ratings: int) -> int:
         """How many of so many ratings are support: the share, but at least one, and one is left for the query."""
@@ -271,7 +271,7 @@ class FedRecon:
 
 def read_round(config: Mapping[str, Scalar]) -> tuple[int, int]:
     """Seed and round of a request; Refused is one that tells what nobody knows here."""
-    read_told(config, ("mu",))
+    read_hyperparameters(config, ("mu",))
     return int(config["seed"]), int(config["round"])
 
 
@@ -285,7 +285,7 @@ def gather_rows(
     first = requests[0].arrays
     if ITEM_ROWS not in first and all(r.arrays is first for r in requests):
         return first[ITEMS], None
-    table = one_table([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
+    table = concatenate_rows([pick(r.arrays, w.rows) for r, w in zip(requests, works, strict=True)])
     return table, np.arange(len(table), dtype=np.int32)  # as rows of the matrix are: one kernel for both
 
 

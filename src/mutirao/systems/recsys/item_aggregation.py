@@ -14,7 +14,7 @@ from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
-from mutirao.core.sparse_rows import ROWS, one_table
+from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.systems.recsys.kernels import find_kernel
 
 TOUCHES = "touches"  # the array in which users count the items they touched
@@ -102,7 +102,7 @@ class ByItem:
             share = (self.lr / (np.bincount(rows)[rows] + self.shrinkage)).astype(np.float32)
         else:
             share = np.repeat(self.lr * np.array(list(weights.values())), [len(r) for r, _ in sent]).astype(np.float32)
-        changes = sum_of_changes(x, rows, one_table([v for _, v in sent]), share)
+        changes = sum_of_changes(x, rows, concatenate_rows([v for _, v in sent]), share)
         return np.add(x, changes, out=changes)
 
 

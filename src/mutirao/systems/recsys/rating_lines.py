@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.io import decode
+from mutirao.io import decode_text
 
 MOST_DIGITS = 18  # whole numbers up to here fit into 64 bits
 LONGEST_ID = 200
@@ -70,7 +70,7 @@ def read_block(text: bytes, layout: Layout, file: Path, first: int) -> Columns:
     if found is not None:
         return found
     rows = []
-    for number, line in enumerate(decode(text, file, first).split("\n"), first):
+    for number, line in enumerate(decode_text(text, file, first).split("\n"), first):
         if line.strip():
             try:
                 rows.append(read_line(line.rstrip("\r"), layout))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
-from mutirao.io import BOM, decode, read_rows
+from mutirao.io import BOM, decode_text, read_rows
 from mutirao.systems.recsys.catalogues import Catalogue, catalogue_file, read_titles
 from mutirao.systems.recsys.embeddings import load_embeddings
 from mutirao.systems.recsys.rating_lines import MOVIELENS_1M, MOVIELENS_100K, NETFLIX, Columns, Ids, Layout, read_block
@@ -147,7 +147,7 @@ def reader(file: Path, columns: str) -> Callable[[], Iterator[Columns]]:
     if columns and "=" not in columns:
         return partial(read_lines, file, layout_of(file, [c.strip() for c in columns.split(",")], ",", "", False))
     with file.open("rb") as stream:
-        first = decode(stream.readline().removeprefix(BOM), file)
+        first = decode_text(stream.readline().removeprefix(BOM), file)
     separator = "\t" if "\t" in first else ","
     _, header = next(read_rows(first, file, separator), (1, []))
     return partial(read_lines, file, layout_of(file, header, separator, columns, True))

@@ -13,7 +13,7 @@ from mutirao.clustering.signature_handler import Signing
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.digests import fingerprint
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
@@ -107,7 +107,7 @@ def task(config: Config) -> Task:
     guarantees.check(config, has_groups(config))
     ratings = load(config)
     method = method_of(config, ratings)
-    gone = names_in(config.exclude)
+    gone = parse_names(config.exclude)
     train, evaluator, evaluated = evaluation_of(config, method, ratings, gone)
     if config.clients:
         if config.clients > len(train.users):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.systems.recsys.cold_items import add_cold
 from mutirao.systems.recsys.embeddings import Embeddings, has_biases, load_embeddings
 from mutirao.systems.recsys.fedrecon import FedRecon
@@ -80,7 +80,7 @@ class Recommender:
         rows = np.array([self._rows[i] for i in ratings], np.int32)
         taste = Taste(rows, np.array(list(ratings.values()), np.float32))
         if method.implicit:
-            (work,) = method.drawn([method.known(taste, number(0, 0, "serve"))])
+            (work,) = method.drawn([method.known(taste, derive_seed(0, 0, "serve"))])
         else:
             work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
         batch = batch_of([work], items, method.centre, fast=False)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.randomness import number, rng
+from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.kernels import MIX, require
 from mutirao.systems.recsys.ratings import Ratings
 
@@ -40,7 +40,7 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> Floats
         reach = draw.integers(1, window + 1, len(at))
         progress = (epoch + at / len(ratings)) / epochs
         rates = (RATES[0] + (RATES[1] - RATES[0]) * progress).astype(np.float32)
-        first = np.uint64(number(seed, epoch + 1, "negatives"))
+        first = np.uint64(derive_seed(seed, epoch + 1, "negatives"))
         train(inner, outer, ratings.items[at], ends, reach, rates, table, NEGATIVE, first)
     return inner
 

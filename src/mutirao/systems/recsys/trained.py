@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import read
+from mutirao.config import read_toml
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError
 from mutirao.io import load_arrays
@@ -20,7 +20,7 @@ def config_of_run(folder: Path, recipe: str) -> Any:
     """The configuration of the run in a folder; ConfigError unless it is one of this recipe."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")
-    name = str(read(folder / "config.toml").get("recipe", ""))
+    name = str(read_toml(folder / "config.toml").get("recipe", ""))
     if name != recipe:
         raise ConfigError(f"{folder} holds a run of {name!r}, not of {recipe!r}")
     return reopen(name, folder, [])[1]

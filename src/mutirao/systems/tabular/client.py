@@ -18,12 +18,12 @@ from torch import nn
 from torch.nn import functional
 
 from mutirao.config import Common
-from mutirao.core.agreement import AGREE, PROFILE, as_extra, digest_of
+from mutirao.core.agreement import AGREE, PROFILE, bytes_to_extra, digest_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply, Request, Site
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import Refused
-from mutirao.metrics import judge_classes, regression_figures
+from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import OF_THE_WHOLE, PersonalTrainer
 from mutirao.privacy import DPSGD
@@ -51,7 +51,7 @@ def make_network(model: str, inputs: int, outputs: int, hidden: int, layers: int
 def judge_numbers(mean: float, std: float, outputs: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
     """Figures of predictions in the units of the target."""
     p, t = (mean + std * np.asarray(v, np.float64) for v in (outputs, targets))
-    return regression_figures(p, t)
+    return regression_metrics(p, t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def trainer_for(made: Trainers, schema: Schema) -> Trainer:
     """The trainer, made once, because it keeps modules and programs."""
     network = partial(make_network, made.model, schema.inputs, schema.outputs, made.hidden, made.layers)
     if schema.task == "classification":
-        return Trainer.of(made.config, network, figures=judge_classes)
+        return Trainer.of(made.config, network, figures=evaluate_logits)
     judge = partial(judge_numbers, schema.mean, schema.std)
     return Trainer.of(made.config, network, loss=functional.mse_loss, figures=judge)
 
@@ -140,7 +140,7 @@ class TableClient:
     @property
     def figures(self) -> Any:
         """What its trainers judge by besides loss and accuracy."""
-        return judge_classes if self.task == "classification" else regression_figures
+        return evaluate_logits if self.task == "classification" else regression_metrics
 
     @property
     def provides(self) -> frozenset[str]:
@@ -216,7 +216,7 @@ class TableClient:
             if self.own or self.privacy is not None:
                 raise Refused("agreed.schema", "a schema is agreed on already: nothing is told of the table")
             told = tell_profile(held.train, held.targets, self.task, self.least)
-            return Reply({}, as_extra(PROFILE, told), n=len(held.train))
+            return Reply({}, bytes_to_extra(PROFILE, told), n=len(held.train))
         schema, asked, samples = self.prepare(request, site)
         if request.do == AGREE:
             return Reply({}, n=1)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import build, nearest
-from mutirao.core.exclusion import names_in
+from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
 from mutirao.partitioning import PartitionSummary, describe
@@ -194,7 +194,7 @@ def elsewhere(config: Any, target: str) -> Source:
 
 def read_one(config: Any, path: Path) -> Table:
     """A file by the settings of its columns."""
-    return read_file(path, read_kinds(config.columns), names_in(config.ignore))
+    return read_file(path, read_kinds(config.columns), parse_names(config.ignore))
 
 
 def deal_out(config: Any, table: Table, target: str) -> Source:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import Common, Part, setting
-from mutirao.core.agreement import AGREED, PROFILE, in_extras
+from mutirao.core.agreement import AGREED, PROFILE, bytes_from_extra
 from mutirao.core.arrays import Arrays
-from mutirao.core.client_evaluation import join_judgements
+from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import JUDGES
@@ -91,7 +91,7 @@ def task(config: Config) -> Task:
         return trainers(client.own_schema()).initial(config.seed) if own else {}
 
     def write(run: Run, path: Path) -> None:
-        write_whole(path, (in_extras(MEMORY, run.memory) or own) + b"\n")
+        write_whole(path, (bytes_from_extra(MEMORY, run.memory) or own) + b"\n")
 
     pictures = {"partition.png": Picture("partition", lambda run: source.dealt)}
     return Task(
@@ -121,7 +121,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     known, personal = task.knows, personal_of(config)
     client: Any = personal.at_client(known.client)
     private = promises(config)
-    check_private(config, in_extras(MEMORY, run.memory) or client.own)
+    check_private(config, bytes_from_extra(MEMORY, run.memory) or client.own)
     fleet, task, content = agree_before(
         *(fleet, config, task, run, SCHEMA, client.own),
         lambda told: join_profiles(client.target, client.task, told).content(),
@@ -140,7 +140,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
         one = isinstance(personal, OneModel) and not has_groups(config)
         if task.evaluate is None and due and config.test and not private and one:
-            done.row.update(join_judgements(fleet, run, task.metrics, config.size_cap))
+            done.row.update(weighted_client_metrics(fleet, run, task.metrics, config.size_cap))
         yield done
 
 

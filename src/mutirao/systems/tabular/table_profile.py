@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.core.agreement import in_extras
+from mutirao.core.agreement import bytes_from_extra
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.moments import combine_moments, hold_moments, measure_moments
+from mutirao.core.moments import bound_moments, combine_moments, measure_moments
 from mutirao.errors import ConfigError
 from mutirao.systems.tabular.schema import (
     KINDS,
@@ -67,7 +67,7 @@ def tell_column(column: Column, least: int) -> dict[str, Any]:
 
 def read_profile(reply: Reply, task: Task) -> dict[str, Any]:
     """The profile in a reply, checked word by word; ValueError says what is wrong."""
-    content = in_extras("profile", reply.extras)
+    content = bytes_from_extra("profile", reply.extras)
     if not 0 < len(content) <= MOST_BYTES:
         raise ValueError("there is no profile in the reply, or it is too large")
     try:
@@ -157,7 +157,7 @@ def join_column(name: str, kind: Kind, told: Sequence[Mapping[str, Any]]) -> Fea
         categories = most_told([t.get("categories", ()) for t in told], MOST_CATEGORIES, f"column {name!r}")
         alone = len(categories) == 1 and not missing
         return Feature(name, kind, categories=tuple(categories), missing=missing) if categories and not alone else None
-    moments = hold_moments([t["moments"] for t in told if "moments" in t])
+    moments = bound_moments([t["moments"] for t in told if "moments" in t])
     if not moments or kind == "empty":
         return None
     mean, std = combine_moments(moments)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.training.adapters import LIMIT
 from mutirao.training.engine.compiled_step import close
 from mutirao.training.engine.dropout_masks import masks_for
@@ -100,7 +100,7 @@ def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) 
     """One client's training: its arrays are copied, and moved batch by batch."""
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
-    seed = number(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
+    seed = derive_seed(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
     loss, right = call(job.trainer, job.pace, layers, arrays, seed, x, y, rows, job.lengths, squared, pull=job.pull)
     extras = {} if squared is None else extras_of(squared, job.lengths)
     return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.randomness import number
+from mutirao.randomness import derive_seed
 from mutirao.training.engine.compiled_step import Machine
 from mutirao.training.engine.jobs import Job, storage_of
 from mutirao.training.engine.local_step import Form
@@ -136,7 +136,9 @@ class Piece:
     def draw(self, job: Job) -> torch.Generator:
         """Where a client's random numbers come from, as on the plain path."""
         config = job.request.config
-        return self.machine.trainer.generator(number(int(config["seed"]), int(config["round"]), "torch", job.client))
+        return self.machine.trainer.generator(
+            derive_seed(int(config["seed"]), int(config["round"]), "torch", job.client)
+        )
 
     def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
         """How much each sample or client counts, step by step."""

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mutirao.config import one_line
 from mutirao.errors import ConfigError
-from mutirao.io import read_table
+from mutirao.io import read_csv
 
 Pixels = npt.NDArray[np.uint8]
 ENDINGS = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide", ".czi", ".dcm")
@@ -280,7 +280,7 @@ def is_plain_tiff(path: Path) -> bool:
 def mpp_table(path: Path) -> dict[str, float]:
     """A table (CSV) with columns `slide` and `mpp`: the size of the pixels of slides that do not say it."""
     try:
-        return {row["slide"]: float(row["mpp"]) for row in read_table(path)}
+        return {row["slide"]: float(row["mpp"]) for row in read_csv(path)}
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{path} is no table with columns 'slide' and 'mpp': {one_line(error)}") from error
 

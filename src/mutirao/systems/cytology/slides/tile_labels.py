@@ -20,7 +20,7 @@ from mutirao.config import one_line
 from mutirao.datasets.class_folders import ENDINGS
 from mutirao.datasets.tile_folders import ORIGINS, Scale, is_class_name, read_scale, table_of
 from mutirao.errors import ConfigError
-from mutirao.io import append_whole, decode, lock, read_rows, read_table, read_text, sync, write_whole
+from mutirao.io import append_whole, decode_text, lock, read_csv, read_rows, read_text, sync, write_whole
 from mutirao.systems.cytology.slides.tiling import read_table as read_tiles
 
 log = logging.getLogger("mutirao")
@@ -92,7 +92,7 @@ def pictures_below(folder: Path) -> Iterator[LabelTile]:
     They are in the order of their own names: that of class folders would tell a reader what somebody chose before.
     """
     table = folder / ORIGINS
-    known = {row.get("file", ""): row for row in read_table(table)} if table.is_file() else {}
+    known = {row.get("file", ""): row for row in read_csv(table)} if table.is_file() else {}
     files = (p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
     for path in sorted(files, key=lambda p: (p.name, p)):
         name = path.relative_to(folder).as_posix()
@@ -140,7 +140,7 @@ def lines_of(path: Path) -> list[tuple[str, str]]:
     content = whole_lines(path)
     if not content:
         return []
-    rows = read_rows(decode(content, path), path)
+    rows = read_rows(decode_text(content, path), path)
     _, header = next(rows)
     if tuple(header) != HEADER:
         raise ConfigError(f"{path} is no file of labels: its columns are not {', '.join(HEADER)}")

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.io import read_table as rows_in
+from mutirao.io import read_csv as rows_in
 from mutirao.io import write_whole
 from mutirao.research_notice import sign_picture
 from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode, open_slide

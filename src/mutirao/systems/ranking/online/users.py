@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.core.arrays import Arrays, settle
+from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.core.hyperparameters import read_told
+from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.errors import Refused
 from mutirao.randomness import rng
 from mutirao.systems.ranking.online.click_models import click_documents
@@ -89,7 +89,7 @@ class Searching:
 
     def begin(self, request: Request, site: Site) -> Turn:
         """What the user will ask: queries drawn from its own, or those that come next in its log."""
-        read_told(request.config, ())
+        read_hyperparameters(request.config, ())
         user = site.data
         if request.do != "train":
             raise ValueError(f"users who search can train, not {request.do!r}")
@@ -152,6 +152,6 @@ class Searching:
         if self.shares:
             seed, round = int(request.config["seed"]), int(request.config["round"])
             model = self.shares.add(self.shares.cut(model), self.parties, seed, round, site.id)
-        arrays = {name: settle(value, request.arrays[name].dtype) for name, value in model.items()}
+        arrays = {name: cast_to(value, request.arrays[name].dtype) for name, value in model.items()}
         metrics = {"shown_ndcg": float(np.mean(turn.ndcg)), "shown_loss": float(np.mean(turn.lost))}
         return Reply(arrays, {}, metrics, n=self.interactions)

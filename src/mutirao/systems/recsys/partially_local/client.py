@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
-from mutirao.core.hyperparameters import read_told
+from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.core.rounds import Round, Run
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import Refused
@@ -108,7 +108,7 @@ class KeptUsers:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer a request to `train` or `evaluate`, or for the `rows` of the items it works on."""
-        read_told(request.config, ())
+        read_hyperparameters(request.config, ())
         taste = site.data
         if not isinstance(taste, Taste):
             raise ValueError(f"holds {type(taste).__name__}, not ratings")
