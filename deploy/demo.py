@@ -26,7 +26,7 @@ def mutirao(*words: object) -> None:
 
 def smears() -> None:
     """Synthetic smears of three laboratories: each hospital gets its own, the server those for the test."""
-    from mutirao.systems.cytology.slides.synthetic_laboratories import laboratories
+    from mutirao.systems.cytology.slides.synthetic_slides import laboratories
 
     for old in POST.iterdir():
         old.unlink()

@@ -26,14 +26,14 @@ from mutirao.config import resolve
 from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.datasets.class_folders import read_pictures
+from mutirao.datasets.class_folders import read_image_folder
 from mutirao.experiments.personal_models import Roll
 from mutirao.experiments.task import Recipe, Task
 from mutirao.randomness import rng
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.cytology.recipe import Config, recipe
 from mutirao.systems.images.backbones import FrozenNorm
-from mutirao.systems.images.stain_augmentation import hed, scan
+from mutirao.systems.images.stain import hed, scan
 from mutirao.training.optimizers import one_thread
 from research.personal import judge_with, report
 
@@ -56,7 +56,7 @@ METRIC, EPOCHS, EACH = "accuracy", 3, 90  # what judges; epochs of what is perso
 
 def write_laboratories(cells: Path, out: Path, seed: int) -> None:
     """Deal slides of a folder to `client_1` to `client_4`, each with its look, and to a common test set as it is."""
-    found = read_pictures(cells, r"^(\d+)-")
+    found = read_image_folder(cells, r"^(\d+)-")
     split = StratifiedGroupKFold(len(LOOKS) + 1, shuffle=True, random_state=seed)
     slides = np.where(found.slides == "", [f.name for f in found.files], found.slides)
     for k, (_, rows) in enumerate(split.split(slides, found.labels, slides)):

@@ -25,13 +25,11 @@ from mutirao.metrics import auc, balanced_accuracy
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
 from mutirao.systems.cytology.recipe import Config
-from mutirao.systems.cytology.slides.pyramid import TILE
-from mutirao.systems.cytology.slides.synthetic_slides import Laboratory, Painter, Smear
+from mutirao.systems.cytology.slides.synthetic_slides import TILE, Laboratory, Painter, Smear
 from mutirao.systems.images.client import Hospital
 from mutirao.systems.images.features import Extractor
 from mutirao.systems.images.heads import probabilities, trained_part
-from mutirao.systems.images.stain_augmentation import scan
-from mutirao.systems.images.stain_normalization import NORMALISERS
+from mutirao.systems.images.stain import NORMALIZERS, scan
 from mutirao.training.optimizers import one_thread
 from mutirao.training.samples import Samples
 
@@ -153,7 +151,7 @@ def report(rows: dict[str, list[dict[str, float]]]) -> Iterator[str]:
 
 def picture(path: Path, seed: int = 0) -> None:
     """Two tiles of each laboratory as they are, by both normalisations, and augmented."""
-    from mutirao.systems.images.stain_augmentation import jitter
+    from mutirao.systems.images.stain import jitter
 
     side, columns = 168, 4
     canvas = Image.new("RGB", (90 + 8 * (side + 6), 24 + columns * (side + 6)), "white")
@@ -165,8 +163,8 @@ def picture(path: Path, seed: int = 0) -> None:
             small = np.asarray(Image.fromarray(tile).resize((224, 224), Image.Resampling.BILINEAR))
             rows = {
                 "as it is": small,
-                "macenko": NORMALISERS["macenko"](small),
-                "reinhard": NORMALISERS["reinhard"](small),
+                "macenko": NORMALIZERS["macenko"](small),
+                "reinhard": NORMALIZERS["reinhard"](small),
             }
             for r, (name, shown) in enumerate((rows | {"augmented": jitter(small, f"{place} {k}")}).items()):
                 pen.text((4, 24 + r * (side + 6) + side // 2), name, fill="black")

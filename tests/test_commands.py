@@ -66,7 +66,7 @@ ELSEWHERE = {
     "mutirao site run server quickstart --set clients=3 --wait": REHEARSED,
     "mutirao site doctor server": "tests/deploy/test_doctor.py::test_the_server_is_sound_too",
     "mutirao drill leak --folder drilled": "tests/deploy/drill/test_leak.py::test_there_is_a_picture_and_a_table",
-    "mutirao data get fashion-mnist": "tests/datasets/test_installation.py"
+    "mutirao data get fashion-mnist": "tests/datasets/test_get_data_set.py"
     "::test_the_command_says_where_it_is_and_how_it_is_used",
     "mutirao reproduce groups": "tests/cli/test_reproduce.py::test_each_system_runs_on_its_stand_in_and_says_so",
 }

@@ -110,7 +110,7 @@ def test_a_missing_extra_is_named_before_anything_is_made(
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name in missing else find(name, *more))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "mutirao.systems.cytology.slides.synthetic_laboratories.write_slide",
+        "mutirao.systems.cytology.slides.synthetic_slides.write_slide",
         lambda *_, **__: pytest.fail("a slide was made"),
     )
     done = CliRunner().invoke(main, ["run", "cytology", "--out", str(tmp_path / "a")])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.datasets import archives
-from mutirao.datasets.archives import unpack
+from mutirao.datasets import download as archives
+from mutirao.datasets.download import unpack
 from mutirao.errors import ConfigError
 from shops import zipped
 
@@ -78,7 +78,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match="more than is plausible"):
         unpack(zipped(tmp_path / "a.zip", {"zeros": bytes(10_000_000)}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(archives, "MOST_FILES", 3)
+    monkeypatch.setattr(archives, "MAX_FILES", 3)
     with pytest.raises(ConfigError, match="more than is plausible"):
         unpack(zipped(tmp_path / "b.zip", {f"f{i}": os.urandom(9) for i in range(4)}), tmp_path / "out")
 

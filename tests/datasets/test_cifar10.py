@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from mutirao.datasets import cifar10, cifar_files
+from mutirao.datasets import cifar
+from mutirao.datasets.generated import synthetic
 from mutirao.errors import ConfigError
-from mutirao.systems.images.networks import NETWORKS, Normalise
+from mutirao.systems.images.networks import NETWORKS, Normalize
 from mutirao.training.optimizers import one_thread, seeded
 
-FILES = (*cifar10.TRAIN, cifar10.TEST)
+FILES = (*cifar.TRAIN_FILES, cifar.TEST_FILE)
 EACH = 20
 
 
@@ -50,7 +51,7 @@ def write_binary(folder, data):
     folder.mkdir(parents=True)
     for name, (x, y) in data.items():
         (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None].astype(np.uint8), x], axis=1).tobytes())
-    (folder / "batches.meta.txt").write_text("\n".join(cifar10.NAMES) + "\n\n")
+    (folder / "batches.meta.txt").write_text("\n".join(cifar.CIFAR10_CLASSES) + "\n\n")
 
 
 def write_pickles(folder, data, dump=python2):
@@ -58,7 +59,11 @@ def write_pickles(folder, data, dump=python2):
     for name, (x, y) in data.items():
         table = {b"batch_label": b"batch", b"labels": y.tolist(), b"data": x, b"filenames": [b"a.png"] * len(y)}
         (folder / name).write_bytes(dump(table))
-    meta = {b"num_cases_per_batch": 10000, b"label_names": [n.encode() for n in cifar10.NAMES], b"num_vis": 3072}
+    meta = {
+        b"num_cases_per_batch": 10000,
+        b"label_names": [n.encode() for n in cifar.CIFAR10_CLASSES],
+        b"num_vis": 3072,
+    }
     (folder / "batches.meta").write_bytes(dump(meta))
 
 
@@ -77,18 +82,18 @@ def pickles(tmp_path):
 
 
 def test_the_examples_in_the_docs_are_true():
-    result = doctest.testmod(cifar10, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(cifar, optionflags=doctest.ELLIPSIS)
     assert result.attempted > 0
     assert result.failed == 0
 
 
 def test_the_binary_version_is_read_as_it_was_written(binary):
-    found = cifar10.read_cifar10(binary)
+    found = cifar.read_cifar10(binary)
     written = some_data()
     assert found.x_train.dtype == found.x_test.dtype == np.uint8
     assert found.y_train.dtype == found.y_test.dtype == np.int64
     assert found.x_train.shape == (5 * EACH, 3, 32, 32)
-    assert found.names == cifar10.NAMES
+    assert found.names == cifar.CIFAR10_CLASSES
     x, y = written["data_batch_2"]
     assert np.array_equal(found.x_train[EACH + 3, 1, 2, 5], x[3, 1024 + 2 * 32 + 5])  # red, green, blue planes; rows
     assert np.array_equal(found.y_train[EACH : 2 * EACH], y)
@@ -116,10 +121,10 @@ def test_a_python_2_pickle_looks_like_the_published_ones(pickles):
 def test_both_versions_give_equal_arrays_from_the_folder_and_from_the_one_above(tmp_path, dump):
     write_binary(tmp_path / "a" / "cifar-10-batches-bin", some_data())
     write_pickles(tmp_path / "b" / "cifar-10-batches-py", some_data(), dump)
-    first = cifar10.read_cifar10(tmp_path / "a")
+    first = cifar.read_cifar10(tmp_path / "a")
     paths = [tmp_path / "a" / "cifar-10-batches-bin", tmp_path / "b", str(tmp_path / "b" / "cifar-10-batches-py")]
     for path in paths:
-        other = cifar10.read_cifar10(path)
+        other = cifar.read_cifar10(path)
         for one, two in zip(first[:4], other[:4], strict=True):
             assert one.dtype == two.dtype
             assert np.array_equal(one, two)
@@ -130,9 +135,9 @@ def test_columns_first_and_names_left_out(tmp_path):
     data = some_data()
     write_pickles(tmp_path / "p", {k: (np.asfortranarray(x), y) for k, (x, y) in data.items()})
     (tmp_path / "p" / "batches.meta").unlink()
-    found = cifar10.read_cifar10(tmp_path / "p")
+    found = cifar.read_cifar10(tmp_path / "p")
     assert np.array_equal(found.x_test.reshape(EACH, -1), data["test_batch"][0])
-    assert found.names == cifar10.NAMES
+    assert found.names == cifar.CIFAR10_CLASSES
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ def test_columns_first_and_names_left_out(tmp_path):
 def test_damage_to_the_binary_version_is_named(binary, spoil, says):
     spoil(binary)
     with pytest.raises(ConfigError, match=says) as caught:
-        cifar10.read_cifar10(binary)
+        cifar.read_cifar10(binary)
     assert "\n" not in str(caught.value)
 
 
@@ -177,7 +182,7 @@ def table(**changes):
 def test_damage_to_the_python_version_is_named(pickles, content, says):
     (pickles / "test_batch").write_bytes(content)
     with pytest.raises(ConfigError, match=says) as caught:
-        cifar10.read_cifar10(pickles)
+        cifar.read_cifar10(pickles)
     assert str(pickles / "test_batch") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -200,7 +205,7 @@ def test_a_pickle_cannot_run_code(pickles, tmp_path, protocol):
             blob = pickle.dumps(content, protocol)
             (pickles / "data_batch_1").write_bytes(blob)
             with pytest.raises(ConfigError, match="data_batch_1 is refused"):
-                cifar10.read_cifar10(pickles)
+                cifar.read_cifar10(pickles)
     pickle.loads(pickle.dumps(plain, protocol))
     assert mark.exists()  # an ordinary unpickler would have run it
 
@@ -221,19 +226,19 @@ def test_a_pickle_cannot_run_code(pickles, tmp_path, protocol):
 def test_crafted_opcodes_end_in_one_line(pickles, opcodes):
     (pickles / "test_batch").write_bytes(opcodes)
     with pytest.raises(ConfigError, match="test_batch"):
-        cifar10.read_cifar10(pickles)
+        cifar.read_cifar10(pickles)
 
 
 def test_a_pickle_cannot_change_the_functions_it_is_given(pickles):
-    before = {k: dict(vars(f)) for k, f in cifar_files.ALLOWED.items() if not isinstance(f, type)}
+    before = {k: dict(vars(f)) for k, f in cifar.ALLOWED.items() if not isinstance(f, type)}
     # GLOBAL, then BUILD with a dict for its attributes, then the same for its slots
     blob = b"c_codecs\nencode\n(N}V__defaults__\n(Vx\nVlatin1\ntstb0cnumpy\ndtype\n}V__setstate__\nI1\nsb."
     (pickles / "test_batch").write_bytes(blob)
     with pytest.raises(ConfigError):
-        cifar10.read_cifar10(pickles)
-    assert cifar_files._encode.__defaults__ is None
-    assert callable(cifar_files._Bytes.__setstate__)
-    assert before == {k: dict(vars(f)) for k, f in cifar_files.ALLOWED.items() if not isinstance(f, type)}
+        cifar.read_cifar10(pickles)
+    assert cifar._encode.__defaults__ is None
+    assert callable(cifar._Bytes.__setstate__)
+    assert before == {k: dict(vars(f)) for k, f in cifar.ALLOWED.items() if not isinstance(f, type)}
 
 
 def test_paths_that_are_not_the_data_set_say_what_would_be_right(tmp_path, binary):
@@ -245,18 +250,18 @@ def test_paths_that_are_not_the_data_set_say_what_would_be_right(tmp_path, binar
         ("empty", "does not hold CIFAR-10"),
     ]:
         with pytest.raises(ConfigError, match=f"{says}.*cifar-10-batches-bin"):
-            cifar10.read_cifar10(tmp_path / name)
+            cifar.read_cifar10(tmp_path / name)
 
 
 def test_a_smaller_set_in_the_same_format_is_read_with_a_warning(binary, caplog):
-    cifar10.read_cifar10(binary)
+    cifar.read_cifar10(binary)
     assert len(caplog.messages) == 6
     assert "holds 20 images, the published file 10000" in caplog.messages[0]
 
 
 def test_check_finds_counts_and_that_the_files_are_not_the_published_ones(binary, pickles):
     for folder, version in ((binary, "binary"), (pickles, "Python")):
-        findings = "\n".join(cifar10.check_cifar10(folder))
+        findings = "\n".join(cifar.check_cifar10(folder))
         assert f"the {version} version" in findings
         assert "100 training images of 3 x 32 x 32, 10 classes" in findings
         assert "20 test images" in findings
@@ -267,26 +272,26 @@ def test_check_knows_the_published_files(binary, monkeypatch):
     import hashlib
 
     sums = {f: hashlib.md5((binary / f"{f}.bin").read_bytes()).hexdigest() for f in FILES}
-    monkeypatch.setattr(cifar10, "MD5", sums)
-    assert cifar10.check_cifar10(binary)[-1] == "MD5 of the records in all six files is as published"
+    monkeypatch.setattr(cifar, "MD5", sums)
+    assert cifar.check_cifar10(binary)[-1] == "MD5 of the records in all six files is as published"
     monkeypatch.setitem(sums, "data_batch_4", "0" * 32)
-    assert cifar10.check_cifar10(binary)[-1].endswith("one: data_batch_4.bin")
+    assert cifar.check_cifar10(binary)[-1].endswith("one: data_batch_4.bin")
 
 
 def test_the_real_set_is_as_published(real_data):
     if not (real_data / "cifar-10-batches-bin").is_dir():
         pytest.skip("MUTIRAO_DATA holds no cifar-10-batches-bin")
-    assert cifar10.check_cifar10(real_data)[-1] == "MD5 of the records in all six files is as published"
-    found = cifar10.read_cifar10(real_data)
+    assert cifar.check_cifar10(real_data)[-1] == "MD5 of the records in all six files is as published"
+    found = cifar.read_cifar10(real_data)
     assert np.bincount(found.y_train).tolist() == [5000] * 10
     pixels = found.x_train[:, :, ::4, ::4].astype(np.float64) / 255
     assert pixels.mean((0, 2, 3)) == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.005)
 
 
 def test_the_stand_in_has_equal_classes_and_depends_on_the_generator_alone():
-    x, y = cifar10.synthetic(1250, np.random.default_rng(1))
-    again, _ = cifar10.synthetic(1250, np.random.default_rng(1))
-    other, _ = cifar10.synthetic(1250, np.random.default_rng(2))
+    x, y = synthetic(1250, np.random.default_rng(1))
+    again, _ = synthetic(1250, np.random.default_rng(1))
+    other, _ = synthetic(1250, np.random.default_rng(2))
     assert x.shape == (1250, 3, 32, 32)
     assert np.bincount(y).tolist() == [125] * 10
     assert np.array_equal(x, again)
@@ -295,13 +300,13 @@ def test_the_stand_in_has_equal_classes_and_depends_on_the_generator_alone():
     assert 60 < x.mean() < 190
     assert ((x == 0) | (x == 255)).mean() < 0.02
     with pytest.raises(ConfigError):
-        cifar10.synthetic(0, np.random.default_rng(0))
+        synthetic(0, np.random.default_rng(0))
 
 
 @pytest.mark.slow
 def test_a_small_network_learns_the_stand_in_and_a_linear_model_does_not():
-    x, y = map(torch.as_tensor, cifar10.synthetic(4000, np.random.default_rng(1)))
-    x_test, y_test = map(torch.as_tensor, cifar10.synthetic(1000, np.random.default_rng(2)))
+    x, y = map(torch.as_tensor, synthetic(4000, np.random.default_rng(1)))
+    x_test, y_test = map(torch.as_tensor, synthetic(1000, np.random.default_rng(2)))
 
     def accuracy(make):
         order = np.random.default_rng(0)
@@ -316,7 +321,7 @@ def test_a_small_network_learns_the_stand_in_and_a_linear_model_does_not():
             with torch.no_grad():
                 return float((model(x_test).argmax(1) == y_test).float().mean())
 
-    linear = accuracy(lambda: torch.nn.Sequential(Normalise(), torch.nn.Flatten(), torch.nn.Linear(3072, 10)))
+    linear = accuracy(lambda: torch.nn.Sequential(Normalize(), torch.nn.Flatten(), torch.nn.Linear(3072, 10)))
     assert linear < 0.4
     found = accuracy(NETWORKS["small"])
     assert found > 0.8, found
@@ -325,7 +330,7 @@ def test_a_small_network_learns_the_stand_in_and_a_linear_model_does_not():
 @pytest.mark.parametrize(("name", "parameters"), [("cnn", 576_778), ("small", 62_006)])
 def test_the_networks_take_bytes_and_carry_no_constants(name, parameters):
     model = NETWORKS[name]()
-    x = torch.from_numpy(cifar10.synthetic(3, np.random.default_rng(0))[0])
+    x = torch.from_numpy(synthetic(3, np.random.default_rng(0))[0])
     assert model(x).shape == (3, 10)
     assert sum(v.numel() for v in model.state_dict().values()) == parameters
 
@@ -333,7 +338,7 @@ def test_the_networks_take_bytes_and_carry_no_constants(name, parameters):
 def test_normalise_brings_the_usual_mean_and_deviation_to_0_and_1():
     grey = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     grey[0, :, 0, 0] = 255
-    found = Normalise()(grey)
+    found = Normalize()(grey)
     assert found.dtype == torch.float32
     assert found[0, :, 1, 1].tolist() == pytest.approx([-0.4914 / 0.2470, -0.4822 / 0.2435, -0.4465 / 0.2616])
     assert found[0, :, 0, 0].tolist() == pytest.approx(

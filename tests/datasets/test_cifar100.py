@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mutirao.datasets import check_data_set
-from mutirao.datasets.cifar100 import read_cifar100
+from mutirao.datasets.cifar import read_cifar100
 from mutirao.datasets.labelled import is_arrays, load_labelled
 from mutirao.errors import ConfigError
 

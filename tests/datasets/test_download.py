@@ -18,8 +18,8 @@ CONTENT = bytes(range(256)) * 4000  # a megabyte
 
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(download, "PAUSE", 0.0)
-    monkeypatch.setattr(download, "BLOCK", 10_000)
+    monkeypatch.setattr(download, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(download, "CHUNK", 10_000)
     with open_shop(set__zip=CONTENT) as shop:
         yield shop
 
@@ -87,8 +87,8 @@ def test_another_size_and_an_endless_file_are_refused(shop: Shop, tmp_path: Path
 
 
 def test_what_nobody_told_the_size_of_has_a_limit(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "MOST_BYTES", 1000)
-    with pytest.raises(ConfigError, match="too many for one whose size nobody told"):
+    monkeypatch.setattr(download, "UNKNOWN_SIZE_LIMIT", 1000)
+    with pytest.raises(ConfigError, match="too many for one of unknown size"):
         fetch_file(f"{shop.address}/set.zip", tmp_path / "set.zip")
     shop.told = False
     with pytest.raises(ConfigError, match=r"more than 1,000 bytes come"):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mutirao.datasets import check_data_set
-from mutirao.datasets.labelled import Labelled, hold_out, load_judged, load_labelled
+from mutirao.datasets.labelled import Labelled, hold_out, load_for_evaluation, load_labelled
 from mutirao.errors import ConfigError
 from sets import listed, write_classes, write_table
 
@@ -128,15 +128,15 @@ def test_validation_data_are_a_fifth_of_each_class_of_what_is_trained_on_and_not
     tmp_path: Path,
 ) -> None:
     whole = load_labelled("digits", 3)
-    found = load_judged("digits", 3, "vali")
-    assert load_judged("digits", 3, "test").digest == whole.digest
+    found = load_for_evaluation("digits", 3, "vali")
+    assert load_for_evaluation("digits", 3, "test").digest == whole.digest
     rows = [{x.tobytes() for x in part} for part in (whole.x_test, found.x_test, found.x_train)]
     assert not rows[0] & rows[1]
     assert not rows[0] & rows[2]
     assert not rows[1] & rows[2]
     assert len(found.y_train) + len(found.y_test) == len(whole.y_train)
     assert np.bincount(found.y_test).tolist() == [round(0.2 * n) for n in np.bincount(whole.y_train)]
-    assert found.digest == load_judged("digits", 3, "vali").digest
+    assert found.digest == load_for_evaluation("digits", 3, "vali").digest
 
 
 def test_whose_the_samples_are_goes_with_them_and_too_few_are_refused() -> None:

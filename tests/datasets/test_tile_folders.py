@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mutirao.datasets.class_folders import read_pictures
+from mutirao.datasets.class_folders import read_image_folder
 from mutirao.datasets.tile_folders import Origin, Scale, is_class_name, read_scale, scale_of, write_scale, write_set
 from mutirao.errors import ConfigError
-from mutirao.systems.images.image_partitions import even, prepare_hospitals
+from mutirao.systems.images.image_partitions import even, write_client_folders
 
 
 def tile(label: str, number: int, slide: str) -> tuple[Origin, partial[None]]:
@@ -30,7 +30,7 @@ def test_the_table_of_a_set_is_read_as_slides_and_laboratories_and_its_further_c
     assert (tmp_path / "set" / "unusable").is_dir()  # empty: all parties agree on the list
     rows = list(csv.DictReader((tmp_path / "set" / "origins.csv").open()))
     assert list(rows[0]) == ["file", "slide", "laboratory", "mpp", "x", "y", "size", "class", "source", "reader"]
-    found = read_pictures(tmp_path / "set", str(tmp_path / "set" / "origins.csv"))
+    found = read_image_folder(tmp_path / "set", str(tmp_path / "set" / "origins.csv"))
     assert set(found.slides) == {f"s  {i}" for i in range(5)}
     assert set(found.laboratories) == {f"lab of s  {i}" for i in range(5)}
 
@@ -54,7 +54,7 @@ def test_the_scale_goes_along_when_hospitals_are_made_and_different_scales_are_r
     tiles = [tile("ab"[i % 2], i, f"s{i % 6}") for i in range(24)]
     write_set(tmp_path / "set", ["a", "b"], tiles, Scale(64, 0.25))
     table = str(tmp_path / "set" / "origins.csv")
-    prepare_hospitals(tmp_path / "set", tmp_path / "fed", 2, even, np.random.default_rng(0), 0, slide=table)
+    write_client_folders(tmp_path / "set", tmp_path / "fed", 2, even, np.random.default_rng(0), 0, slide=table)
     assert read_scale(tmp_path / "fed" / "client_2") == read_scale(tmp_path / "fed" / "global_test") == Scale(64, 0.25)
     assert scale_of(tmp_path / "fed") == Scale(64, 0.25)
     write_scale(tmp_path / "fed" / "client_1", Scale(64, 0.5))

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from mutirao.systems.images.backbones import BODIES
-from mutirao.systems.images.choices import BODY_NAMES, DEPTHS, NETWORK_NAMES
+from mutirao.systems.images.backbones import BACKBONES
+from mutirao.systems.images.choices import BACKBONE_NAMES, DEPTHS, NETWORK_NAMES
 from mutirao.systems.images.networks import NETWORKS
 from mutirao.systems.ranking import recipe
 from mutirao.systems.ranking.losses import LOSSES
@@ -32,7 +32,7 @@ def test_every_recipe_and_the_homes_of_its_parts_are_imported_without_torch() ->
 
 def test_the_light_names_are_those_of_what_they_stand_for() -> None:
     assert tuple(NETWORKS) == NETWORK_NAMES
-    assert tuple(BODIES) == BODY_NAMES
+    assert tuple(BACKBONES) == BACKBONE_NAMES
     assert set(DEPTHS.values()) == {"features", "maps", "pixels"}
     choices = recipe.Config.__dataclass_fields__["loss"].metadata["choices"]
     assert choices == ("grades", *LOSSES)

@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mutirao.cli.options import FILE, FOLDER, JSON, CommandGroup, allow_local_imports, fail, print_result
 from mutirao.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mutirao.datasets.published import DataSet
 
 
 @click.group(cls=CommandGroup)
@@ -29,15 +32,61 @@ def data_list(as_json: bool) -> None:
     Example: mutirao data list
     """
     from mutirao.cli.listing import in_columns, terminal_width
-    from mutirao.datasets.descriptions import facts_of, said_of, titled
+    from mutirao.datasets.locations import data_folders
+    from mutirao.datasets.published import FORMATS, PUBLISHED
 
+    sections = {
+        f"Published sets; looked for, and put, in {data_folders()[0]}": PUBLISHED,
+        "Formats for data of your own": FORMATS,
+    }
     width = terminal_width()
     lines: list[str] = []
-    for title, sets in titled():
+    for title, sets in sections.items():
         lines += ["", click.style(title, bold=True)]
-        for name, known in sets.items():
-            lines += ["", click.style(name, bold=True), *in_columns(said_of(name, known), width)]
-    print_result(facts_of(), as_json, *lines[1:])
+        for name, data_set in sets.items():
+            lines += ["", click.style(name, bold=True), *in_columns(description(name, data_set), width)]
+    print_result(facts_of_sets(), as_json, *lines[1:])
+
+
+def facts_of_sets() -> dict[str, dict[str, Any]]:
+    """All facts about each set, for --json, and the folder of a local copy."""
+    from mutirao.datasets import DATA_SETS
+    from mutirao.datasets.locations import find_copy
+    from mutirao.datasets.published import FORMATS
+
+    facts: dict[str, dict[str, Any]] = {}
+    for name, data_set in DATA_SETS.items():
+        copy = find_copy(name)
+        facts[name] = {
+            "about": data_set.about,
+            "layout": data_set.layout,
+            "source": data_set.source,
+            "page": data_set.page,
+            "terms": data_set.terms,
+            "size": data_set.size,
+            "fetched": bool(data_set.files),
+            "form": name in FORMATS,
+            "here": str(copy) if copy else None,
+        }
+    return facts
+
+
+def description(name: str, data_set: "DataSet") -> dict[str, str]:
+    """The lines about one set on the terminal, by their labels."""
+    from mutirao.datasets.locations import find_copy, how_to_get
+
+    lines = {
+        "what": data_set.about,
+        "source": data_set.source,
+        "page": data_set.page,
+        "terms": data_set.terms,
+        "size": data_set.size,
+        "layout": data_set.layout,
+    }
+    if data_set.folders:
+        copy = find_copy(name)
+        lines["here"] = str(copy) if copy else f"no: {how_to_get(name)}"
+    return {label: text for label, text in lines.items() if text}
 
 
 @data.command("get")
@@ -55,17 +104,17 @@ def data_get(name: str, to: Path | None, mirror: str, as_json: bool) -> None:
       mutirao data get ml-1m
       mutirao data get fashion-mnist --to ~/data
     """
-    from mutirao.datasets.installation import get_data_set
+    from mutirao.datasets.download import get_data_set
     from mutirao.datasets.published import File
 
-    def begin(file: File) -> Callable[[int, int], None]:
+    def on_file(file: File) -> Callable[[int, int], None]:
         if as_json or not sys.stderr.isatty():
             click.echo(f"fetching {file.name}", err=True)
             return lambda done, total: None
-        return Bar(file.name)
+        return ProgressBar(file.name)
 
     try:
-        place, new = get_data_set(name, to, mirror, begin)
+        place, new = get_data_set(name, to, mirror, on_file)
     except KeyboardInterrupt:
         fail("stopped; the same command continues from here", 130)
     state = "is here" if new else "is already here"
@@ -77,7 +126,7 @@ def data_get(name: str, to: Path | None, mirror: str, as_json: bool) -> None:
     )
 
 
-class Bar:
+class ProgressBar:
     """A progress bar for the bytes of a download."""
 
     def __init__(self, name: str) -> None:
@@ -133,7 +182,7 @@ def data_prepare(
     """
     from mutirao.config import Part, build, complete_part
     from mutirao.randomness import rng
-    from mutirao.systems.images.image_partitions import prepare_hospitals
+    from mutirao.systems.images.image_partitions import write_client_folders
 
     allow_local_imports(partition)
     if not 0.02 <= share <= 0.5:
@@ -141,7 +190,7 @@ def data_prepare(
     settings = {} if alpha is None else {"alpha": alpha}
     part = complete_part("partition", Part(partition, settings, "mutirao.systems.images.image_partitions"))
     split = build("partition", part)
-    sizes = prepare_hospitals(
+    sizes = write_client_folders(
         source.expanduser(), out.expanduser(), clients, split, rng(seed, 0, "partition"), seed, share, slide
     )
     for name, count in sizes.items():

@@ -181,8 +181,7 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
     """
     from mutirao.io import write_whole
     from mutirao.randomness import rng
-    from mutirao.systems.cytology.slides.disagreement_page import page_of
-    from mutirao.systems.cytology.slides.reader_agreement import compare_readers
+    from mutirao.systems.cytology.slides.reader_agreement import compare_readers, page_of
     from mutirao.systems.cytology.slides.tile_labels import agreed_classes, read_labels, tiles_in
 
     place = folder.expanduser()

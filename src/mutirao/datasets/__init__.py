@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from mutirao.config import load_name, nearest
-from mutirao.datasets.formats import FORMS
-from mutirao.datasets.published import PUBLISHED
+from mutirao.datasets.published import FORMATS, PUBLISHED
 from mutirao.errors import ConfigError
 
-DATA_SETS = PUBLISHED | FORMS
+DATA_SETS = PUBLISHED | FORMATS
 
 
 def check_data_set(name: str, path: Path | str | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import one_line
-from mutirao.datasets.class_folders import ENDINGS, Pictures, look_at, read_content
+from mutirao.datasets.class_folders import ENDINGS, ImageSet, look_at, read_content
 from mutirao.datasets.image_files import UnreadableError, cache_home, picture
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv, read_text, write_whole
@@ -200,7 +200,7 @@ def find_published(root: Path) -> Published | None:
     return next((p for p in PUBLISHED if p.here(root)), None) if root.is_dir() else None
 
 
-def read_published(found: Published, root: Path) -> tuple[Pictures, Pictures | None]:
+def read_published(found: Published, root: Path) -> tuple[ImageSet, ImageSet | None]:
     """All pictures of a set, or those to train on and those of its own test."""
     cells = found.read(root)
     classes = tuple(sorted({cell.label for cell in cells}))
@@ -209,7 +209,7 @@ def read_published(found: Published, root: Path) -> tuple[Pictures, Pictures | N
     return pictures_of(rest, classes, root), pictures_of(tests, classes, root) if tests else None
 
 
-def pictures_of(cells: Sequence[Cell], classes: tuple[str, ...], root: Path) -> Pictures:
+def pictures_of(cells: Sequence[Cell], classes: tuple[str, ...], root: Path) -> ImageSet:
     """These cells as pictures; those that cannot be read are named and left out."""
     by_file = {cell.file: cell for cell in cells}
     found = look_at([(cell.file, classes.index(cell.label)) for cell in by_file.values()], root)

@@ -27,7 +27,7 @@ Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """Pictures by file, class, content and, where it is known, the slide and the laboratory they come from."""
 
     files: tuple[Path, ...]
@@ -41,7 +41,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.files)
 
-    def take(self, rows: Rows) -> "Pictures":
+    def take(self, rows: Rows) -> "ImageSet":
         """Only these rows."""
         return replace(
             self,
@@ -58,10 +58,10 @@ class Pictures:
         return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
 
 
-def join_pictures(parts: Mapping[str, Pictures]) -> Pictures:
+def concatenate_image_sets(parts: Mapping[str, ImageSet]) -> ImageSet:
     """The pictures of several folders of the same classes as one set; who they are is for a refusal."""
     classes, found = agree({name: part.classes for name, part in parts.items()}), list(parts.values())
-    return Pictures(
+    return ImageSet(
         tuple(file for part in found for file in part.files),
         np.concatenate([part.labels for part in found]),
         classes,
@@ -87,7 +87,7 @@ def class_folders(root: Path) -> list[Path]:
     return found
 
 
-def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> Pictures:
+def read_image_folder(root: Path, slide: str = "", classes: Sequence[str] = ()) -> ImageSet:
     """All pictures of a set; those that cannot be read are named in the log and left out.
 
     `slide` says how a picture's slide is known: a pattern whose first group is the slide's name, looked for in the
@@ -97,7 +97,7 @@ def read_pictures(root: Path, slide: str = "", classes: Sequence[str] = ()) -> P
     >>> for name, colour in {"NILM": "white", "HSIL": "purple"}.items():
     ...     Path("cells", name).mkdir(parents=True)
     ...     Image.new("RGB", (8, 8), colour).save(Path("cells", name, "1.png"))
-    >>> pictures = read_pictures(Path("cells"))
+    >>> pictures = read_image_folder(Path("cells"))
     >>> pictures.classes, pictures.counts()
     (('HSIL', 'NILM'), {'HSIL': 1, 'NILM': 1})
     """
@@ -145,7 +145,7 @@ def tiles_in(slide: Path) -> list[Path]:
     return sorted(slide / "tiles" / row["tile"] for row in rows if row["kept"] == "1")
 
 
-def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequence[tuple[Path, str]] = ()) -> Pictures:
+def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequence[tuple[Path, str]] = ()) -> ImageSet:
     """These files with their labels, as far as they are pictures; the others are named in the log and left out."""
     files, labels, hashes, left_out = [], [], [], list(closed)
     for file, label in candidates:
@@ -165,7 +165,7 @@ def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequenc
     if not files:
         raise ConfigError(f"{where} holds no usable picture; right would be {LAYOUT}")
     nobody = np.array([""] * len(files))
-    return Pictures(tuple(files), np.array(labels, np.int64), (), tuple(hashes), nobody, nobody, tuple(left_out))
+    return ImageSet(tuple(files), np.array(labels, np.int64), (), tuple(hashes), nobody, nobody, tuple(left_out))
 
 
 def read_content(file: Path) -> bytes:
@@ -222,7 +222,7 @@ def agree(lists: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     return tuple(next(iter(known.values()), ()))
 
 
-def refuse_shared(train: Pictures, test: Pictures) -> None:
+def refuse_shared(train: ImageSet, test: ImageSet) -> None:
     """Refuse a picture that is in both: the test would only show what was learnt by heart."""
     held = dict(zip(train.hashes, train.files, strict=True))
     both = [(held[h], file) for h, file in zip(test.hashes, test.files, strict=True) if h in held]
@@ -233,7 +233,7 @@ def refuse_shared(train: Pictures, test: Pictures) -> None:
         )
 
 
-def check_pictures(path: Path | str | None) -> list[str]:
+def check_image_folder(path: Path | str | None) -> list[str]:
     """What is found at `path`, for `mutirao data check cells PATH`."""
     if path is None:
         raise ConfigError(f"cells need a path: {LAYOUT}, or Training/ and Test/ of that kind")
@@ -241,7 +241,7 @@ def check_pictures(path: Path | str | None) -> list[str]:
     parts = [p for p in (root / "Training", root / "Test") if p.is_dir()] or [root]
     sets = []
     for part in parts:
-        found = read_pictures(part, r"^(\d+)-")
+        found = read_image_folder(part, r"^(\d+)-")
         sets.append(found)
         counts = ", ".join(f"{name} {count}" for name, count in found.counts().items())
         findings.append(f"{part}: {len(found):,} pictures in {len(found.classes)} classes: {counts}")

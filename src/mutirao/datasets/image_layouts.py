@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.datasets.cervical import find_published, read_published
-from mutirao.datasets.class_folders import Pictures, Rows, agree, look_at, origins, read_pictures, refuse_shared
+from mutirao.datasets.class_folders import ImageSet, Rows, agree, look_at, origins, read_image_folder, refuse_shared
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv
 
@@ -22,11 +22,11 @@ log = logging.getLogger("mutirao")
 
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 CLIENT = re.compile(r"client_(\d+)")
-RowsOf = Callable[[Pictures], Pictures]  # what is dealt and held out as a whole: pictures, or slides made of them
+RowsOf = Callable[[ImageSet], ImageSet]  # what is dealt and held out as a whole: pictures, or slides made of them
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"
 
 
-def as_they_are(pictures: Pictures) -> Pictures:
+def as_they_are(pictures: ImageSet) -> ImageSet:
     """Each picture by itself."""
     return pictures
 
@@ -39,7 +39,7 @@ def clients_in(root: Path) -> list[Path]:
     return [p for _, p in sorted(found)]
 
 
-def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> Pictures:
+def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> ImageSet:
     """The pictures that a table names; files are looked for beside it. `laboratories` are its clients."""
     rows = read_csv(path)
     if not rows or not {"file", "label"} <= set(rows[0]):
@@ -72,7 +72,7 @@ def read_both(
     seed: int,
     classes: Sequence[str] = (),
     rows_of: RowsOf = as_they_are,
-) -> tuple[Pictures, Pictures]:
+) -> tuple[ImageSet, ImageSet]:
     """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both.
 
     `rows_of` makes of the pictures what is held out or not as a whole, such as slides.
@@ -95,10 +95,10 @@ def read_both(
             rows = set_apart(everything, share, seed, expected=bool(group))
             train, test = everything.take(rows[0]), everything.take(rows[1])
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
-        train, test = (rows_of(read_pictures(data / part, group)) for part in (TRAINING, TEST))
+        train, test = (rows_of(read_image_folder(data / part, group)) for part in (TRAINING, TEST))
         agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
     else:
-        everything = rows_of(read_pictures(data, group))
+        everything = rows_of(read_image_folder(data, group))
         rows = set_apart(everything, share, seed, expected=bool(group))
         train, test = everything.take(rows[0]), everything.take(rows[1])
     refuse_shared(train, test)
@@ -106,7 +106,7 @@ def read_both(
 
 
 def set_apart(
-    pictures: Pictures, share: float, seed: int, where: str = "the test set", expected: bool = True
+    pictures: ImageSet, share: float, seed: int, where: str = "the test set", expected: bool = True
 ) -> tuple[Rows, Rows]:
     """Rows to train on and about a `share` held out, class by class alike, no slide (or other group) on both sides.
 

@@ -16,14 +16,13 @@ import numpy.typing as npt
 from mutirao.config import load_name, nearest, one_line
 from mutirao.core.arrays import digest
 from mutirao.core.digests import fingerprint
-from mutirao.datasets import cifar10, cifar100, idx
-from mutirao.datasets.class_folders import LAYOUT, Pictures, agree, read_pictures, refuse_shared
+from mutirao.datasets import cifar, generated, idx
+from mutirao.datasets.class_folders import LAYOUT, ImageSet, agree, read_image_folder, refuse_shared
 from mutirao.datasets.digits import read_digits
-from mutirao.datasets.generated import generate, is_generated
 from mutirao.datasets.image_files import thumbnails
 from mutirao.datasets.image_layouts import GLOBAL_TEST, clients_in, read_both
 from mutirao.datasets.leaf import holds_leaf, read_leaf
-from mutirao.datasets.locations import find_data, find_named
+from mutirao.datasets.locations import find_data, require_copy
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.registry import check_module, is_dotted
@@ -33,7 +32,9 @@ SIDE = 32  # pixels a side that pictures of different sizes are brought to
 LOOKED_AT = 256  # samples of a set by which it is known
 SHARE = 0.2  # held out where a set has no test part of its own, and of what is trained on where that is to judge
 JUDGES = ("test", "vali")
-JUDGE_BY = "which part judges: test, or vali, a fifth of the training samples that nobody trains on then (to tune by)"
+EVALUATE_ON_HELP = (
+    "which part judges: test, or vali, a fifth of the training samples that nobody trains on then (to tune by)"
+)
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 EMBEDDED = ("digits", "synthetic", "fcube", "synthetic-1-1")  # the last with any numbers, and synthetic-iid
 DATA = "digits, synthetic, fcube, fashion-mnist or another name, a path, or package.module:function (docs/datasets.md)"
@@ -83,7 +84,7 @@ def digest_of_set(names: Sequence[str], x: npt.NDArray[Any], *labels: npt.NDArra
 
 def is_embedded(data: str) -> bool:
     """Whether `data` names a set that needs no files."""
-    return data in EMBEDDED or is_generated(data)
+    return data in EMBEDDED or generated.is_generated(data)
 
 
 def is_arrays(data: str) -> bool:
@@ -93,7 +94,7 @@ def is_arrays(data: str) -> bool:
     path = Path(data).expanduser()
     if "\0" in data or not path.is_dir():
         return "\0" not in data and path.is_file() and path.suffix.lower() != ".csv"
-    return any(holds(path) for holds in (idx.holds_idx, cifar10.holds_cifar10, cifar100.holds_cifar100, holds_leaf))
+    return any(holds(path) for holds in (idx.holds_idx, cifar.holds_cifar10, cifar.holds_cifar100, holds_leaf))
 
 
 def load_labelled(data: str, seed: int) -> Labelled:
@@ -106,14 +107,14 @@ def load_labelled(data: str, seed: int) -> Labelled:
     if data == "digits":
         return Labelled(*read_digits(seed), tuple(map(str, range(10))))
     if data == "synthetic":
-        train = cifar10.synthetic(SYNTHETIC_TRAIN, rng(seed, 0, "synthetic train"))
-        test = cifar10.synthetic(SYNTHETIC_TEST, rng(seed, 0, "synthetic test"))
+        train = generated.synthetic(SYNTHETIC_TRAIN, rng(seed, 0, "synthetic train"))
+        test = generated.synthetic(SYNTHETIC_TEST, rng(seed, 0, "synthetic test"))
         return Labelled(*train, *test, tuple(f"texture {c}" for c in range(10)))
-    if is_generated(data):
-        return Labelled(*generate(data, seed))
+    if generated.is_generated(data):
+        return Labelled(*generated.generate(data, seed))
     if is_dotted(data):
         return call_loader(data, seed)
-    path = find_named(data.removesuffix(COARSE)) if data in NAMED else find_data(data)
+    path = require_copy(data.removesuffix(COARSE)) if data in NAMED else find_data(data)
     if not data or "\0" in data or not path.exists():
         known = (*EMBEDDED, *NAMED)
         raise ConfigError(
@@ -123,10 +124,10 @@ def load_labelled(data: str, seed: int) -> Labelled:
         return read_one_pair(path, seed)
     if path.is_dir() and idx.holds_idx(path):
         return read_published(path, FASHION if "fashion" in path.name.lower() else ())
-    if path.is_dir() and cifar10.holds_cifar10(path):
-        return Labelled(*cifar10.read_cifar10(path))
-    if path.is_dir() and cifar100.holds_cifar100(path):
-        return Labelled(*cifar100.read_cifar100(path, coarse=data.endswith(COARSE)))
+    if path.is_dir() and cifar.holds_cifar10(path):
+        return Labelled(*cifar.read_cifar10(path))
+    if path.is_dir() and cifar.holds_cifar100(path):
+        return Labelled(*cifar.read_cifar100(path, coarse=data.endswith(COARSE)))
     if path.is_dir() and holds_leaf(path):
         return read_users(path)
     return read_classes(path, seed)
@@ -159,7 +160,7 @@ def call_loader(path: str, seed: int) -> Labelled:
     return Labelled(x.astype(kind), y.astype(np.int64), x_test.astype(kind), y_test.astype(np.int64), names)
 
 
-def load_judged(data: str, seed: int, judge_by: str) -> Labelled:
+def load_for_evaluation(data: str, seed: int, judge_by: str) -> Labelled:
     """The set that `data` names, judged by its test part, or by a fifth of its training part (`vali`)."""
     found = load_labelled(data, seed)
     return found if judge_by == "test" else hold_out(found, rng(seed, 0, "validation"))
@@ -217,8 +218,8 @@ def read_users(folder: Path) -> Labelled:
 def read_classes(path: Path, seed: int, side: int = SIDE) -> Labelled:
     """Pictures in folders by class, or named in a table, brought to one size."""
     if path.is_dir() and (clients := clients_in(path)):
-        parts = {p.name: read_pictures(p) for p in clients}
-        test = read_pictures(path / GLOBAL_TEST)
+        parts = {p.name: read_image_folder(p) for p in clients}
+        test = read_image_folder(path / GLOBAL_TEST)
         agree({GLOBAL_TEST: test.classes, **{name: part.classes for name, part in parts.items()}})
         for part in parts.values():
             refuse_shared(part, test)
@@ -234,7 +235,7 @@ def read_classes(path: Path, seed: int, side: int = SIDE) -> Labelled:
     )
 
 
-def known_users(pictures: Pictures) -> npt.NDArray[np.str_] | None:
+def known_users(pictures: ImageSet) -> npt.NDArray[np.str_] | None:
     """Whose pictures they are, if a table says it."""
     whose = pictures.laboratories
     return whose if len(whose) and (whose != "").all() else None

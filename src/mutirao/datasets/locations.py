@@ -1,4 +1,4 @@
-"""Where copies of data sets lie: in folders that hold one folder a set, of which `$MUTIRAO_DATA` names the first."""
+"""Find local copies of published data sets: each in a folder of its own, below the folders in `$MUTIRAO_DATA`."""
 
 import os
 from pathlib import Path
@@ -10,45 +10,42 @@ from mutirao.errors import ConfigError
 DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs
 
 
-def own_homes() -> list[Path]:
-    """The folders that `$MUTIRAO_DATA` names, or else the one in the user's cache; the first is where sets are put."""
-    named = [Path(p).expanduser() for p in os.environ.get("MUTIRAO_DATA", "").split(os.pathsep) if p]
-    return named or [cache_home() / "data"]
+def data_folders() -> list[Path]:
+    """The folders in `$MUTIRAO_DATA`, or else one in the user's cache; downloads go into the first."""
+    listed = os.environ.get("MUTIRAO_DATA", "").split(os.pathsep)
+    return [Path(folder).expanduser() for folder in listed if folder] or [cache_home() / "data"]
 
 
-def homes() -> list[Path]:
-    """All folders in which sets are looked for."""
-    return [*own_homes(), DEBIAN]
-
-
-def find_copy(name: str, places: list[Path] | None = None) -> Path | None:
-    """The folder in which a published set lies; None if none is at hand."""
-    for home in homes() if places is None else places:
-        for folder in PUBLISHED[name].folders if name in PUBLISHED else ():
+def find_copy(name: str, folders: list[Path] | None = None) -> Path | None:
+    """The folder of a local copy of a published set; None if there is none."""
+    if name not in PUBLISHED:
+        return None
+    for home in [*data_folders(), DEBIAN] if folders is None else folders:
+        for folder in PUBLISHED[name].folders:
             if (home / folder).is_dir():
                 return home / folder
     return None
 
 
-def find_named(name: str) -> Path:
-    """The folder of a published set, or one line that says how to get it."""
-    if found := find_copy(name):
-        return found
-    raise ConfigError(f"data: {name} is not here: {say_how(name)}, or give the path of a copy")
+def require_copy(name: str) -> Path:
+    """The folder of a local copy of a published set; ConfigError says how to get one."""
+    if copy := find_copy(name):
+        return copy
+    raise ConfigError(f"data: {name} is not here: {how_to_get(name)}, or give the path of a copy")
 
 
-def say_how(name: str) -> str:
-    """How a set comes here: by a command, or by hand."""
-    known = PUBLISHED[name]
-    if known.files:
-        return f"mutirao data get {name} fetches it ({known.size}, {known.terms})"
-    return f"see {known.page} ({known.by_hand}), and put it into {own_homes()[0] / known.folders[0]}"
+def how_to_get(name: str) -> str:
+    """How to get a published set: with a command, or by hand."""
+    data_set = PUBLISHED[name]
+    if data_set.files:
+        return f"mutirao data get {name} fetches it ({data_set.size}, {data_set.terms})"
+    return f"see {data_set.page} ({data_set.by_hand}), and put it into {data_folders()[0] / data_set.folders[0]}"
 
 
 def find_data(data: Path | str) -> Path:
-    """The path itself if something lies there, or the copy of the set that it names."""
+    """The path itself if it exists, or the local copy of the set that it names."""
     path = Path(data).expanduser()
     name = str(data)
     if name in PUBLISHED and PUBLISHED[name].folders and not path.exists():
-        return find_named(name)
+        return require_copy(name)
     return path

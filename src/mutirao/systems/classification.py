@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import Common, build
-from mutirao.datasets.labelled import Labelled, load_judged
+from mutirao.datasets.labelled import Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, partition_of
 from mutirao.experiments.task import Task
@@ -87,7 +87,7 @@ def deal_labelled(
     `split` is the seed that draws a test part where the set has none of its own, if it is not the one that deals.
     """
     seed = config.seed if seed is None else seed
-    data = load_judged(config.data, seed if split is None else split, judge_by)
+    data = load_for_evaluation(config.data, seed if split is None else split, judge_by)
     parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
     own = split_test_set(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:

@@ -206,7 +206,7 @@ def test_a_hospital_with_another_body_takes_no_part(federation: Path, caplog: py
     settings = config(federation, rounds=1)
     recipe, task = find("cytology"), find("cytology").prepare(settings)
     hospital: Any = task.handler
-    other = replace(hospital, body="0" * 64)
+    other = replace(hospital, backbone="0" * 64)
     assert task.agreed.keys() == {"classes", "body", "preprocessing"}
     fleet = hospitals(task, client_2=sworn(replace(task, handler=other, agreed={})).handler)
     (done,) = play(recipe, fleet, settings, task, Run(task.initial()))

@@ -95,7 +95,7 @@ def test_the_other_heads_pooled_slides_and_other_aggregators_work(more: dict[str
 
 
 def test_what_does_not_go_with_a_head_for_slides_is_refused_before_the_first_round() -> None:
-    with pytest.raises(ConfigError, match="trainable=all: head=abmil is trained on features of a frozen body"):
+    with pytest.raises(ConfigError, match="trainable=all: head=abmil is trained on features of a frozen backbone"):
         find("cytology").prepare(config(trainable="all")).initial()
     with pytest.raises(ConfigError, match="slides: 2 a laboratory are too few for a head of whole slides"):
         find("cytology").prepare(config(slides=2))

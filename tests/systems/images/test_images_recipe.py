@@ -20,7 +20,7 @@ from mutirao.report import execute
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.images.client import Party
 from mutirao.systems.images.heads import probabilities
-from mutirao.systems.images.image_sources import find_pictures
+from mutirao.systems.images.image_sources import find_image_sources
 from mutirao.systems.images.models import Plan
 from sets import listed, write_classes, write_four, write_leaf, write_table
 
@@ -75,7 +75,7 @@ def test_the_figures_are_those_of_scikit_learn(folder: Path) -> None:
     arrays, handler = task.initial(), task.handler
     assert isinstance(handler, Party)
     assert task.evaluate is not None
-    found, pictures = task.evaluate(arrays), find_pictures(folder, settings, "").test()
+    found, pictures = task.evaluate(arrays), find_image_sources(folder, settings, "").test()
     p, y = probabilities(handler.fill(arrays), Plan.of(settings).extract(pictures.files)), pictures.labels
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(y, p.argmax(1)))
     assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, p.argmax(1)))
@@ -101,7 +101,7 @@ def test_a_group_is_never_split_between_training_and_judging(home: Path) -> None
     of = {str(home / row["file"]): row["group"] for row in rows}
     file = write_table(home / "grouped.csv", rows)
     for seed in range(4):
-        found = find_pictures(file, config(file, seed=seed), "")
+        found = find_image_sources(file, config(file, seed=seed), "")
         held = {of[str(f)] for f in found.test().files}
         assert held
         for pictures in found.hospitals.values():
@@ -109,7 +109,7 @@ def test_a_group_is_never_split_between_training_and_judging(home: Path) -> None
 
 
 @pytest.mark.parametrize(("body", "trainable"), [("efficientnet_lite0", "auto"), ("efficientnet_lite0", "last_block")])
-def test_of_a_pretrained_body_only_what_is_trained_travels(federation: Path, body: str, trainable: str) -> None:
+def test_of_a_pretrained_backbone_only_what_is_trained_travels(federation: Path, body: str, trainable: str) -> None:
     settings = config(federation, body=body, trainable=trainable, weights="random", rounds=1, views=1, samples=4)
     task = RECIPE.prepare(settings)
     sizes = sum(a.size for a in task.initial().values())

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mutirao.errors import ConfigError
-from mutirao.systems.images.mobilenet import InvertedResidual, mobilenet
-from mutirao.systems.images.networks import NETWORKS, Normalise, make_network, replace_head
+from mutirao.systems.images.networks import NETWORKS, InvertedResidual, Normalize, make_network, mobilenet, replace_head
 
 
 @pytest.mark.slow
@@ -47,7 +46,7 @@ def test_a_picture_that_is_too_small_is_for_a_dense_network() -> None:
 def test_grey_and_coloured_pixels_are_brought_to_one_scale() -> None:
     for deep in (1, 3, 4):
         first = next(iter(make_network("small", (deep, 32, 32), 64, 2).children()))
-        assert isinstance(first, Normalise)
+        assert isinstance(first, Normalize)
         ends = [float(first(torch.full((1, deep, 1, 1), v, dtype=torch.uint8)).mean()) for v in (0, 255)]
         assert ends == pytest.approx([-2, 2], abs=0.2)
 

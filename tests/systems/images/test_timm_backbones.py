@@ -1,4 +1,4 @@
-"""Bodies of others: timm's by name, with its own module and with a stand-in, and files in TorchScript and ONNX."""
+"""Backbones of others: timm's by name, with its own module and with a stand-in, and files in TorchScript and ONNX."""
 
 import importlib.machinery
 import json
@@ -22,7 +22,7 @@ from mutirao.experiments.task import find
 from mutirao.registry import dotted_in
 from mutirao.report import execute
 from mutirao.systems.cytology.slides.models import Model, load_model, save_model, whole
-from mutirao.systems.images.backbones import body, weights_fingerprint
+from mutirao.systems.images.backbones import load_backbone, weights_fingerprint
 from mutirao.systems.images.base import statistics_fingerprint
 from mutirao.systems.images.features import Extractor
 from mutirao.systems.images.heads import trained_part
@@ -74,12 +74,12 @@ def normalised(x: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...]
 
 @pytest.mark.usefixtures("timm")
 def test_a_network_of_timms_is_normalised_as_its_makers_did_and_keeps_its_statistics() -> None:
-    made, theirs = body("timm:tiny"), sys.modules["timm"].create_model("tiny", pretrained=True, num_classes=0)
+    made, theirs = load_backbone("timm:tiny"), sys.modules["timm"].create_model("tiny", pretrained=True, num_classes=0)
     theirs.load_state_dict(made.trunk[1].network.state_dict(), strict=False)  # type: ignore[index, union-attr]
     with torch.inference_mode():
         assert torch.allclose(made(pictures()), theirs.eval()(normalised(pictures())), atol=1e-6)
     assert (made.width, made.size) == (6, 40)
-    assert body("timm:tiny?width=4").width == 4
+    assert load_backbone("timm:tiny?width=4").width == 4
     part = trained_part(made, "all", 3).train()
     before = statistics_fingerprint(part)
     part[-1].weight.data.normal_()  # type: ignore[index]
@@ -95,26 +95,26 @@ def test_weights_of_timms_network_from_a_file_must_be_that_networks(tmp_path: Pa
     torch.save({"state_dict": whole_one.state_dict()}, tmp_path / "tiny.pth")
     torch.save(wider.state_dict(), tmp_path / "wider.pth")
     torch.save(whole_one.state_dict() | {"extra.weight": torch.zeros(2)}, tmp_path / "more.pth")
-    made = body("timm:tiny", str(tmp_path / "tiny.pth"))
+    made = load_backbone("timm:tiny", str(tmp_path / "tiny.pth"))
     assert torch.equal(made.trunk[1].network.conv.weight, whole_one.conv.weight)  # type: ignore[index, union-attr]
-    assert weights_fingerprint(made) != weights_fingerprint(body("timm:tiny"))
+    assert weights_fingerprint(made) != weights_fingerprint(load_backbone("timm:tiny"))
     for file, why in [("wider.pth", r"of shape \(8, 3, 3, 3\), not \(6"), ("more.pth", "'extra.weight' besides")]:
         with pytest.raises(ConfigError, match=why):
-            body("timm:tiny", str(tmp_path / file))
+            load_backbone("timm:tiny", str(tmp_path / file))
     with pytest.raises(ConfigError, match="timm cannot make 'huge': Unknown model"):
-        body("timm:huge")
-    own = body("timm:tiny?mean=0.1,0.2,0.3&std=1,1,2", str(tmp_path / "tiny.pth"))
+        load_backbone("timm:huge")
+    own = load_backbone("timm:tiny?mean=0.1,0.2,0.3&std=1,1,2", str(tmp_path / "tiny.pth"))
     with torch.inference_mode():
         whole_one.fc = nn.Identity()
         wanted = whole_one.eval()(normalised(pictures(), (0.1, 0.2, 0.3), (1, 1, 2)))
         assert torch.allclose(own(pictures()), wanted, atol=1e-6)
     with pytest.raises(ConfigError, match="std must be three numbers"):
-        body("timm:tiny?std=1,0,2")
+        load_backbone("timm:tiny?std=1,0,2")
     with pytest.raises(ConfigError, match="'checkpoint_path' is not a setting"):
-        body("timm:tiny?checkpoint_path=/tmp/x.pth")
+        load_backbone("timm:tiny?checkpoint_path=/tmp/x.pth")
     timm.create_model = lambda *_, **__: Tokens()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="gives 1 x 5 x 6; right is N x features"):
-        body("timm:tokens")
+        load_backbone("timm:tokens")
 
 
 class Tokens(Tiny):
@@ -125,7 +125,7 @@ class Tokens(Tiny):
 def test_without_timm_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match=r"needs timm, with torchvision: install mutirao\[timm\]"):
-        body("timm:tiny")
+        load_backbone("timm:tiny")
 
 
 class Torchvision:
@@ -166,7 +166,7 @@ def real_timm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Path) -> None:
     theirs = real_timm.create_model("resnet10t", num_classes=7)
     torch.save(theirs.state_dict(), tmp_path / "ten.pth")
-    made = body("timm:resnet10t", str(tmp_path / "ten.pth"))
+    made = load_backbone("timm:resnet10t", str(tmp_path / "ten.pth"))
     facts = real_timm.data.resolve_model_data_config(theirs)
     with torch.inference_mode():
         x = pictures(2, facts["input_size"][-1])
@@ -174,19 +174,19 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
         wanted = theirs.eval()(normalised(x, facts["mean"], facts["std"]))
         assert torch.allclose(made(x), wanted, atol=1e-5, rtol=1e-4)
     assert (made.width, made.size) == (512, 176)
-    seen = body("timm:test_vit?init_values=1e-5", "random")
+    seen = load_backbone("timm:test_vit?init_values=1e-5", "random")
     assert "blocks.0.ls1.gamma" in seen.trunk[1].network.state_dict()  # type: ignore[index, union-attr]
     with pytest.raises(ConfigError, match="does not fit timm:resnet14t"):
-        body("timm:resnet14t", str(tmp_path / "ten.pth"))
-    page = (Path(__file__).parents[3] / "docs" / "bodies.md").read_text()
+        load_backbone("timm:resnet14t", str(tmp_path / "ten.pth"))
+    page = (Path(__file__).parents[3] / "docs" / "backbones.md").read_text()
     shown: dict[str, Any] = {}
-    exec(compile(page.split("```python\n")[1].split("```")[0], "bodies.md", "exec"), shown)  # the page's own code
+    exec(compile(page.split("```python\n")[1].split("```")[0], "backbones.md", "exec"), shown)  # the page's own code
     vit = real_timm.create_model("test_vit", num_classes=0)
     side = real_timm.data.resolve_model_data_config(vit)["input_size"][-1]
     shown["save_body"](vit, tmp_path / "vit.pt", mean=MEAN, std=STD, size=side)
     with torch.inference_mode():
         three = pictures(3, side)  # it was traced with one picture
-        assert torch.allclose(body(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalised(three)), atol=1e-5)
+        assert torch.allclose(load_backbone(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalised(three)), atol=1e-5)
     part = trained_part(made, "head", 2)
     model = Model(whole(made, part, "head"), {"kind": "mutirao cytology model", "body": made.name, "side": made.size})
     model.facts.update(trainable="head", classes=["a", "b"], abnormal=["a"])  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import onnx
 
     torch.manual_seed(3)
-    home, network = tmp_path_factory.mktemp("bodies"), Tiny(0).eval()
+    home, network = tmp_path_factory.mktemp("backbones"), Tiny(0).eval()
     note = json.dumps({"mean": MEAN, "std": STD, "size": 40})
     example = torch.zeros(1, 3, 40, 40)
     traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
@@ -220,7 +220,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["net.pt", "net.onnx"])
 def test_a_body_in_a_file_gives_what_the_network_gave(exported: Path, name: str) -> None:
-    made = body(f"file:{exported / name}")
+    made = load_backbone(f"file:{exported / name}")
     with torch.inference_mode():
         first = made(pictures())
         assert np.allclose(first.numpy(), np.load(exported / "wanted.npy"), atol=1e-5)
@@ -231,10 +231,10 @@ def test_a_body_in_a_file_gives_what_the_network_gave(exported: Path, name: str)
 
 
 def test_a_file_is_known_by_its_content_and_by_what_is_done_to_pictures(exported: Path, tmp_path: Path) -> None:
-    one = body(f"file:{exported / 'net.pt'}")
+    one = load_backbone(f"file:{exported / 'net.pt'}")
     (tmp_path / "copy.pt").write_bytes((exported / "net.pt").read_bytes())
-    assert weights_fingerprint(body(f"file:{tmp_path / 'copy.pt'}")) == weights_fingerprint(one)
-    plain = body(f"file:{exported / 'plain.pt'}")  # the same weights, other mean and size
+    assert weights_fingerprint(load_backbone(f"file:{tmp_path / 'copy.pt'}")) == weights_fingerprint(one)
+    plain = load_backbone(f"file:{exported / 'plain.pt'}")  # the same weights, other mean and size
     assert plain.size == 224
     assert weights_fingerprint(plain) != weights_fingerprint(one)
 
@@ -245,17 +245,17 @@ def test_files_that_cannot_be_bodies_are_named(exported: Path, tmp_path: Path, m
     torch.jit.save(script, tmp_path / "odd.pt", _extra_files={"preprocessing.json": '{"mean": [1, 2]}'})  # type: ignore[no-untyped-call]
     for path, why in [
         (exported / "weights.pt", "a file of weights is no network"),
-        (tmp_path / "text.onnx", "cannot be used as a body in ONNX"),
-        (tmp_path / "none.pt", "cannot read the body"),
+        (tmp_path / "text.onnx", "cannot be used as a backbone in ONNX"),
+        (tmp_path / "none.pt", "cannot read the backbone"),
         (tmp_path / "odd.pt", "for each of three colours"),
     ]:
         with pytest.raises(ConfigError, match=why):
-            body(f"file:{path}")
+            load_backbone(f"file:{path}")
     with pytest.raises(ConfigError, match="has its own; leave them out"):
-        body(f"file:{exported / 'net.pt'}", "random")
+        load_backbone(f"file:{exported / 'net.pt'}", "random")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"install mutirao\[onnx\]"):
-        body(f"file:{exported / 'net.onnx'}")
+        load_backbone(f"file:{exported / 'net.onnx'}")
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_hospitals_train_a_head_on_a_body_from_a_file_and_the_run_screens(
     model = network_of_run(tmp_path / "run")
     assert model(np.zeros((64, 64, 3), np.uint8)).sum() == pytest.approx(1)
     for ending in (".pt", ".safetensors", ".onnx"):
-        with pytest.raises(ConfigError, match="the body is a file of its own"):
+        with pytest.raises(ConfigError, match="the backbone is a file of its own"):
             save_model(model, tmp_path / f"m{ending}")
 
 

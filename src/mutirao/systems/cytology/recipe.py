@@ -10,7 +10,7 @@ from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.class_folders import Pictures
+from mutirao.datasets.class_folders import ImageSet
 from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
@@ -20,9 +20,24 @@ from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import evaluate_logits
 from mutirao.randomness import rng
 from mutirao.systems.cytology.slides.slide_sources import find_sources, scale_in
-from mutirao.systems.images.choices import AUGMENTS, BAG_HEADS, BODY_WORDS, HEADS, STAINS, Trainable, check_body
+from mutirao.systems.images.choices import (
+    AUGMENTS,
+    BACKBONE_CHOICES,
+    BAG_HEADS,
+    HEADS,
+    STAINS,
+    Trainable,
+    check_backbone,
+)
 from mutirao.systems.images.image_sources import Sources
-from mutirao.systems.images.metrics import TOLD, Confusion, abnormal_classes, diagnose, diagnose_outputs, write_verdict
+from mutirao.systems.images.metrics import (
+    REPORTED_METRICS,
+    Confusion,
+    abnormal_classes,
+    diagnose,
+    diagnose_outputs,
+    write_verdict,
+)
 
 # The names the paper gives to columns of the history.
 PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
@@ -45,7 +60,7 @@ class Config(Common):
     partition: Part = setting(
         Part("even", home="mutirao.systems.images.image_partitions"), "how pictures are dealt to hospitals"
     )
-    body: str = setting("efficientnet_lite0", f"the pretrained network: {BODY_WORDS}")
+    body: str = setting("efficientnet_lite0", f"the pretrained network: {BACKBONE_CHOICES}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
     trainable: Trainable = setting("head", "what is trained, and travels: head, last_block or all")
     views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
@@ -58,7 +73,7 @@ class Config(Common):
     normal: str = setting("normal*", "classes that are not abnormal: patterns, separated by commas")
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
-    cache: bool = setting(True, "keep features of the frozen body between runs")
+    cache: bool = setting(True, "keep features of the frozen backbone between runs")
     sites: bool = setting(False, "data is this party's own and is not divided; true at a site that names its own data")
     head: str = setting("linear", "what judges: 'linear' a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
     tiles: int = setting(500, "whole slides: most tiles of a slide, drawn at random", low=1)
@@ -73,12 +88,12 @@ class Config(Common):
 def task(config: Config) -> Task:
     """Pictures turned into features where they are; only the trained part of the model is the federation's."""
     from mutirao.systems.images.bags import BagExtractor
-    from mutirao.systems.images.client import Hospital, Wards, pool_hospitals
+    from mutirao.systems.images.client import Hospital, HospitalPopulation, pool_hospitals
     from mutirao.systems.images.heads import probabilities
     from mutirao.systems.images.models import Plan
     from mutirao.training.samples import agree_on_classes
 
-    check_body(config.body)
+    check_backbone(config.body)
     check_kept(config, "validation", is_private(config))
     plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
     told: dict[str, Any] = plan.agreed() | plan.training(config)  # before slides are made: weights may be missing
@@ -86,16 +101,18 @@ def task(config: Config) -> Task:
     scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     found: Sources = find_sources(config, agreed)
-    wards = Wards(*(found.hospitals, look, config.validation, config.seed, config.samples, agreed), anybody=found.own)
+    hospitals = HospitalPopulation(
+        *(found.hospitals, look, config.validation, config.seed, config.samples, agreed), anybody=found.own
+    )
     if config.only and config.only not in found.hospitals:
-        raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(wards)}")
+        raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(hospitals)}")
     classes = agreed or found.classes
     abnormal = abnormal_classes(classes, config.normal)
     metrics: tuple[str, ...] = ()
     if not has_one_model(config):  # then hospitals' own judgements are all there is
         told["figures"], metrics = evaluate_logits, ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
-        told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), TOLD
+        told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), REPORTED_METRICS
     has_test = found.has_test and config.judge_by == "test"
     hospital = Hospital.of(config, lambda: plan.model(len(classes)), **told)
     seen: dict[str, Any] = {}
@@ -108,7 +125,7 @@ def task(config: Config) -> Task:
         return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
 
     def verdict(run: Run, path: Path) -> None:
-        pictures: Pictures = found.test()
+        pictures: ImageSet = found.test()
         about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
         draw, judged = rng(config.seed, 0, "auc"), "slides" if config.head in BAG_HEADS else "pictures"
         write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, judged, **about)
@@ -116,11 +133,11 @@ def task(config: Config) -> Task:
     def matrix(run: Run) -> Confusion:
         return Confusion.of(found.test().labels, seen["p"], classes)
 
-    population: Mapping[str, Any] = wards
+    population: Mapping[str, Any] = hospitals
     if config.centralised:
-        population = pool_hospitals(wards)
+        population = pool_hospitals(hospitals)
     elif config.only:
-        population = replace(wards, pictures={config.only: found.hospitals[config.only]})
+        population = replace(hospitals, pictures={config.only: found.hospitals[config.only]})
     return Task(
         handler=hospital,
         population=population,

@@ -1,4 +1,4 @@
-"""The network of a run of the cytology recipe, or of a file written of one."""
+"""Load the network of a cytology run, or of a file exported from one."""
 
 import json
 from pathlib import Path
@@ -12,15 +12,16 @@ from mutirao.systems.recsys.trained import arrays_of_run, config_of_run
 
 
 def network_of_run(folder: Path, which: str = "best") -> Model:
-    """The network of a run of the cytology recipe, body and head."""
-    config, verdict = config_of_run(folder, "cytology"), folder / "verdict.json"
+    """The network that a cytology run trained: backbone and head."""
+    config = config_of_run(folder, "cytology")
+    verdict = folder / "verdict.json"
     if not verdict.exists():
         raise ConfigError(f"{verdict} is missing: the run is not finished, or had no global test set")
     try:
-        told = json.loads(verdict.read_text(encoding="utf-8"))
-        classes = list(told["classes"])
-        scale = Scale(int(told["tile"]), float(told["mpp"])) if told.get("tile") else None
-        if scale is None and config.data == "synthetic":  # a run made before runs noted it
+        facts = json.loads(verdict.read_text(encoding="utf-8"))
+        classes = list(facts["classes"])
+        scale = Scale(int(facts["tile"]), float(facts["mpp"])) if facts.get("tile") else None
+        if scale is None and config.data == "synthetic":  # a run older than this entry
             scale = scale_in(config)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error
@@ -28,5 +29,5 @@ def network_of_run(folder: Path, which: str = "best") -> Model:
 
 
 def network_at(path: Path) -> Model:
-    """The cytology network in a run folder, or in a file that `mutirao slides export` wrote."""
+    """The network in a run folder, or in a file written by `mutirao slides export`."""
     return network_of_run(path) if path.is_dir() else load_model(path)

@@ -12,7 +12,7 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.labelled import DATA, JUDGE_BY, JUDGES, Labelled, load_judged
+from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES, Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Exchange
@@ -57,7 +57,7 @@ class Config(Common):
     model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
     width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_samples: int = setting(500, "most test samples on which a client evaluates", low=1)
-    judge_by: str = setting("test", JUDGE_BY, choices=JUDGES)
+    judge_by: str = setting("test", EVALUATE_ON_HELP, choices=JUDGES)
     signature: Part = setting(Part("bias"), "what a client sends of its warm-up")
     cluster: Part = setting(Part("auto"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
@@ -107,7 +107,7 @@ def task(config: Config) -> Task:
 
     check_head(config)
     check_network(config.model)
-    data = load_judged(config.data, config.seed, config.judge_by)
+    data = load_for_evaluation(config.data, config.seed, config.judge_by)
     x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
     parts, truth = split(config, data)
     noise = (

@@ -1,18 +1,25 @@
-"""Pretrained bodies: convolutional networks whose weights stay as they are, and turn a picture into a few features.
+"""Pretrained backbones: convolutional networks whose weights stay as they are, and turn a picture into a few features.
 
-A body has two parts: `trunk`, up to the last block, and `tail`, the last block and the mean over the picture. Batch
+A backbone has two parts: `trunk`, up to the last block, and `tail`, the last block and the mean over the picture. Batch
 normalisation is frozen by construction: `model.train()` cannot move its statistics, and they never travel.
 """
 
 # ruff: noqa: D102  # `forward` is what the class says it is
 
+import hashlib
 import importlib
 import importlib.util
+import io
+import json
 import logging
 import re
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,14 +30,142 @@ from mutirao.randomness import derive_seed
 from mutirao.systems.images.base import IMAGENET_MEAN as IMAGENET_MEAN
 from mutirao.systems.images.base import IMAGENET_STD as IMAGENET_STD
 from mutirao.systems.images.base import SIZE as SIZE
-from mutirao.systems.images.base import Body as Body
+from mutirao.systems.images.base import Backbone as Backbone
+from mutirao.systems.images.base import Features, copy_weights, read_weights
 from mutirao.systems.images.base import weights_fingerprint as weights_fingerprint
 from mutirao.systems.images.choices import FILE, TIMM
-from mutirao.systems.images.exported_backbones import file_body
-from mutirao.systems.images.networks import Normalise
-from mutirao.systems.images.timm_backbones import timm_body
-from mutirao.systems.images.weight_files import copy_weights, read_weights
+from mutirao.systems.images.networks import Normalize
+from mutirao.systems.images.timm_backbones import timm_backbone
 from mutirao.training.optimizers import seeded
+
+NOTE = "preprocessing"
+Call = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a picture is made into before the network sees it."""
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    size: int = SIZE
+    bytes: bool = False
+
+    @classmethod
+    def read(cls, text: str, **known: Any) -> "Preprocessing":
+        """What a file says; ValueError if that is nothing of the kind."""
+        told = json.loads(text) if text else {}
+        if not isinstance(told, dict) or not told.keys() <= cls.__dataclass_fields__.keys():
+            raise ValueError(f"its {NOTE} must be of mean, std, size and bytes, not {text[:80]}")
+        for name in ("mean", "std"):
+            if name in told:
+                told[name] = tuple(float(v) for v in told[name])
+        made = cls(**told | known)
+        if (
+            len(made.mean) != 3
+            or len(made.std) != 3
+            or min(made.std) <= 0
+            or not np.isfinite([*made.mean, *made.std]).all()
+        ):
+            raise ValueError(f"its {NOTE} needs a mean and a deviation above 0 for each of three colours")
+        if type(made.size) is not int or not 16 <= made.size <= 4096 or type(made.bytes) is not bool:
+            raise ValueError(f"its {NOTE} needs a size from 16 to 4096 pixels, and bytes true or false")
+        return made
+
+
+class Outside(nn.Module):
+    """A network that is not made of modules of ours: it is called, has no weights to train, and is never copied."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Any:
+        """What the network gives."""
+        return self.call(x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Outside":
+        return self
+
+
+def load_exported(name: str, weights: str = "") -> Backbone:
+    """The backbone that `file:PATH` names."""
+    path = Path(name.removeprefix(FILE)).expanduser()
+    if weights:
+        raise ConfigError(f"weights: body={name} has its own; leave them out")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the backbone {path}: {error.strerror or error}") from error
+    try:
+        call, how = (open_onnx if path.suffix.lower() == ".onnx" else open_script)(content)
+    except ConfigError:
+        raise
+    except Exception as error:  # torch and onnxruntime each have their own kinds for what they cannot read
+        kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript (a file of weights is no network)"
+        raise ConfigError(f"{path} cannot be used as a backbone in {kind}: {one_line(error)[:150]}") from error
+    first = nn.Identity() if how.bytes else Normalize(how.mean, how.std)
+    trunk = nn.Sequential(first, Outside(call), Features(name)).requires_grad_(False).eval()
+    try:
+        with torch.inference_mode():
+            width = int(trunk(torch.zeros((1, 3, how.size, how.size), dtype=torch.uint8)).shape[1])
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = one_line(error)[:150]
+        raise ConfigError(
+            f"{path} takes no picture of 3 x {how.size} x {how.size}: {text}; see docs/backbones.md"
+        ) from error
+    return Backbone(name, trunk, nn.Sequential(), width, how.size, f"{hashlib.sha256(content).hexdigest()} {how}")
+
+
+def open_script(content: bytes) -> tuple[Call, Preprocessing]:
+    """A TorchScript archive; its code is run by torch's own interpreter, so it must be trusted like a program."""
+    more = {f"{NOTE}.json": ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # others' files are in it all the same
+        network = torch.jit.load(io.BytesIO(content), map_location="cpu", _extra_files=more).eval()  # type: ignore[no-untyped-call]
+    text = more[f"{NOTE}.json"]
+
+    def call(x: Tensor) -> Any:
+        # Unoptimised: a graph that is specialised in its first runs gives other bits in the first than in the others.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            return network(x)
+
+    return call, Preprocessing.read(text.decode() if isinstance(text, bytes) else text)
+
+
+def open_onnx(content: bytes) -> tuple[Call, Preprocessing]:
+    """An ONNX model, by onnxruntime on one core; it holds arithmetic alone, and all its weights."""
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise ConfigError("a backbone in ONNX needs packages: install mutirao[onnx]") from error
+    graph = onnx.load_model_from_string(content).graph
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in graph.initializer):
+        raise ValueError("its weights lie in another file; save it with all its weights in one")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # pictures are looked at one a core
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[1] != 3:
+        raise ValueError(f"it takes {[i.shape for i in inputs]}; right is one input of N x 3 x height x width")
+    if inputs[0].type not in ("tensor(float)", "tensor(uint8)"):
+        raise ValueError(f"it takes {inputs[0].type}; right is float or uint8")
+    known: dict[str, Any] = {"bytes": inputs[0].type == "tensor(uint8)"}
+    if isinstance(side := inputs[0].shape[2], int):
+        known["size"] = side
+    how = Preprocessing.read(session.get_modelmeta().custom_metadata_map.get(NOTE, ""), **known)
+    single, name, out = inputs[0].shape[0] == 1, inputs[0].name, session.get_outputs()[0].name
+
+    def call(x: Tensor) -> Tensor:
+        batches = x.numpy()[:, None] if single else [x.numpy()]
+        return torch.from_numpy(np.concatenate([session.run([out], {name: batch})[0] for batch in batches]))
+
+    return call, how
+
 
 log = logging.getLogger("mutirao")
 
@@ -105,7 +240,7 @@ class BasicBlock(nn.Module):
         return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-def efficientnet_lite0() -> Body:
+def efficientnet_lite0() -> Backbone:
     """EfficientNet-Lite0: no squeeze, ReLU6 for swish (Tan and Le, 2019; the Lite variants 2020); 3.4 million weights.
 
     The features are the 320 channels of the last block, averaged over the picture, and not the 1,280 of the layer
@@ -119,7 +254,7 @@ def efficientnet_lite0() -> Body:
         (6, 112, 5, 1, 3),
         (6, 192, 5, 2, 4),
     )
-    layers: list[nn.Module] = [Normalise(IMAGENET_MEAN, IMAGENET_STD), SameConv(3, 32, 3, 2, bias=False)]
+    layers: list[nn.Module] = [Normalize(IMAGENET_MEAN, IMAGENET_STD), SameConv(3, 32, 3, 2, bias=False)]
     layers += [FrozenNorm(32, 1e-3), nn.ReLU6()]
     into = 32
     for widen, out, kernel, stride, repeats in plan:
@@ -127,13 +262,13 @@ def efficientnet_lite0() -> Body:
             layers.append(InvertedBottleneck(into, out, widen, kernel, stride if i == 0 else 1))
             into = out
     tail = nn.Sequential(InvertedBottleneck(into, 320, 6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Body("efficientnet_lite0", nn.Sequential(*layers), tail, 320)
+    return Backbone("efficientnet_lite0", nn.Sequential(*layers), tail, 320)
 
 
-def resnet18() -> Body:
+def resnet18() -> Backbone:
     """ResNet-18 (He et al., 2016): 512 features, 11 million weights; the last block is `layer4.1`."""
     trunk = nn.Sequential()
-    trunk.add_module("normalise", Normalise(IMAGENET_MEAN, IMAGENET_STD))
+    trunk.add_module("normalise", Normalize(IMAGENET_MEAN, IMAGENET_STD))
     trunk.add_module("conv1", nn.Conv2d(3, 64, 7, 2, 3, bias=False))
     trunk.add_module("bn1", FrozenNorm(64, 1e-5))
     trunk.add_module("relu", nn.ReLU())
@@ -146,7 +281,7 @@ def resnet18() -> Body:
         trunk.add_module(f"layer{number_}", nn.Sequential(*blocks))
         into = out
     tail = nn.Sequential(BasicBlock(512, 512, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Body("resnet18", trunk, tail, 512)
+    return Backbone("resnet18", trunk, tail, 512)
 
 
 STATISTICS = {"running_mean": "mean", "running_var": "var"}
@@ -187,25 +322,25 @@ def resnet18_key(key: str) -> str | None:
     return f"tail.0.{key[9:]}" if key.startswith("layer4.1.") else f"trunk.{key}"
 
 
-BODIES: dict[str, tuple[Callable[[], Body], Callable[[str], str | None]]] = {
+BACKBONES: dict[str, tuple[Callable[[], Backbone], Callable[[str], str | None]]] = {
     "efficientnet_lite0": (efficientnet_lite0, lite0_key),
     "resnet18": (resnet18, resnet18_key),
 }
 
 
-def body(name: str, weights: str = "") -> Body:
-    """The body of that name with its ImageNet weights, from where it finds them or from the file `weights`.
+def load_backbone(name: str, weights: str = "") -> Backbone:
+    """The backbone of that name with its ImageNet weights, from where it finds them or from the file `weights`.
 
-    `weights="random"` takes random ones, and says so: features of such a body are worth little. `timm:NAME` is one of
+    `weights="random"` takes random ones with a warning: such features are worth little. `timm:NAME` is one of
     timm's, `file:PATH` a network in a file of its own.
     """
     if name.startswith(FILE):
-        return file_body(name, weights)
+        return load_exported(name, weights)
     if name.startswith(TIMM):
-        return timm_body(name, weights)
-    if name not in BODIES:
-        raise ConfigError(f"body: no body is called {name!r}{nearest(name, BODIES)}")
-    make, our_key = BODIES[name]
+        return timm_backbone(name, weights)
+    if name not in BACKBONES:
+        raise ConfigError(f"body: no backbone is called {name!r}{nearest(name, BACKBONES)}")
+    make, our_key = BACKBONES[name]
     with seeded(derive_seed(0, 0, f"body {name}")):
         made = make()
     if weights == "random":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mutirao.errors import ConfigError
-from mutirao.systems.images.backbones import Body
+from mutirao.systems.images.backbones import Backbone
 from mutirao.systems.images.choices import Trainable
 from mutirao.systems.images.heads import trained_part
 
@@ -83,11 +83,11 @@ class AttentionPool(Pool):
 
 
 class WholeSlide(nn.Module):
-    """Tiles of one slide in (bytes), probabilities of its classes and each tile's attention out: body and head."""
+    """Tiles of one slide in (bytes), probabilities of its classes and each tile's attention out: backbone and head."""
 
-    def __init__(self, body: nn.Module, head: Pool) -> None:
+    def __init__(self, backbone: nn.Module, head: Pool) -> None:
         super().__init__()
-        self.frozen, self.trained = copy.deepcopy(body), copy.deepcopy(head)
+        self.frozen, self.trained = copy.deepcopy(backbone), copy.deepcopy(head)
 
     def forward(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
         """Of N tiles: 1 x classes, and N."""
@@ -104,10 +104,10 @@ class WholeSlide(nn.Module):
 POOLS: dict[str, type[Pool]] = {"mean": Pool, "max": MaxPool, "abmil": AttentionPool}
 
 
-def make_head(head: str, body: Body, trainable: Trainable, classes: int) -> nn.Module:
-    """What the hospitals train together: a head for pictures with more of the body, or one for whole slides."""
+def make_head(head: str, backbone: Backbone, trainable: Trainable, classes: int) -> nn.Module:
+    """What the hospitals train together: a head for pictures with more of the backbone, or one for whole slides."""
     if head == "linear":
-        return trained_part(body, trainable, classes)
+        return trained_part(backbone, trainable, classes)
     if trainable != "head":
-        raise ConfigError(f"trainable={trainable}: head={head} is trained on features of a frozen body; use head")
-    return POOLS[head](body.width, classes)
+        raise ConfigError(f"trainable={trainable}: head={head} is trained on features of a frozen backbone; use head")
+    return POOLS[head](backbone.width, classes)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from mutirao.datasets.class_folders import Pictures, Rows
+from mutirao.datasets.class_folders import ImageSet, Rows
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.systems.images.features import Extractor
@@ -24,17 +24,17 @@ Bag = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]  # tiles, and which 
 
 
 @dataclass(frozen=True)
-class Slides(Pictures):
+class Slides(ImageSet):
     """Slides as rows: `files` has the first tile of each, `tiles` all of them; a slide's content is all its tiles'."""
 
-    tiles: tuple[Pictures, ...] = ()
+    tiles: tuple[ImageSet, ...] = ()
 
     def take(self, rows: Rows) -> "Slides":
         """Only these slides."""
         return replace(self, **vars(super().take(rows)) | {"tiles": tuple(self.tiles[i] for i in rows)})
 
 
-def gather_slides(pictures: Pictures) -> Slides:
+def gather_slides(pictures: ImageSet) -> Slides:
     """The slides that these tiles are from; ConfigError if a tile's slide is unknown, or a slide has two classes."""
     if isinstance(pictures, Slides):
         return pictures
@@ -69,7 +69,7 @@ def gather_slides(pictures: Pictures) -> Slides:
 def slides_of(found: Sources) -> Sources:
     """The same parties, whose rows are slides."""
 
-    def gathered(read: Callable[[], Pictures]) -> Callable[[], Pictures]:
+    def gathered(read: Callable[[], ImageSet]) -> Callable[[], ImageSet]:
         return cache(lambda: gather_slides(read()))
 
     held = {name: gathered(read) for name, read in found.hospitals.items()}
@@ -84,7 +84,7 @@ class BagExtractor:
     most: int
     seed: int
 
-    def inputs(self, slides: Pictures) -> Bag:
+    def inputs(self, slides: ImageSet) -> Bag:
         """Bags x tiles x views x features, filled up to the largest bag, and which tiles are there."""
         assert isinstance(slides, Slides)
         kept = [self.choose(str(name), some) for name, some in zip(slides.slides, slides.tiles, strict=True)]
@@ -92,7 +92,7 @@ class BagExtractor:
         found = self.extract([file for some in kept for file in some.files])
         return pad_bags(np.split(found.astype(np.float32, copy=False), cuts))
 
-    def choose(self, name: str, tiles: Pictures) -> Pictures:
+    def choose(self, name: str, tiles: ImageSet) -> ImageSet:
         """The tiles of a slide that are looked at."""
         if len(tiles) <= self.most:
             return tiles

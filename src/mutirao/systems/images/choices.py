@@ -10,10 +10,10 @@ Trainable = Literal["head", "last_block", "all"]
 Depth = Literal["features", "maps", "pixels"]
 
 NETWORK_NAMES = ("cnn", "small", "deep", "mobilenet")
-BODY_NAMES = ("efficientnet_lite0", "resnet18")
+BACKBONE_NAMES = ("efficientnet_lite0", "resnet18")
 TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the path of a network in a file
-BODY_WORDS = f"{', '.join(BODY_NAMES)}, {TIMM}NAME or {FILE}PATH"
-# How far the frozen part of a body goes.
+BACKBONE_CHOICES = f"{', '.join(BACKBONE_NAMES)}, {TIMM}NAME or {FILE}PATH"
+# How far the frozen part of a backbone goes.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
 BAG_HEADS = ("mean", "max", "abmil")  # heads that judge a slide by all of its tiles
 HEADS = ("linear", *BAG_HEADS)
@@ -28,17 +28,17 @@ def check_network(name: str) -> None:
         raise ConfigError(f"model: {name!r} is not a choice{nearest(name, NETWORK_NAMES)}; or package.module:function")
 
 
-def check_body(name: str, *more: str) -> None:
-    """Refuse a body that nobody knows, before anything is loaded; `more` are names that will do, too."""
-    if name not in (*BODY_NAMES, *more) and not (name.startswith((TIMM, FILE)) and name.partition(":")[2]):
-        close = nearest(name, (*BODY_NAMES, *more))
+def check_backbone(name: str, *more: str) -> None:
+    """Refuse a backbone that nobody knows, before anything is loaded; `more` are names that will do, too."""
+    if name not in (*BACKBONE_NAMES, *more) and not (name.startswith((TIMM, FILE)) and name.partition(":")[2]):
+        close = nearest(name, (*BACKBONE_NAMES, *more))
         raise ConfigError(f"body: {name!r} is not a choice{close}; or {TIMM}NAME, or {FILE}PATH")
 
 
 def check_trainable(name: str, trainable: str) -> None:
-    """Refuse to train what of a body cannot be: of a file nothing, of timm's networks all or nothing."""
+    """Refuse to train what of a backbone cannot be: of a file nothing, of timm's networks all or nothing."""
     if name.startswith(FILE) and trainable != "head":
-        raise ConfigError(f"trainable={trainable}: a body from a file stays as it is; use head")
+        raise ConfigError(f"trainable={trainable}: a backbone from a file stays as it is; use head")
     if name.startswith(TIMM) and trainable == "last_block":
         raise ConfigError(
             "trainable=last_block: what the last block of timm's network is, nobody says; use head or all"

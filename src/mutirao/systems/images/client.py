@@ -10,7 +10,7 @@ from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
-from mutirao.datasets.class_folders import Pictures, agree
+from mutirao.datasets.class_folders import ImageSet, agree
 from mutirao.datasets.image_layouts import set_apart
 from mutirao.randomness import derive_seed
 from mutirao.systems.images.bags import BagExtractor, join_bags
@@ -20,22 +20,23 @@ from mutirao.training.plain import answer_in_turn
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
 
-BODY, PREPROCESSING = "body", "preprocessing"
+BACKBONE = "body"  # names of digests that clients and server compare
+PREPROCESSING = "preprocessing"
 
 
 @dataclass(frozen=True)
 class Party(Trainer):
-    """A Trainer that refuses work on another frozen body, or on pictures that were prepared otherwise.
+    """A Trainer that refuses work on another frozen backbone, or on pictures that were prepared otherwise.
 
-    Both are digests; that of the body is empty if none is frozen.
+    Both are digests; that of the backbone is empty if none is frozen.
     """
 
-    body: str = ""
+    backbone: str = ""
     preprocessing: str = ""
 
     def agreed(self) -> dict[str, str]:
-        """What a Trainer says, the frozen body that made the features, and what was done with pictures before."""
-        own = {BODY: self.body, PREPROCESSING: self.preprocessing}
+        """What a Trainer says, the frozen backbone that made the features, and what was done with pictures before."""
+        own = {BACKBONE: self.backbone, PREPROCESSING: self.preprocessing}
         return super().agreed() | {name: digest for name, digest in own.items() if digest}
 
 
@@ -65,13 +66,13 @@ class Hospital(Party):
 
 
 @dataclass
-class Wards(Population):
+class HospitalPopulation(Population):
     """The hospitals by name; what one holds is read, split and looked at when it is first asked for.
 
     So a site needs only its own folder, and the server none.
     """
 
-    pictures: Mapping[ClientId, Callable[[], Pictures]]
+    pictures: Mapping[ClientId, Callable[[], ImageSet]]
     extract: Extractor | BagExtractor
     validation: float
     seed: int
@@ -99,7 +100,7 @@ class Wards(Population):
         """How many pictures of each class a hospital has; no features are made for that."""
         return self._pictures(name).counts()
 
-    def _pictures(self, name: ClientId) -> Pictures:
+    def _pictures(self, name: ClientId) -> ImageSet:
         return self.pictures.get(name, next(iter(self.pictures.values())))()
 
     def __getitem__(self, name: ClientId) -> ClientData:
@@ -126,10 +127,10 @@ class Wards(Population):
         return ClientData(Samples(train, used.labels[:cut]), Samples(kept, used.labels[cut:]), tuple(held.classes))
 
 
-def pool_hospitals(wards: Wards) -> dict[ClientId, ClientData]:
+def pool_hospitals(hospitals: HospitalPopulation) -> dict[ClientId, ClientData]:
     """One hospital that holds what all the others do: the pooled reference."""
-    parts = [wards[name] for name in wards]
-    agree({name: wards[name].classes for name in wards})
+    parts = [hospitals[name] for name in hospitals]
+    agree({name: hospitals[name].classes for name in hospitals})
     train, kept = join_samples([p.train for p in parts]), join_samples([p.test for p in parts])
     return {"pooled": ClientData(train, kept, parts[0].classes)}
 

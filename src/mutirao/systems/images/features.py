@@ -1,4 +1,4 @@
-"""Features of a frozen body are computed once for each picture and kept by the picture's own hash.
+"""Features of a frozen backbone are computed once for each picture and kept by the picture's own hash.
 
 A picture is kept in k views: as it is, then flipped and turned, so that training on features still sees augmented
 pictures. What a view looks like is drawn from the picture's hash: two runs, or two sites, get the same numbers.
@@ -22,14 +22,13 @@ from PIL import Image
 from torch import Tensor
 
 from mutirao.core.digests import fingerprint
-from mutirao.datasets.class_folders import Pictures
+from mutirao.datasets.class_folders import ImageSet
 from mutirao.datasets.image_files import UnreadableError, cache_home, picture
 from mutirao.io import write_whole
 from mutirao.randomness import rng
-from mutirao.systems.images.backbones import SIZE, Body, body, weights_fingerprint
+from mutirao.systems.images.backbones import SIZE, Backbone, load_backbone, weights_fingerprint
 from mutirao.systems.images.choices import NETWORK_NAMES, Depth
-from mutirao.systems.images.stain_augmentation import jitter
-from mutirao.systems.images.stain_normalization import NORMALISERS
+from mutirao.systems.images.stain import NORMALIZERS, jitter
 from mutirao.training.cpu_cores import cores
 from mutirao.training.optimizers import one_thread
 
@@ -45,9 +44,9 @@ def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pix
 
 
 def normalised(image: Image.Image, stain: str, size: int = SIZE) -> Image.Image:
-    """The picture at `size` x `size`, as the body is given it, with its stain normalised."""
+    """The picture at `size` x `size`, as the backbone is given it, with its stain normalised."""
     small = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-    return Image.fromarray(NORMALISERS[stain](small))
+    return Image.fromarray(NORMALIZERS[stain](small))
 
 
 def turn(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
@@ -74,7 +73,7 @@ def cache_folder() -> Path:
 class Extractor:
     """Turns pictures into what the trained part of a model takes: k views each, from the cache where they are there.
 
-    `depth` says how far the frozen part goes: `features` through the whole body, `maps` up to its last block,
+    `depth` says how far the frozen part goes: `features` through the whole backbone, `maps` up to its last block,
     `pixels` not at all (nothing is cached then).
     """
 
@@ -83,17 +82,17 @@ class Extractor:
     views: int = 4
     depth: Depth = "features"
     cached: bool = True
-    size: int = SIZE  # pixels a side, for a network from scratch; a body knows its own
+    size: int = SIZE  # pixels a side, for a network from scratch; a backbone knows its own
     stain: str = "none"  # how stains are normalised
     augment: str = "none"  # "stain": all views but the first are as another laboratory's
 
     @cached_property
-    def network(self) -> Body:
-        """The body, made when it is first needed."""
-        return body(self.body, self.weights)
+    def network(self) -> Backbone:
+        """The backbone, made when it is first needed."""
+        return load_backbone(self.body, self.weights)
 
     def preprocessing(self) -> str:
-        """What is done with a picture before anything is trained, by digest; how a body normalises is part of it."""
+        """Digest of what is done with an image before anything is trained, the backbone's normalization included."""
         stain = {name: how for name, how in (("stain", self.stain), ("augment", self.augment)) if how != "none"}
         return fingerprint({"size": self.side, "views": self.views, "depth": self.depth, **stain})
 
@@ -104,12 +103,12 @@ class Extractor:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the features of this body and these views lie."""
+        """Where the features of this backbone and these views lie."""
         name = re.sub(r"[^\w.-]+", "_", self.body)[-60:]  # of a file, a path
         prepared = "".join(f"-{how}" for how in (self.stain, self.augment) if how != "none")
         return cache_folder() / f"{name}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}{prepared}"
 
-    def inputs(self, pictures: Pictures) -> Any:
+    def inputs(self, pictures: ImageSet) -> Any:
         """What a model takes of these pictures, a row each."""
         return self(pictures.files)
 

@@ -1,4 +1,4 @@
-"""The part of a model that is trained: a head on frozen features, with more of the body where that is asked for."""
+"""The part of a model that is trained: a head on frozen features, with more of the backbone where that is asked for."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mutirao.systems.images.backbones import Body
+from mutirao.systems.images.backbones import Backbone
 from mutirao.systems.images.choices import Trainable
 from mutirao.training.inputs import call_model, change
 from mutirao.training.optimizers import one_thread
@@ -26,26 +26,26 @@ class OneView(nn.Module):
         return x[torch.arange(len(x), device=x.device), torch.randint(x.shape[1], (len(x),), device=x.device)]
 
 
-def trained_part(body: Body, trainable: Trainable, classes: int) -> nn.Module:
+def trained_part(backbone: Backbone, trainable: Trainable, classes: int) -> nn.Module:
     """What the hospitals train together and what travels: a linear head, with the last block, or with all.
 
     The head starts from zero: every class is equally likely until somebody has seen a cell.
     """
-    head = nn.Linear(body.width, classes)
+    head = nn.Linear(backbone.width, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     if trainable == "head":
         return nn.Sequential(OneView(), head)
-    part = copy.deepcopy(body.tail if trainable == "last_block" else body).requires_grad_(True)
+    part = copy.deepcopy(backbone.tail if trainable == "last_block" else backbone).requires_grad_(True)
     return nn.Sequential(OneView(), part, head)
 
 
 class Whole(nn.Module):
-    """Pictures of bytes in, probabilities of the classes out: body and trained part together, as it is exported."""
+    """Pictures of bytes in, probabilities of the classes out: backbone and trained part together, as it is exported."""
 
-    def __init__(self, body: Body, part: nn.Module, trainable: Trainable) -> None:
+    def __init__(self, backbone: Backbone, part: nn.Module, trainable: Trainable) -> None:
         super().__init__()
-        frozen = {"head": body, "last_block": body.trunk, "all": nn.Identity()}
+        frozen = {"head": backbone, "last_block": backbone.trunk, "all": nn.Identity()}
         self.frozen: nn.Module = copy.deepcopy(frozen[trainable])
         self.trained = nn.Sequential(*list(part.children())[1:])  # without the choice of a view
 

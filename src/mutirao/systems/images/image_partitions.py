@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao import partitioning
-from mutirao.datasets.class_folders import Pictures, Rows
+from mutirao.datasets.class_folders import ImageSet, Rows
 from mutirao.datasets.image_layouts import GLOBAL_TEST, read_both
 from mutirao.datasets.tile_folders import copy_scale
 from mutirao.errors import ConfigError
@@ -77,8 +77,8 @@ NAMES: dict[str, Callable[..., list[Rows]]] = {
 }
 
 
-def deal_pictures(
-    split: Callable[..., list[Rows]], pictures: Pictures, clients: int, rng: np.random.Generator
+def partition_images(
+    split: Callable[..., list[Rows]], pictures: ImageSet, clients: int, rng: np.random.Generator
 ) -> list[Rows]:
     """Call a split with what it takes."""
     offers = {
@@ -97,7 +97,7 @@ def deal_pictures(
     return split(**{name: value for name, value in offers.items() if name in takes})
 
 
-def prepare_hospitals(
+def write_client_folders(
     source: Path,
     out: Path,
     clients: int,
@@ -115,7 +115,7 @@ def prepare_hospitals(
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
     train, test = read_both(source, slide, share, seed)
-    parts = deal_pictures(split, train, clients, rng)
+    parts = partition_images(split, train, clients, rng)
     shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
     building = out.with_name(f".{out.name}.part")
     if building.exists():

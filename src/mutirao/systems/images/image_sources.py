@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import build
-from mutirao.datasets.class_folders import Pictures, agree, class_folders, join_pictures, read_pictures, refuse_shared
+from mutirao.datasets.class_folders import (
+    ImageSet,
+    agree,
+    class_folders,
+    concatenate_image_sets,
+    read_image_folder,
+    refuse_shared,
+)
 from mutirao.datasets.image_layouts import (
     GLOBAL_TEST,
     TEST,
@@ -24,21 +31,21 @@ from mutirao.datasets.image_layouts import (
 )
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
-from mutirao.systems.images.image_partitions import deal_pictures
+from mutirao.systems.images.image_partitions import partition_images
 
 
 @dataclass(frozen=True)
 class Sources:
     """What each client holds and the common test set, read when asked for, and the classes they have."""
 
-    hospitals: Mapping[str, Callable[[], Pictures]]
-    test: Callable[[], Pictures]
+    hospitals: Mapping[str, Callable[[], ImageSet]]
+    test: Callable[[], ImageSet]
     classes: tuple[str, ...]
     has_test: bool = True
     own: bool = False  # whether it is all one party's, whatever that is called
 
 
-def find_pictures(
+def find_image_sources(
     root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = as_they_are
 ) -> Sources:
     """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
@@ -46,7 +53,7 @@ def find_pictures(
         return read_prepared(root, config.clients, group)
     train, test = read_both(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
-    parts = deal_pictures(split, train, config.clients, rng(config.seed, 0, "partition"))
+    parts = partition_images(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()
     hospitals = {
         str(train.laboratories[part[0]]) if named else f"client_{k}": partial(train.take, part)
@@ -61,16 +68,16 @@ def read_prepared(root: Path, clients: int, group: str) -> Sources:
     has_test = test_folder.is_dir()
 
     @cache
-    def test() -> Pictures:
-        return read_pictures(test_folder, group)
+    def test() -> ImageSet:
+        return read_image_folder(test_folder, group)
 
-    def hold(folder: Path) -> Pictures:
-        found = read_pictures(folder, group)
+    def hold(folder: Path) -> ImageSet:
+        found = read_image_folder(folder, group)
         if has_test:
             refuse_shared(found, test())
         return found
 
-    hospitals: dict[str, Callable[[], Pictures]] = {p.name: cache(partial(hold, p)) for p in folders}
+    hospitals: dict[str, Callable[[], ImageSet]] = {p.name: cache(partial(hold, p)) for p in folders}
     lists = {p.name: [c.name for c in class_folders(p)] for p in [*folders, *([test_folder] if has_test else [])]}
     return Sources(hospitals or held_elsewhere(root, clients), test, agree(lists), has_test)
 
@@ -96,18 +103,18 @@ def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ..
     )
 
 
-def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> Pictures:
+def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> ImageSet:
     """All pictures of one party, of any layout but that of clients' own folders."""
     if root.is_file():
         return read_listed(root, group, classes)
     parts = [root / name for name in (TRAINING, TEST) if (root / name).is_dir()]
-    return join_pictures({str(part): read_pictures(part, group) for part in parts or [root]})
+    return concatenate_image_sets({str(part): read_image_folder(part, group) for part in parts or [root]})
 
 
-def held_elsewhere(where: Path | str, clients: int) -> dict[str, Callable[[], Pictures]]:
+def held_elsewhere(where: Path | str, clients: int) -> dict[str, Callable[[], ImageSet]]:
     """The clients as the server sees them: they hold their own pictures."""
 
-    def refuse(name: str) -> Pictures:
+    def refuse(name: str) -> ImageSet:
         raise ConfigError(f"{where} has no pictures of {name}; this party does not hold them")
 
     return {(name := f"client_{k}"): partial(refuse, name) for k in range(1, clients + 1)}

@@ -16,7 +16,14 @@ from mutirao.metrics import auc, balanced_accuracy, confusion, recalls, softmax
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TOLD = ("balanced_accuracy", "accuracy", "loss", "ece", "auc", "sensitivity@95")  # by a hospital, of a model
+REPORTED_METRICS = (
+    "balanced_accuracy",
+    "accuracy",
+    "loss",
+    "ece",
+    "auc",
+    "sensitivity@95",
+)  # by a hospital, of a model
 
 
 def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: float = 0.95) -> float:
@@ -128,7 +135,7 @@ def diagnose_outputs(
     """What a hospital tells of a model's outputs: the same figures, but for recalls, and what it cannot say."""
     p = softmax(outputs)
     found = diagnose(p, labels, classes, abnormal) if np.isfinite(p).all() else {}
-    return {name: found[name] for name in TOLD if np.isfinite(found.get(name, np.nan))}
+    return {name: found[name] for name in REPORTED_METRICS if np.isfinite(found.get(name, np.nan))}
 
 
 @dataclass(frozen=True, eq=False)

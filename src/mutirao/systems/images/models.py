@@ -1,4 +1,4 @@
-"""The model of a set of pictures: a small network from scratch, or a pretrained body of which a part is trained."""
+"""The model of a set of pictures: a small network from scratch, or a pretrained backbone of which a part is trained."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,12 +9,12 @@ from mutirao.errors import ConfigError
 from mutirao.systems.images.bag_heads import make_head
 from mutirao.systems.images.base import statistics_fingerprint, weights_fingerprint
 from mutirao.systems.images.choices import (
-    BODY_NAMES,
-    BODY_WORDS,
+    BACKBONE_CHOICES,
+    BACKBONE_NAMES,
     DEPTHS,
     NETWORK_NAMES,
     Trainable,
-    check_body,
+    check_backbone,
     check_trainable,
 )
 from mutirao.systems.images.features import Extractor, draw_views
@@ -35,21 +35,21 @@ class Plan:
     @classmethod
     def of(cls, config: Any) -> "Plan":
         """The plan that the settings of a recipe describe, from `body` to `cache`, if they fit each other."""
-        check_body(config.body, *NETWORK_NAMES)
+        check_backbone(config.body, *NETWORK_NAMES)
         scratch = config.body in NETWORK_NAMES
         trainable: Any = ("all" if scratch else "head") if config.trainable == "auto" else config.trainable
         if scratch and trainable != "all":
             raise ConfigError(
                 f"trainable={trainable}: body={config.body} has no pretrained part to keep; "
-                f"use all, or body={BODY_NAMES[0]}"
+                f"use all, or body={BACKBONE_NAMES[0]}"
             )
         if scratch and config.weights:
-            raise ConfigError(f"weights: body={config.body} begins from scratch; they are for {BODY_WORDS}")
+            raise ConfigError(f"weights: body={config.body} begins from scratch; they are for {BACKBONE_CHOICES}")
         check_trainable(config.body, trainable)
         extract = Extractor(config.body, config.weights, config.views, DEPTHS[trainable], config.cache)
         if scratch:
             return cls(replace(extract, size=config.side), trainable)
-        # A body that is trained sees its pictures anew each time; DP-SGD bounds a sample as it is, in views that stay.
+        # A backbone that is trained sees new views each time; DP-SGD bounds a sample in views that stay.
         drawn = trainable == "all" and config.views > 1 and config.privacy.name != "dpsgd"
         return cls(replace(extract, views=1), trainable, draw_views) if drawn else cls(extract, trainable)
 
@@ -61,9 +61,9 @@ class Plan:
 
     def model(self, classes: int) -> nn.Module:
         """What is trained, and travels; of a picture's views it sees one at a time."""
-        body, side = self.extract.body, self.extract.size
-        if body in NETWORK_NAMES:
-            return nn.Sequential(OneView(), *NETWORKS[body]((3, side, side), classes).children())
+        backbone, side = self.extract.body, self.extract.size
+        if backbone in NETWORK_NAMES:
+            return nn.Sequential(OneView(), *NETWORKS[backbone]((3, side, side), classes).children())
         return make_head(self.head, self.extract.network, self.trainable, classes)
 
     def training(self, config: Any) -> dict[str, Any]:
@@ -72,13 +72,13 @@ class Plan:
 
     def agreed(self) -> dict[str, str]:
         """What parties must have in common of it, by digest."""
-        return {"body": self.frozen(), "preprocessing": self.extract.preprocessing()}
+        return {"backbone": self.frozen(), "preprocessing": self.extract.preprocessing()}
 
     def frozen(self) -> str:
-        """What the part of a body that does not travel is known by; empty if there is none."""
+        """What the part of a backbone that does not travel is known by; empty if there is none."""
         if self.extract.body in NETWORK_NAMES:
             return ""
-        body = self.extract.network
+        backbone = self.extract.network
         if self.trainable == "all":
-            return statistics_fingerprint(body)
-        return weights_fingerprint(body if self.trainable == "head" else body.trunk)
+            return statistics_fingerprint(backbone)
+        return weights_fingerprint(backbone if self.trainable == "head" else backbone.trunk)

@@ -9,7 +9,66 @@ from torch import Tensor, nn
 from mutirao.config import load_name, one_line
 from mutirao.errors import ConfigError
 from mutirao.registry import check_module, is_dotted
-from mutirao.systems.images.mobilenet import mobilenet
+
+WIDTH = 0.35  # times the paper's channels: 408,938 weights with ten outputs instead of 2,236,682
+LAST = 1280  # channels before the dense layer, at any width up to 1
+# (expansion, channels, blocks, stride of the first block): table 2 of the paper
+STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+
+class InvertedResidual(nn.Module):
+    """Widen by a 1 x 1 convolution, filter each channel by itself, narrow again without a nonlinearity.
+
+    y = x + project(filter(expand(x))), the sum only where shapes agree.
+    """
+
+    def __init__(self, into: int, out: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        wide = into * expansion
+        widen = convolution(into, wide, 1) if expansion > 1 else []
+        narrow = [nn.Conv2d(wide, out, 1, bias=False), nn.BatchNorm2d(out)]
+        self.layers = nn.Sequential(*widen, *convolution(wide, wide, 3, stride, wide), *narrow)
+        self.adds = stride == 1 and into == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The filtered channels, added to what came in where they fit."""
+        y: Tensor = self.layers(x)
+        return x + y if self.adds else y
+
+
+def convolution(into: int, out: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    """A convolution with batch normalisation and a ReLU cut off at 6."""
+    inner = nn.Conv2d(into, out, size, stride, size // 2, groups=groups, bias=False)
+    return [inner, nn.BatchNorm2d(out), nn.ReLU6()]
+
+
+def scaled(channels: int, width: float) -> int:
+    """So many channels times the width, as a multiple of 8 that is at most a tenth below it.
+
+    >>> scaled(32, 1.0), scaled(24, 0.35), scaled(320, 0.35)
+    (32, 8, 112)
+    """
+    near = max(8, int(channels * width + 4) // 8 * 8)
+    return near + 8 if near < 0.9 * channels * width else near
+
+
+def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = WIDTH) -> nn.Sequential:
+    """MobileNetV2 (Sandler et al., CVPR 2018) behind a `first` layer, for pictures of so many channels.
+
+    All strides are those of the paper, so of 32 x 32 pixels one place is left before the dense layer.
+    """
+    into = scaled(32, width)
+    layers = [first, *convolution(channels, into, 3, 2)]
+    for expansion, wanted, blocks, stride in STAGES:
+        out = scaled(wanted, width)
+        for step in itertools.islice(itertools.chain([stride], itertools.repeat(1)), blocks):
+            layers.append(InvertedResidual(into, out, expansion, step))
+            into = out
+    last = scaled(LAST, max(1.0, width))
+    return nn.Sequential(
+        *layers, *convolution(into, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, outputs)
+    )
+
 
 PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
 SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
@@ -18,7 +77,7 @@ CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, by channel, pixe
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     """Bytes to numbers: (x / 255 - mean) / deviation by channel, with CIFAR-10's usual figures."""
 
     scale: Tensor
@@ -35,9 +94,9 @@ class Normalise(nn.Module):
         return x.float() * self.scale + self.shift
 
 
-def normalise(channels: int) -> Normalise:
+def normalize(channels: int) -> Normalize:
     """The first layer for pictures of so many channels; others than CIFAR-10's three have about its figures."""
-    return Normalise() if channels == 3 else Normalise((0.5,) * channels, (0.25,) * channels)
+    return Normalize() if channels == 3 else Normalize((0.5,) * channels, (0.25,) * channels)
 
 
 def sides_of(shape: tuple[int, ...]) -> tuple[int, list[int]]:
@@ -59,7 +118,7 @@ def convolutional(
     deep, sides = sides_of(shape)
     least, size, step = min(sides), *pool
     pad = 0 if least >= UNPADDED else 2
-    layers: list[nn.Module] = [normalise(deep)]  # and three for each convolution
+    layers: list[nn.Module] = [normalize(deep)]  # and three for each convolution
     for into, out in itertools.chain([(deep, channels), (channels, more)], itertools.repeat((more, more))):
         if len(layers) > 6 and (max(sides) <= 8 or min(sides) + 2 * pad - 4 < size):
             break
@@ -94,7 +153,7 @@ def deep(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
     """
     channels, sides = sides_of(shape)
     inner = 0 if min(sides) >= DEEP else 1
-    layers: list[nn.Module] = [normalise(channels)]
+    layers: list[nn.Module] = [normalize(channels)]
     first = [(channels, 32, 1), (32, 64, inner), (64, 128, inner), (128, 128, 1)]
     for number, (into, out, pad) in enumerate(itertools.chain(first, itertools.repeat((128, 128, 1)))):
         if number >= len(first) and (max(sides) <= 4 or min(sides) == 1):
@@ -110,7 +169,7 @@ def deep(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
 def mobile(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
     """MobileNetV2 (Sandler et al., CVPR 2018) at 0.35 of its width; 408,938 parameters for CIFAR-10."""
     channels, _ = sides_of(shape)
-    return mobilenet(channels, outputs, normalise(channels))
+    return mobilenet(channels, outputs, normalize(channels))
 
 
 def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
@@ -130,7 +189,7 @@ def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) ->
     if len(shape) == 1:
         return mlp(shape[0], width, outputs)
     if name == "mlp":
-        return nn.Sequential(normalise(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
+        return nn.Sequential(normalize(shape[0]), nn.Flatten(), *mlp(math.prod(shape), width, outputs))
     return NETWORKS[name](shape, outputs)
 
 

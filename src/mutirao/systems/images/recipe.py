@@ -1,4 +1,4 @@
-"""Pictures of any kind: folders by class, a table of files, or a set by name; a small network, or a pretrained body."""
+"""Image classification: class folders, a CSV of files or a named set; a small network or a pretrained backbone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import evaluate_logits
 from mutirao.systems.classification import deal_labelled
-from mutirao.systems.images.choices import BODY_WORDS, ELSEWHERE, NETWORK_NAMES, check_body
-from mutirao.systems.images.image_sources import find_pictures, read_own
+from mutirao.systems.images.choices import BACKBONE_CHOICES, ELSEWHERE, NETWORK_NAMES, check_backbone
+from mutirao.systems.images.image_sources import find_image_sources, read_own
 from mutirao.systems.images.metrics import Confusion
 
 FIGURES = ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss")
@@ -42,10 +42,12 @@ class Config(Common):
     partition: Part = setting(
         Part("auto", home="mutirao.systems.images.image_partitions"), "how pictures are dealt to clients"
     )
-    body: str = setting("small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained body: {BODY_WORDS}")
-    weights: str = setting("", "a file with the body's weights, or 'random' (default: those of an installed package)")
+    body: str = setting(
+        "small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained backbone: {BACKBONE_CHOICES}"
+    )
+    weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
     trainable: str = setting(
-        "auto", "what of a body is trained, and travels", choices=("auto", "head", "last_block", "all")
+        "auto", "what of a backbone is trained, and travels", choices=("auto", "head", "last_block", "all")
     )
     side: int = setting(32, "side in pixels to which pictures are resized, for a network from scratch", low=8, high=512)
     views: int = setting(4, "views of each picture file: as it is, then flipped and turned", low=1, high=64)
@@ -59,14 +61,14 @@ class Config(Common):
     )
     clients_every: int = setting(5, "rounds between evaluations by every client (0: at the end, -1: never)", low=-1)
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
-    cache: bool = setting(True, "keep features of a frozen body between runs")
+    cache: bool = setting(True, "keep features of a frozen backbone between runs")
     sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server evaluates on it")
 
 
 def task(config: Config) -> Task:
     """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
-    check_body(config.body, *NETWORK_NAMES)
+    check_backbone(config.body, *NETWORK_NAMES)
     arrays, place = is_arrays(config.data), find_data(config.data)
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
@@ -75,18 +77,18 @@ def task(config: Config) -> Task:
     if config.sites or elsewhere:
         found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
-        found = find_pictures(place, config, config.group, names)
+        found = find_image_sources(place, config, config.group, names)
     classes = names or found.classes
     if len(classes) < 2:
         raise ConfigError(f"data: {config.data} has the class {', '.join(classes)} alone; two are needed")
 
-    from mutirao.systems.images.client import Party, Wards, pool_hospitals
+    from mutirao.systems.images.client import HospitalPopulation, Party, pool_hospitals
     from mutirao.systems.images.heads import probabilities
     from mutirao.systems.images.models import Plan
     from mutirao.training.samples import Samples, agree_on_classes
 
     plan = Plan.of(config)
-    wards = Wards(
+    hospitals = HospitalPopulation(
         *(found.hospitals, plan.extract, config.validation, config.seed, config.samples, names),
         grouped=bool(config.group),
         anybody=found.own,
@@ -105,7 +107,7 @@ def task(config: Config) -> Task:
 
     return Task(
         handler=party,
-        population=pool_hospitals(wards) if config.centralised else wards,
+        population=pool_hospitals(hospitals) if config.centralised else hospitals,
         initial=partial(party.initial, config.seed),
         evaluate=(lambda arrays: party.evaluate(arrays, test())) if has_test else None,
         metrics=FIGURES,

@@ -1,4 +1,4 @@
-"""Bodies by timm: any of its networks by name, with its own weights, with a file of them, or from a model hub.
+"""Backbones by timm: any of its networks by name, with its own weights, with a file of them, or from a model hub.
 
 timm is imported when it is asked for. Its networks come without a classifier, and normalise as their makers did.
 """
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from mutirao.config import one_line, parse_value
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed
-from mutirao.systems.images.base import IMAGENET_MEAN, Body, Features
+from mutirao.systems.images.base import IMAGENET_MEAN, Backbone, Features, copy_weights, read_weights
 from mutirao.systems.images.choices import TIMM
-from mutirao.systems.images.networks import Normalise
-from mutirao.systems.images.weight_files import copy_weights, read_weights
+from mutirao.systems.images.networks import Normalize
 from mutirao.training.optimizers import seeded
 
 log = logging.getLogger("mutirao")
@@ -54,7 +53,7 @@ class Still(nn.Module):
         return out
 
 
-def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
+def timm_backbone(name: str, weights: str = "", pretrained: bool = True) -> Backbone:
     """The network that `timm:NAME` or `timm:NAME?setting=value&...` names; settings go to `timm.create_model`.
 
     `mean` and `std`, three numbers each, say how pictures are normalised if not as timm says. Its weights are timm's
@@ -88,11 +87,11 @@ def timm_body(name: str, weights: str = "", pretrained: bool = True) -> Body:
         copy_weights(own, state, lambda key: None if key.startswith(classes) and key not in own else key, weights, name)
         if "mean" not in colours and mean != IMAGENET_MEAN:  # what is not ImageNet's fits few weights but timm's own
             log.warning("body=%s normalises by mean %s and std %s, as timm's own weights want it", name, mean, std)
-    trunk = nn.Sequential(Normalise(mean, std), Still(network), Features(name))
+    trunk = nn.Sequential(Normalize(mean, std), Still(network), Features(name))
     trunk.requires_grad_(False).eval()
     with torch.inference_mode():
         width = int(trunk(torch.zeros((1, 3, size, size), dtype=torch.uint8)).shape[1])
-    made = Body(name, trunk, nn.Sequential(), width, size, about=f"{size} pixels")
+    made = Backbone(name, trunk, nn.Sequential(), width, size, about=f"{size} pixels")
     return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

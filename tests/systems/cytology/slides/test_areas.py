@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
-from mutirao.systems.cytology.slides.areas import LINES, Floats, area, covered
+from mutirao.systems.cytology.slides.annotations import LINES, Floats, area, covered
 
 
 def shoelace(ring: Floats) -> float:

@@ -12,8 +12,7 @@ from sklearn.metrics import cohen_kappa_score
 from mutirao.errors import ConfigError
 from mutirao.metrics import confusion
 from mutirao.randomness import rng
-from mutirao.systems.cytology.slides.disagreement_page import page_of
-from mutirao.systems.cytology.slides.reader_agreement import cohen, compare_readers, fleiss, votes_of
+from mutirao.systems.cytology.slides.reader_agreement import cohen, compare_readers, fleiss, page_of, votes_of
 from mutirao.systems.cytology.slides.tile_labels import joined
 
 CLASSES = ("a", "b", "c")

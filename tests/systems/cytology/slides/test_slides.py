@@ -13,9 +13,8 @@ from PIL import Image
 
 from mutirao.cli import main
 from mutirao.errors import ConfigError
-from mutirao.systems.cytology.slides.pyramid import Pyramid
 from mutirao.systems.cytology.slides.readers import OpenSlideSource, SlideError, TiffSource, open_slide
-from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Painter, Smear
+from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Painter, Pyramid, Smear
 from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
 from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, read_table, tile_slide
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide, otsu

@@ -17,8 +17,7 @@ from PIL import Image
 
 from mutirao.datasets.tile_folders import Origin, Scale, is_class_name, write_set
 from mutirao.errors import ConfigError, MutiraoError
-from mutirao.systems.cytology.slides.annotations import READERS, Mark, read_annotations
-from mutirao.systems.cytology.slides.areas import Floats, area, bounds, covered
+from mutirao.systems.cytology.slides.annotations import READERS, Floats, Mark, area, bounds, covered, read_annotations
 from mutirao.systems.cytology.slides.readers import Slide, encode, open_slide
 from mutirao.systems.cytology.slides.tiling import Cut, side_for
 from mutirao.training.cpu_cores import cores

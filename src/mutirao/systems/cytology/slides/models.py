@@ -1,6 +1,6 @@
 """A trained model as one file that needs nothing else: safetensors or .pt for us and torch, ONNX for everybody.
 
-The file holds body and head, and says what pictures it takes and what its classes are.
+The file holds backbone and head, and says what pictures it takes and what its classes are.
 """
 
 import io
@@ -24,13 +24,13 @@ from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays, save_arrays, write_whole
 from mutirao.research_notice import NOTICE
 from mutirao.systems.cytology.slides.readers import Pixels
-from mutirao.systems.images.backbones import BODIES, SIZE, Body, body
+from mutirao.systems.images.backbones import BACKBONES, SIZE, Backbone, load_backbone
 from mutirao.systems.images.bag_heads import Pool, WholeSlide, make_head
 from mutirao.systems.images.choices import FILE, TIMM, Trainable
 from mutirao.systems.images.features import normalised
 from mutirao.systems.images.heads import Whole
 from mutirao.systems.images.metrics import abnormal_classes
-from mutirao.systems.images.timm_backbones import timm_body
+from mutirao.systems.images.timm_backbones import timm_backbone
 from mutirao.training.optimizers import one_thread
 
 ENDINGS = (".safetensors", ".pt", ".onnx")
@@ -78,7 +78,7 @@ class Model:
         return torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
 
     def features(self, tile: Pixels) -> npt.NDArray[np.float32]:
-        """What the frozen body makes of one tile."""
+        """What the frozen backbone makes of one tile."""
         with one_thread(), torch.inference_mode():
             found: npt.NDArray[np.float32] = self.network.frozen(self.prepare(tile))[0].numpy()
         return found
@@ -92,8 +92,8 @@ class Model:
 
 
 def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
-    """The model that a run of the cytology recipe with this configuration trained: its body, and `arrays` on top."""
-    frozen = body(config.body, config.weights)
+    """The model a run of the cytology recipe with this configuration trained: its backbone, and `arrays` on top."""
+    frozen = load_backbone(config.body, config.weights)
     part = make_head(config.head, frozen, config.trainable, len(classes))
     part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
     abnormal = abnormal_classes(classes, config.normal)
@@ -116,7 +116,7 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale |
 
 
 def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole | WholeSlide:
-    """Body and trained part as one network that is only used."""
+    """Backbone and trained part as one network that is only used."""
     if isinstance(part, Pool):
         return WholeSlide(frozen, part).eval().requires_grad_(False)
     return Whole(frozen, part, trainable).eval().requires_grad_(False)
@@ -130,7 +130,9 @@ def state(network: nn.Module) -> dict[str, Tensor]:
 def save_model(model: Model, path: Path) -> None:
     """Write the model as safetensors or, if the name says so, as ONNX, or for torch (.pt): tensors and plain facts."""
     if str(model.facts["body"]).startswith(FILE):
-        raise ConfigError(f"{path}: the body is a file of its own, and stays one; `slides screen` takes the run folder")
+        raise ConfigError(
+            f"{path}: the backbone is a file of its own, and stays one; `slides screen` takes the run folder"
+        )
     if path.suffix == ".safetensors":
         save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
     elif path.suffix == ".pt":
@@ -151,7 +153,7 @@ def load_model(path: Path) -> Model:
     arrays, facts = load_arrays(path) if path.suffix == ".safetensors" else load_torch(path)
     if facts.get("kind") != KIND or not is_known(facts.get("body")) or not facts.get("classes"):
         raise Damaged(f"{path} is no model of the cytology recipe")
-    frozen = blank_body(facts["body"])
+    frozen = backbone_without_weights(facts["body"])
     part = make_head(facts.get("head", "linear"), frozen, facts["trainable"], len(facts["classes"]))
     network = whole(frozen, part, facts["trainable"])
     own = state(network)
@@ -177,13 +179,13 @@ def load_torch(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def is_known(name: Any) -> bool:
-    """Whether a body of that name can be made without a file of its own."""
-    return isinstance(name, str) and (name in BODIES or name.startswith(TIMM))
+    """Whether a backbone of that name can be made without a file of its own."""
+    return isinstance(name, str) and (name in BACKBONES or name.startswith(TIMM))
 
 
-def blank_body(name: str) -> Body:
-    """The body of that name, whatever weights it has: a model brings its own."""
-    return timm_body(name, pretrained=False) if name.startswith(TIMM) else BODIES[name][0]()
+def backbone_without_weights(name: str) -> Backbone:
+    """The backbone of that name, whatever weights it has: a model brings its own."""
+    return timm_backbone(name, pretrained=False) if name.startswith(TIMM) else BACKBONES[name][0]()
 
 
 def onnx_of(model: Model) -> bytes:

@@ -6,7 +6,7 @@ from mutirao.datasets.image_layouts import RowsOf, as_they_are
 from mutirao.datasets.locations import find_data
 from mutirao.datasets.tile_folders import Scale, scale_of
 from mutirao.systems.images.choices import BAG_HEADS, ELSEWHERE
-from mutirao.systems.images.image_sources import Sources, find_pictures, read_own, read_prepared
+from mutirao.systems.images.image_sources import Sources, find_image_sources, read_own, read_prepared
 
 SLIDES, PLANTED = 3, 16  # synthetic slides a laboratory: for tiles, and for whole slides
 
@@ -25,7 +25,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         rows_of = gather_slides
     root = find_data(config.data)
     if config.data == "synthetic":
-        from mutirao.systems.cytology.slides.synthetic_laboratories import laboratories
+        from mutirao.systems.cytology.slides.synthetic_slides import laboratories
 
         slides = config.slides or (PLANTED if bags else SLIDES)
         root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
@@ -33,7 +33,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
     elif config.sites:
         found = read_own(root, config.clients, config.slide, classes)
     else:
-        found = find_pictures(root, config, config.slide, rows_of=rows_of)
+        found = find_image_sources(root, config, config.slide, rows_of=rows_of)
     return slides_of(found) if bags else found
 
 

@@ -5,21 +5,104 @@ every cell lies, and which are abnormal, is written beside it.
 """
 
 import csv
+import hashlib
+import json
+import logging
+import shutil
+import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from mutirao.config import one_line
+from mutirao.datasets.image_layouts import GLOBAL_TEST
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.systems.cytology.slides.pyramid import TILE, Pyramid
-from mutirao.systems.cytology.slides.readers import Pixels, encode
+from mutirao.systems.cytology.slides.readers import Pixels, check_readers, encode
+from mutirao.systems.cytology.slides.tile_ranking import Choice
+from mutirao.systems.cytology.slides.tiling import Cut, Tile, read_table, tile_slide
+from mutirao.systems.images.features import cache_folder
 from mutirao.training.cpu_cores import cores
+
+TILE = 512
+SHORT, LONG, RATIONAL, LONG8 = (3, "H"), (4, "I"), (5, "II"), (16, "Q")  # number of the type, and its struct code
+
+
+class Pyramid:
+    """A BigTIFF file that grows: `add` a level after the other, the finest first; use it as a context.
+
+    Adobe, "TIFF 6.0", 1992, and its addition of 64-bit offsets (version 43). Tiles are JPEG files of 512 x 512 in
+    YCbCr with colours at half the resolution, as Pillow writes them with `subsampling=2`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.file.write(struct.pack("<2sHHHQ", b"II", 43, 8, 0, 0))
+        self.link = 8  # where the place of the next level must be written
+
+    def add(self, width: int, height: int, tiles: Iterable[bytes], mpp: float) -> None:
+        """Write a level from its tiles, row by row."""
+        offsets: list[int] = []
+        lengths: list[int] = []
+        for content in tiles:
+            offsets.append(self.file.tell())
+            lengths.append(len(content))
+            self.file.write(content)
+        expected = -(-width // TILE) * -(-height // TILE)
+        if len(offsets) != expected:
+            raise ValueError(f"{len(offsets)} tiles for a level of {expected}")
+        per_cm = (round(1e7 / mpp), 1000)
+        entries = [
+            (254, LONG, [0 if self.link == 8 else 1]),  # a reduced picture of the first
+            (256, LONG, [width]),
+            (257, LONG, [height]),
+            (258, SHORT, [8, 8, 8]),
+            (259, SHORT, [7]),  # JPEG
+            (262, SHORT, [6]),  # YCbCr
+            (277, SHORT, [3]),
+            (282, RATIONAL, [*per_cm]),
+            (283, RATIONAL, [*per_cm]),
+            (284, SHORT, [1]),
+            (296, SHORT, [3]),  # a centimetre
+            (322, LONG, [TILE]),
+            (323, LONG, [TILE]),
+            (324, LONG8, offsets),
+            (325, LONG8, lengths),
+            (530, SHORT, [2, 2]),
+        ]
+        packed = []
+        for tag, (kind, code), values in entries:
+            count = len(values) // len(code)
+            content = struct.pack(f"<{code * count}", *values)
+            if len(content) > 8:  # what does not fit into the entry lies before the directory
+                place = self.file.tell()
+                self.file.write(content)
+                content = struct.pack("<Q", place)
+            packed.append(struct.pack("<HHQ", tag, kind, count) + content.ljust(8, b"\0"))
+        here = self.file.tell()
+        self.file.write(struct.pack("<Q", len(packed)) + b"".join(packed))
+        following = self.file.tell()
+        self.file.write(struct.pack("<Q", 0))
+        self.file.seek(self.link)
+        self.file.write(struct.pack("<Q", here))
+        self.file.seek(0, 2)
+        self.link = following
+
+    def __enter__(self) -> "Pyramid":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+
 
 FACTOR = 4  # between two levels
 Floats = npt.NDArray[np.float64]
@@ -242,3 +325,64 @@ def write_truth(cells: Cells, path: Path) -> None:
         for row in zip(cells.x, cells.y, cells.radius, cells.nucleus, cells.abnormal.astype(int), strict=True):
             label = "abnormal" if row[4] else "normal"
             writer.writerow([*(f"{v:.1f}" for v in row[:4]), int(row[4]), label])
+
+
+log = logging.getLogger("mutirao")
+
+CLASSES = ("abnormal", "normal")
+VERSION = 1  # to be raised when slides are drawn or cut another way
+
+
+def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool = False) -> Path:
+    """A folder with `client_1/ ..` and `global_test/` of tiles, one laboratory a client, its last slide for the test.
+
+    With `planted` every second slide is abnormal by one or two cells, tiles lie in CLASS/SLIDE/, and the last quarter
+    of the slides is for the test. It is made once for these settings and kept with the features.
+    """
+    if planted and slides < 4:
+        raise ConfigError(f"slides: {slides} a laboratory are too few for a head of whole slides; 4 at least")
+    what = json.dumps([VERSION, clients, slides, side, seed, *(["planted"] if planted else [])])
+    out = cache_folder().parent / "synthetic" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    if (out / GLOBAL_TEST).is_dir():
+        return out
+    check_readers()
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    log.info("making %d synthetic slides for %d laboratories", clients * slides, clients)
+    for client in range(1, clients + 1):
+        laboratory = LABORATORIES[(client - 1) % len(LABORATORIES)]
+        for number in range(1, slides + 1):
+            name = f"{client}{number:02d}"
+            tests = slides - (max(2, slides // 4) if planted else 1)
+            home = part / (GLOBAL_TEST if number > tests else f"client_{client}")
+            for folder in CLASSES:
+                (home / folder).mkdir(parents=True, exist_ok=True)
+            slide = part / "work" / f"{name}.tiff"
+            smear = (
+                Smear(side, side, planted=1 + number // 2 % 2 if number % 2 else 0) if planted else Smear(side, side)
+            )
+            cells = write_slide(slide, smear, laboratory, seed=seed * 1000 + client * 100 + number)
+            tile_slide(slide, part / "work" / name, Cut(), Choice())
+            if planted:
+                label = CLASSES[0] if cells.abnormal.any() else CLASSES[1]
+                (part / "work" / name / "tiles").rename(home / label / name)
+                continue
+            for tile in read_table(part / "work" / name / "tiles.csv"):
+                if tile.kept and (label := label_of(tile, cells)):
+                    (part / "work" / name / "tiles" / tile.name).rename(home / label / f"{name}-{tile.name}")
+    shutil.rmtree(part / "work")
+    try:
+        part.replace(out)
+    except OSError as error:  # another run was faster
+        if not (out / GLOBAL_TEST).is_dir():
+            raise
+        log.info("the synthetic slides were made by another run: %s", one_line(error))
+    return out
+
+
+def label_of(tile: Tile, cells: Cells) -> str:
+    """`abnormal` if the nucleus of an abnormal cell lies in the tile; "" if the nucleus of none does."""
+    inside = (cells.x >= tile.x) & (cells.x < tile.x + tile.side) & (cells.y >= tile.y) & (cells.y < tile.y + tile.side)
+    if not inside.any():
+        return ""
+    return CLASSES[0] if np.any(cells.abnormal & inside) else CLASSES[1]

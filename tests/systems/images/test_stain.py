@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mutirao.systems.images.features import Extractor
-from mutirao.systems.images.stain_augmentation import STAINS, hed, jitter, scan
-from mutirao.systems.images.stain_normalization import (
+from mutirao.systems.images.stain import (
     LOOK_DEVIATION,
     LOOK_MEAN,
-    NORMALISERS,
+    NORMALIZERS,
+    STAINS,
+    hed,
+    jitter,
     macenko,
     reinhard,
+    scan,
     stained,
     to_axes,
     to_pixels,
@@ -86,7 +89,7 @@ EDGES = {
 @pytest.mark.parametrize("how", ["macenko", "reinhard"])
 @pytest.mark.parametrize("edge", ["white", "black", "one colour", "almost no stain"])
 def test_a_picture_without_two_stains_stays_as_it_is(how: str, edge: str) -> None:
-    assert np.array_equal(NORMALISERS[how](EDGES[edge]), EDGES[edge])
+    assert np.array_equal(NORMALIZERS[how](EDGES[edge]), EDGES[edge])
 
 
 def test_a_single_stain_of_many_strengths_has_no_second_direction() -> None:
@@ -94,11 +97,11 @@ def test_a_single_stain_of_many_strengths_has_no_second_direction() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 255), st.sampled_from(sorted(NORMALISERS)))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 255), st.sampled_from(sorted(NORMALIZERS)))
 def test_whatever_the_pixels_no_normalisation_fails(seed: int, most: int, how: str) -> None:
     pixels = np.random.default_rng(seed).integers(0, most + 1, (8, 8, 3)).astype(np.uint8)
     with np.errstate(all="raise"):
-        found = NORMALISERS[how](pixels)
+        found = NORMALIZERS[how](pixels)
     assert found.shape == pixels.shape
     assert found.dtype == np.uint8
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli.main import main
-from mutirao.datasets import download, installation, published
-from mutirao.datasets.installation import get_data_set
+from mutirao.datasets import download, published
+from mutirao.datasets.download import get_data_set
 from mutirao.datasets.locations import find_copy, find_data
 from mutirao.datasets.published import PUBLISHED, DataSet, File
 from mutirao.errors import ConfigError
@@ -24,7 +24,7 @@ RATINGS = b"1\t1\t5\t1\n1\t2\t3\t2\n2\t1\t4\t3\n"
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Shop]:
     """A shop that has MovieLens-100K, very small, under its name and with its right checksum."""
-    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setattr(download, "RETRY_PAUSE", 0.0)
     monkeypatch.setenv("MUTIRAO_DATA", str(tmp_path / "home"))
     files = {"ml-100k/u.data": RATINGS, "ml-100k/u.item": b"1|One (1990)|\n2|Two (1991)|\n"}
     content = zipped(tmp_path / "made.zip", files).read_bytes()
@@ -32,7 +32,7 @@ def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Shop]:
     checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
     small = replace(known, files=(replace(known.files[0], size=len(content), checksum=checksum),))
     monkeypatch.setitem(published.PUBLISHED, "ml-100k", small)
-    monkeypatch.setitem(installation.DATA_SETS, "ml-100k", small)
+    monkeypatch.setitem(download.DATA_SETS, "ml-100k", small)
     with open_shop() as shop:
         shop.files["ml-100k.zip"] = content
         yield shop
@@ -70,7 +70,7 @@ def test_wrong_bytes_are_refused_and_removed(shop: Shop, tmp_path: Path) -> None
 def test_a_first_copy_without_a_checksum_binds_the_next(shop: Shop, tmp_path: Path) -> None:
     known = DataSet("a", "b", "c", "d", folders=("free",), files=(File("https://example.org/free.txt"),))
     shop.files["free.txt"] = b"first"
-    place, _ = get_data_set("free", tmp_path, shop.address, known=known)
+    place, _ = get_data_set("free", tmp_path, shop.address, data_set=known)
     assert (place / "free.txt").read_bytes() == b"first"
     pinned = json.loads((tmp_path / "checksums.json").read_text())
     assert pinned == {"free.txt": f"sha256:{hashlib.sha256(b'first').hexdigest()}"}
@@ -78,10 +78,10 @@ def test_a_first_copy_without_a_checksum_binds_the_next(shop: Shop, tmp_path: Pa
     place.rmdir()
     shop.files["free.txt"] = b"other"
     with pytest.raises(ConfigError, match=r"sha256:\w+, that of the first copy \(in .*checksums\.json\)"):
-        get_data_set("free", tmp_path, shop.address, known=known)
+        get_data_set("free", tmp_path, shop.address, data_set=known)
     (tmp_path / "checksums.json").write_text("{")
     with pytest.raises(ConfigError, match=r"checksums\.json is damaged"):
-        get_data_set("free", tmp_path, shop.address, known=known)
+        get_data_set("free", tmp_path, shop.address, data_set=known)
 
 
 def test_without_a_network_the_page_and_the_place_are_named(shop: Shop, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_without_a_network_the_page_and_the_place_are_named(shop: Shop, tmp_path
         ("netflix", r"netflix is not fetched .*: go to https://www\.kaggle\.com/.* mutirao data check netflix"),
         ("mslr", r"licence is agreed to on the page"),
         ("femnist", r"preprocess\.sh"),
-        ("idx", "idx is nothing to fetch: a form for data of your own"),
+        ("idx", "idx is nothing to fetch: a format for data of your own"),
         ("digits", "digits is nothing to fetch: embedded"),
         ("cifar-100", r"did you mean 'cifar100'"),
     ],
