@@ -30,7 +30,7 @@ from mutirao.randomness import rng
 from mutirao.runs.run_folder import Folder
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys import fedrecon, recipe
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import plant
 
 ROOT = Path(__file__).parents[1]
 ITEMS = 2000  # of the generated ratings

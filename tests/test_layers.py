@@ -32,15 +32,14 @@ FLOORS = [
     "cli",
 ]
 # Modules of a system that know experiments, runs or reports. Whoever is below them knows them by name only.
-OF_RECIPES = {"recipe", "report", "trained", "centralised", "run_scale"}
+OF_RECIPES = {"recipe", "report", "trained", "centralised", "run_scale", "rating_drill"}
 # Import paths of earlier versions, which only hand on what has moved.
 FORMER = {"attacks", "filters", "partition"}
 # Modules above the systems that import from one of them, instead of finding it by its name in a table.
 KNOWS_A_SYSTEM = {
     "mutirao.api.result",
     "mutirao.dashboard.labelling_page",
-    "mutirao.deploy.drill.leak",
-    "mutirao.deploy.drill.rating_drill",
+    "mutirao.deploy.leak_drill",
     "mutirao.deploy.processing_texts",
 }
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}

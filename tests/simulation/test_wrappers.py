@@ -19,7 +19,7 @@ from mutirao.simulation.availability import Churn, always
 from mutirao.simulation.clock import Timed
 from mutirao.simulation.devices import FedCSDevices
 from mutirao.simulation.drift import Dated, Swap
-from mutirao.systems.recsys.row_download import SlicedFleet
+from mutirao.systems.recsys.item_privacy import SlicedFleet
 
 HOOKS = [name for name in vars(Fleet) if not name.startswith("_")]
 MODEL: Arrays = {"items": np.zeros((3, 2), np.float32)}

@@ -40,8 +40,7 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
       mutirao catalogue match ml-1m netflix --out matches.csv
       mutirao catalogue match ml-1m netflix --review matches.csv --out matches.csv
     """
-    from mutirao.systems.recsys.match_review import read_verdicts, write_matches
-    from mutirao.systems.recsys.matching import match
+    from mutirao.systems.recsys.matching import match, read_verdicts, write_matches
     from mutirao.systems.recsys.readers import read_catalogue
 
     if out.exists() and (review is None or out.resolve() != review.resolve()):
@@ -100,8 +99,7 @@ def transfer_command(
     """
     from mutirao.randomness import rng
     from mutirao.systems.recsys.embeddings import Embeddings, load_embeddings, save_embeddings, transfer
-    from mutirao.systems.recsys.match_review import pairs_between
-    from mutirao.systems.recsys.matching import match
+    from mutirao.systems.recsys.matching import match, pairs_between
     from mutirao.systems.recsys.readers import read_catalogue
 
     mine, theirs = read_catalogue(target.expanduser()), load_embeddings(source.expanduser())

@@ -43,27 +43,30 @@ def drill(
       mutirao drill                       all of them
     """
     from dataclasses import asdict
+    from functools import partial
 
-    from mutirao.deploy.drill.trials import TRIALS
+    from mutirao.privacy.trials import TRIALS, run_trials
 
     if listing:
         for name, text in TRIALS.items():
             click.echo(f"{name:<12} {text}")
         return
 
-    from mutirao.deploy.drill.leak import Leaking
-    from mutirao.deploy.drill.rating_drill import Rated
-    from mutirao.deploy.drill.sequence import run_trials
+    from mutirao.deploy.leak_drill import LeakDrill, drill_leak
+    from mutirao.systems.recsys.rating_drill import RatingDrill, drill_ratings
 
-    made = []
-    leaking, rated = Leaking(recipe, policy, noise, seed=seed), Rated(data, seed=seed)
-    for trial in run_trials(trials or tuple(TRIALS), folder, leaking, rated):
-        made.append(trial)
+    drills = {
+        "leak": partial(drill_leak, drill=LeakDrill(recipe, policy, noise, seed=seed)),
+        "ratings": partial(drill_ratings, drill=RatingDrill(data, seed=seed)),
+    }
+    done = []
+    for trial in run_trials(trials or tuple(TRIALS), folder, drills):
+        done.append(trial)
         if not as_json:
             click.echo(f"{trial.verdict:<8} {trial.name:<12} {trial.seconds:6.0f} s  {trial.happened}")
             for line in trial.facts.get("table", ()):
                 click.echo(f"    {line}")
-    bad = sum(not trial.good for trial in made)
-    said = f"{len(made)} trials: {bad} bad"
-    print_result([asdict(trial) | {"verdict": trial.verdict} for trial in made], as_json, said)
+    bad = sum(not trial.good for trial in done)
+    records = [asdict(trial) | {"verdict": trial.verdict} for trial in done]
+    print_result(records, as_json, f"{len(done)} trials: {bad} bad")
     sys.exit(1 if bad else 0)

@@ -1,4 +1,4 @@
-"""What an update tells: attacks get samples back from a plain one; the pins of a policy refuse the worst, noise all."""
+"""What an update reveals: attacks get samples back from a plain one; pins of a policy refuse the worst, noise all."""
 
 import json
 from pathlib import Path
@@ -12,27 +12,33 @@ from hypothesis import strategies as st
 
 from mutirao.cli import main
 from mutirao.core.arrays import Arrays
-from mutirao.deploy.drill import recovery
-from mutirao.deploy.drill.leak import Leaking, leak
-from mutirao.deploy.drill.trials import Trial
+from mutirao.deploy.leak_drill import (
+    LeakDrill,
+    count_recovered,
+    craft_thresholds,
+    drill_leak,
+    nearest_samples,
+    read_thresholds,
+)
 from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.privacy.trials import Trial
 
 
 @pytest.fixture(scope="module")
 def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial]:
     folder, trial = tmp_path_factory.mktemp("leak"), Trial("leak", "")
-    leak(folder, trial, Leaking())
+    drill_leak(folder, trial, LeakDrill())
     return folder, trial
 
 
-def told(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def results(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(t["attack"], t["rule"]): t for t in json.loads((folder / "leak.json").read_text())["told"]}
 
 
 @pytest.mark.slow
 def test_a_wide_crafted_model_gives_images_back_and_the_templates_pins_refuse_it(drilled: tuple[Path, Trial]) -> None:
     folder, trial = drilled
-    found = told(folder)
+    found = results(folder)
     plain = found["images, a wide model", "plain"]
     assert plain["recovered"] > 200
     assert plain["samples"] == 992
@@ -42,7 +48,7 @@ def test_a_wide_crafted_model_gives_images_back_and_the_templates_pins_refuse_it
 
 
 def test_noise_of_one_clip_leaves_nothing_to_recover(drilled: tuple[Path, Trial]) -> None:
-    found = told(drilled[0])
+    found = results(drilled[0])
     assert found["images, a wide model", "noise"]["recovered"] == 0
     assert found["images, the agreed model", "noise"]["recovered"] == 0
     assert found["membership, crafted units", "noise"]["auc"] < 0.7  # 0.5 is chance, and 0.04 its deviation
@@ -50,7 +56,7 @@ def test_noise_of_one_clip_leaves_nothing_to_recover(drilled: tuple[Path, Trial]
 
 def test_the_pins_alone_do_not_keep_everything(drilled: tuple[Path, Trial]) -> None:
     """Said in the table and on the page: crafted weights in the agreed model get at samples, and at membership."""
-    found = told(drilled[0])
+    found = results(drilled[0])
     for rule in ("plain", "policy"):
         assert 0 < found["images, the agreed model", rule]["recovered"] < 64  # no more than there are hidden units
         assert found["membership, crafted units", rule]["low"] > 0.8
@@ -74,7 +80,7 @@ def test_a_policy_without_pins_fails_the_drill_and_its_records_stay_as_they_are(
     said = CliRunner().invoke(main, ["drill", "leak", "--policy", str(path), "--folder", str(tmp_path / "out")])
     assert said.exit_code == 1, said.output
     assert said.output.startswith("BAD      leak")
-    assert told(tmp_path / "out" / "leak")["images, a wide model", "policy"]["recovered"] > 200
+    assert results(tmp_path / "out" / "leak")["images, a wide model", "policy"]["recovered"] > 200
     assert {p.name for p in tmp_path.iterdir()} == {"policy.toml", "out"}
 
 
@@ -110,19 +116,19 @@ def blank(units: int, features: int, classes: int = 4) -> Arrays:
 def test_what_lies_alone_between_two_thresholds_is_read_exactly(seed: int, rate: float) -> None:
     draw = np.random.default_rng(seed)
     x, y = draw.normal(size=(12, 7)), draw.integers(0, 4, 12)
-    sent = recovery.craft_thresholds(blank(2000, 7), draw.normal(size=(300, 7)), np.random.default_rng(seed + 1))
-    found = recovery.read_thresholds(sent, descend(sent, x, y, rate), 7)
+    sent = craft_thresholds(blank(2000, 7), draw.normal(size=(300, 7)), np.random.default_rng(seed + 1))
+    found = read_thresholds(sent, descend(sent, x, y, rate), 7)
     passed = (x @ (sent["a"] / 1e-4).T > -sent["b"] / 1e-4).sum(1)  # how many thresholds each sample passes
     alone = [i for i in range(12) if passed[i] and (passed == passed[i]).sum() == 1]
-    nearest, error = recovery.match(found, x)
+    nearest, error = nearest_samples(found, x)
     assert {int(nearest[passed[i] - 1]) for i in alone} == set(alone)
     assert max((error[passed[i] - 1] for i in alone), default=0.0) < 1e-4
-    assert recovery.count_recovered(found, x) >= len(alone)
+    assert count_recovered(found, x) >= len(alone)
 
 
 def test_nothing_found_matches_nothing() -> None:
-    assert recovery.count_recovered(np.full((5, 3), np.nan), np.ones((4, 3))) == 0
-    nearest, error = recovery.match(np.array([[1.0, 0.0], [np.nan, 0.0]]), np.array([[0.0, 2.0], [1.0, 0.1]]))
+    assert count_recovered(np.full((5, 3), np.nan), np.ones((4, 3))) == 0
+    nearest, error = nearest_samples(np.array([[1.0, 0.0], [np.nan, 0.0]]), np.array([[0.0, 2.0], [1.0, 0.1]]))
     assert nearest[0] == 1
     assert error[0] == pytest.approx(0.1 / np.hypot(1.0, 0.1))
     assert error[1] == np.inf

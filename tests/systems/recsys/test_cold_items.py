@@ -15,8 +15,8 @@ from mutirao.systems.recsys.catalogues import Catalogue, read_titles
 from mutirao.systems.recsys.cold_items import COMMON, RIDGES, Describer, add_cold, describe, evaluate_cold, flags_of
 from mutirao.systems.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.systems.recsys.pretrain import Factorisation
+from mutirao.systems.recsys.ratings import plant
 from mutirao.systems.recsys.recommender import Recommender
-from mutirao.systems.recsys.synthetic_ratings import plant
 
 DRAW = np.random.default_rng(0)
 N = 60

@@ -19,8 +19,7 @@ from mutirao.runs.run_folder import Folder
 from mutirao.runs.unlearning import forget
 from mutirao.runs.verify import verify
 from mutirao.systems.recsys.consent import JUDGES, POOLED, read_names
-from mutirao.systems.recsys.ratings import Ratings
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import Ratings, plant
 
 RECIPE = find("recsys")
 RATINGS = plant(42, 24, np.random.default_rng(3))

@@ -23,7 +23,7 @@ from mutirao.systems.recsys.evaluation import (
     top_rows,
 )
 from mutirao.systems.recsys.fedrecon import FedRecon
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import plant
 from mutirao.systems.recsys.user_split import all_but_last, leave_one_out, supports
 
 RATINGS = plant(25, 80, np.random.default_rng(0))

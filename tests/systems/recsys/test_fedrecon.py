@@ -16,10 +16,17 @@ from mutirao.core.sparse_rows import ROWS
 from mutirao.errors import ConfigError
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys import local_training
-from mutirao.systems.recsys.bpr import rebuild_vector, train_pairs
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.kernels import find_kernel
-from mutirao.systems.recsys.local_training import Local, Rules, batch_of, draw_support, mix_bits
+from mutirao.systems.recsys.local_training import (
+    Local,
+    Rules,
+    batch_of,
+    draw_support,
+    mix_bits,
+    rebuild_vector,
+    train_pairs,
+)
 from mutirao.systems.recsys.ratings import Taste
 
 CONFIG = {"seed": 0, "round": 1}

@@ -11,7 +11,7 @@ from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.systems.recsys.fedrecon import FedRecon
 from mutirao.systems.recsys.initial_items import Consent, Random, Transfer
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import plant
 
 USERS = plant(60, 50, np.random.default_rng(0))
 METHOD = FedRecon(len(USERS.catalogue), 6)

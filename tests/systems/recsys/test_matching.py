@@ -13,8 +13,7 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.embeddings import Embeddings, load_embeddings, save_embeddings
-from mutirao.systems.recsys.match_review import pairs, pairs_between, read_verdicts, write_matches
-from mutirao.systems.recsys.matching import STEPS, compare, match
+from mutirao.systems.recsys.matching import STEPS, compare, match, pairs, pairs_between, read_verdicts, write_matches
 from mutirao.systems.recsys.readers import read_catalogue, read_ratings
 from mutirao.systems.recsys.titles import parse_title
 

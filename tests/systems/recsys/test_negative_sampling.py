@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutirao.systems.recsys.local_training import Local
-from mutirao.systems.recsys.negative_sampling import draw_others
+from mutirao.systems.recsys.local_training import Local, draw_others
 
 ITEMS = 30
 USERS = st.lists(st.sets(st.integers(0, ITEMS - 1), min_size=2, max_size=ITEMS - 1), min_size=1, max_size=5)

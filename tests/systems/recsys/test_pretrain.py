@@ -21,8 +21,7 @@ from mutirao.systems.recsys.pretrain import (
     start_items,
     start_users,
 )
-from mutirao.systems.recsys.ratings import gather
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import gather, plant
 
 RATINGS = plant(120, 60, np.random.default_rng(0))
 SMALL = Factorisation(dimension=8, epochs=15, lr=0.03, decay=0.05)

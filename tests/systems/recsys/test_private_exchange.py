@@ -16,7 +16,7 @@ from mutirao.report import execute
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.systems.recsys.item_aggregation import TOUCHES, ByItem
-from mutirao.systems.recsys.private_exchange import Discreet, blocks_of
+from mutirao.systems.recsys.item_privacy import Discreet, blocks_of
 from mutirao.systems.recsys.ratings import Taste
 from mutirao.systems.recsys.trained import embeddings_of_run
 

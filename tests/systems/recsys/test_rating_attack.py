@@ -11,16 +11,21 @@ from mutirao.core.fleet import Request, Site
 from mutirao.core.sparse_rows import to_dense
 from mutirao.privacy.clipping import clip_update
 from mutirao.randomness import rng
-from mutirao.systems.recsys.evaluation import evaluate_reading, join_exposures, usual_ratings
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
-from mutirao.systems.recsys.rating_attack import Attacker, Reading, read_sum
-from mutirao.systems.recsys.ratings import Users
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.rating_attack import (
+    Attacker,
+    Reading,
+    average_exposures,
+    measure_exposure,
+    rating_prior,
+    read_sum,
+)
+from mutirao.systems.recsys.ratings import Users, plant
 
 RATINGS = plant(200, 250, rng(0, 0, "attacked"))
 USERS = Users(RATINGS)
 LEVELS = np.arange(1.0, 6.0)
-USUAL = usual_ratings(RATINGS.of_users(np.arange(100, 200)), LEVELS)  # of people who are not attacked
+PRIOR = rating_prior(RATINGS.of_users(np.arange(100, 200)), LEVELS)  # of people who are not attacked
 
 
 def method_of(**settings: Any) -> FedRecon:
@@ -33,8 +38,8 @@ def model_of(method: FedRecon) -> dict[str, np.ndarray]:
     return {ITEMS: draw.normal(0, 0.2, (250, method.dimension)).astype(np.float32)}
 
 
-def ask(method: FedRecon, user: str, do: str = "train", **told: float) -> Any:
-    config = {"seed": 5, "round": 2, **told}
+def ask(method: FedRecon, user: str, do: str = "train", **hyperparameters: float) -> Any:
+    config = {"seed": 5, "round": 2, **hyperparameters}
     return method(Request(do, model_of(method) if do == "train" else {}, config), Site(user, USERS[user]))
 
 
@@ -46,25 +51,25 @@ def truth_of(method: FedRecon, user: str) -> dict[int, float]:
 def test_todays_way_gives_all_ratings_and_all_items() -> None:
     """The default: biases, one epoch, and rows a user asked for. Of small users the support is read as well."""
     method, supports, found = method_of(), 0, []
-    attacker = Attacker(method, usual=USUAL.shares)
+    attacker = Attacker(method, prior=PRIOR.shares)
     for user in list(USERS)[:30]:
         asked = ask(method, user, "rows").extras[ITEMS]
         reading = attacker(model_of(method), ask(method, user).arrays, asked)
         truth = truth_of(method, user)
         query = {i: truth[i] for i in reading.rows.tolist()}
-        found.append(evaluate_reading(query, list(query), reading.ratings(), reading.rows.tolist(), USUAL, LEVELS))
+        found.append(measure_exposure(query, list(query), reading.ratings(), reading.rows.tolist(), PRIOR, LEVELS))
         assert set(asked.tolist()) == set(USERS[user].items.tolist())
-        if reading.known is not None:
+        if reading.support is not None:
             supports += 1
             assert reading.ratings() == truth, "then every rating of the user is read, of the support as well"
-    all_of_them = join_exposures(found)
+    all_of_them = average_exposures(found)
     assert (all_of_them.read, all_of_them.precision, all_of_them.recall) == (1.0, 1.0, 1.0)
     assert all_of_them.guessed < 0.5
     assert supports > 20
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "hyperparameters"),
     [
         ({"biases": False}, {}),
         ({"epochs": 4}, {}),
@@ -77,12 +82,12 @@ def test_todays_way_gives_all_ratings_and_all_items() -> None:
         ({"loss": "bpr", "biases": False, "negatives": 3}, {}),
     ],
 )
-def test_other_settings_give_no_less(settings: dict[str, Any], told: dict[str, float]) -> None:
+def test_other_settings_give_no_less(settings: dict[str, Any], hyperparameters: dict[str, float]) -> None:
     method = method_of(**{"ridge": 1.0 if "loss" in settings else 10.0, **settings})
-    attacker = Attacker(method, mu=told.get("mu", 0.0), usual=None if method.implicit else USUAL.shares)
+    attacker = Attacker(method, mu=hyperparameters.get("mu", 0.0), prior=None if method.implicit else PRIOR.shares)
     for user in list(USERS)[:4]:
         asked = ask(method, user, "rows").extras[ITEMS]
-        reading = attacker(model_of(method), ask(method, user, **told).arrays, asked)
+        reading = attacker(model_of(method), ask(method, user, **hyperparameters).arrays, asked)
         assert reading.is_sure
         truth = truth_of(method, user)
         assert reading.ratings() == {i: truth[i] for i in reading.ratings()}
@@ -112,7 +117,7 @@ def test_clipping_alone_hides_nothing() -> None:
         update, scale = clip_update(sent, to_dense(sent, plain), clip)
         assert scale < 1
         moved = {ITEMS: sent[ITEMS] + update[ITEMS]}
-        reading = Attacker(method, clip=clip, usual=USUAL.shares)(sent, moved)
+        reading = Attacker(method, clip=clip, prior=PRIOR.shares)(sent, moved)
         truth = truth_of(method, user)
         assert reading.is_sure
         assert set(reading.rows.tolist()) == set(plain[ITEM_ROWS].tolist())
@@ -123,7 +128,7 @@ def test_clipping_alone_hides_nothing() -> None:
 @pytest.mark.parametrize("noise", [0.02, 1.0])
 def test_noise_hides_by_its_size(noise: float) -> None:
     method = method_of()
-    attacker = Attacker(method, noise=noise, usual=USUAL.shares, popularity=USUAL.popularity)
+    attacker = Attacker(method, noise=noise, prior=PRIOR.shares, popularity=PRIOR.popularity)
     found = []
     for user in list(USERS)[:20]:
         sent, plain = model_of(method), ask(method, user).arrays
@@ -131,8 +136,8 @@ def test_noise_hides_by_its_size(noise: float) -> None:
         reading: Reading = attacker(sent, {ITEMS: full})
         truth = truth_of(method, user)
         query = {i: truth[i] for i in plain[ITEM_ROWS].tolist()}
-        found.append(evaluate_reading(query, list(query), reading.ratings(), list(query), USUAL, LEVELS))
-    together = join_exposures(found)
+        found.append(measure_exposure(query, list(query), reading.ratings(), list(query), PRIOR, LEVELS))
+    together = average_exposures(found)
     if noise == 0.02:
         assert together.read > together.usual + 0.15
     else:
@@ -149,8 +154,8 @@ def test_rows_that_one_user_alone_touched_are_read_in_a_sum() -> None:
         for item in rows.tolist():
             truth.setdefault(item, []).append(mine[item])
     alone = {i for i, values in truth.items() if len(values) == 1}
-    read = {i for reading in read_sum(Attacker(method, usual=USUAL.shares), sent, total) for i in reading.rows.tolist()}
+    read = {i for reading in read_sum(Attacker(method, prior=PRIOR.shares), sent, total) for i in reading.rows.tolist()}
     assert read <= alone
     assert len(read) > 0.9 * len(alone)
     noised = total + np.random.default_rng(0).normal(0, 1.0, total.shape)
-    assert not read_sum(Attacker(method, usual=USUAL.shares), sent, noised)
+    assert not read_sum(Attacker(method, prior=PRIOR.shares), sent, noised)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutirao.systems.recsys.rating_lines import MOVIELENS_1M, NETFLIX, fast_block, read_block, read_line
+from mutirao.systems.recsys.readers import MOVIELENS_1M, NETFLIX, fast_block, read_block, read_line
 
 IDS = st.one_of(st.integers(0, 10**12).map(str), st.sampled_from(["007", "ana", "tt01", "1.5", "-3"]))
 STARS = st.one_of(st.integers(0, 9).map(str), st.sampled_from(["3.5", "0.5", "4.25", "-1", ".5", "10"]))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys.catalogues import Catalogue
-from mutirao.systems.recsys.ratings import Ratings, Users, gather, join
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.ratings import Ratings, Users, gather, join, plant
 from mutirao.systems.recsys.user_split import all_but_last, by_time, by_users, split_ratings, supports
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.integers(0, 9)), min_size=1)

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from mutirao.errors import ConfigError
-from mutirao.systems.recsys import rating_lines as lines
 from mutirao.systems.recsys import readers
+from mutirao.systems.recsys import readers as lines
 from mutirao.systems.recsys.ratings import Ratings
 from mutirao.systems.recsys.readers import check_ratings, read_catalogue, read_ratings
 

@@ -8,7 +8,7 @@ import pytest
 from mutirao.core.fleet import Answers, Reply, Request, Site
 from mutirao.core.sparse_rows import ROWS
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.systems.recsys.row_download import SlicedFleet
+from mutirao.systems.recsys.item_privacy import SlicedFleet
 
 MODEL = {"items": np.arange(20, dtype=np.float32).reshape(10, 2), "bias": np.zeros(3, np.float32)}
 

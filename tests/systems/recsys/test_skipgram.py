@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys import kernels
 from mutirao.systems.recsys.kernels import compiled
-from mutirao.systems.recsys.ratings import Ratings, gather
-from mutirao.systems.recsys.skipgram import fill_table, follow, word2vec
-from mutirao.systems.recsys.synthetic_ratings import plant
+from mutirao.systems.recsys.pretrain import fill_table, follow, word2vec
+from mutirao.systems.recsys.ratings import Ratings, gather, plant
 
 RATINGS = plant(60, 40, np.random.default_rng(0))
 

@@ -6,14 +6,18 @@ He, Liao, Zhang, Nie, Hu and Chua, 2017 (NCF); Zhang, Long, Zhou, Yan, Zhang, Zh
 `Exposure` counts what a server states rightly of a user, beside what it would have guessed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.clustering.late_joiners import place_clients
+from mutirao.clustering.membership import Groups
+from mutirao.clustering.signature_handler import WARM, Signing
 from mutirao.core.arrays import Arrays
+from mutirao.core.fleet import ClientId, Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
@@ -27,7 +31,6 @@ SAMPLED = "sampled_"  # prefix of metrics among the candidates drawn
 # Work is done in parts of this size, so that memory does not grow with the number of users.
 SCORES_AT_ONCE = 2**20
 RATINGS_AT_ONCE = 250_000
-SMOOTH = 5.0  # ratings of the general kind that are added to those of an item
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.integer]
@@ -290,98 +293,86 @@ class UserEvaluation(NamedTuple):
     metrics: tuple[str, ...]
 
 
-# What an attack read
-
-
-class Usual(NamedTuple):
-    """What a server knows without reading any update, of people whose ratings are public, say."""
-
-    shares: Floats  # items x levels: how often each rating is given to an item
-    popularity: Floats  # of the items: the share of people who rate it
+Figures = dict[str, float]
+Evaluate = Callable[[Arrays], Mapping[str, float]]
+BY_RATINGS = ("rmse", "mae")  # metrics of which every rating counts the same; of others every user does
 
 
 @dataclass(frozen=True)
-class Exposure:
-    """Means over ratings, of one user or of many: shares between 0 and 1.
+class Part:
+    """The evaluation on a group's users, and how many ratings and users it counts."""
 
-    `read` of the ratings were stated rightly, `guessed` if one states the user's mean rating for all, which is not even
-    known to the server; `usual` if one states for each item what people rate it, and reads nothing. `precision` and
-    `recall` are of the items said to be the user's; `popular` is the precision if one says the most popular instead, as
-    many as there are.
-    """
-
+    evaluate: Evaluate
     ratings: int
-    read: float
-    guessed: float
-    usual: float
-    precision: float
-    recall: float
-    popular: float
-
-    @property
-    def gain(self) -> float:
-        """What is stated rightly above guessing the user's mean."""
-        return self.read - self.guessed
-
-    @property
-    def learned(self) -> float:
-        """What reading gave: above the better of both guesses."""
-        return self.read - max(self.guessed, self.usual)
+    users: int
 
 
-def evaluate_reading(
-    truth: Mapping[int, float],
-    items: Collection[int],
-    said: Mapping[int, float],
-    named: Collection[int],
-    usual: Usual,
-    levels: Floats,
-) -> Exposure:
-    """How a server does for a user with these ratings, the `truth`, and `items`: it read what is `said`, and `named`.
+@dataclass
+class GroupEvaluator:
+    """Evaluates the models of groups; `make(ratings, known)` is the evaluation on these users alone."""
 
-    Of items whose rating it did not read it states the most usual one.
-    """
-    often = levels[usual.shares.argmax(1)]
-    values = np.array(list(truth.values()))
-    mean = levels[np.abs(levels - values.mean()).argmin()]
-    hits = len(set(items) & set(named))
-    top = set(most_likely(usual.popularity, len(items)))
-    return Exposure(
-        ratings=len(truth),
-        read=float(np.mean([said.get(item, often[item]) == value for item, value in truth.items()])),
-        guessed=float(np.mean(values == mean)),
-        usual=float(np.mean([often[item] == value for item, value in truth.items()])),
-        precision=hits / len(named) if named else 0.0,
-        recall=hits / len(items),
-        popular=len(top & set(items)) / len(items),
-    )
+    make: Callable[[Ratings, Mask], Evaluate]
+    test: Ratings
+    known: Mask
+    sign: Callable[[dict[ClientId, Taste]], Mapping[ClientId, npt.NDArray[np.float64]]]
+    _found: dict[bytes, dict[str, Part]] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, models: Mapping[str, Arrays], groups: Groups) -> tuple[Figures, dict[str, Figures]]:
+        """The figures of all users together, and of each group's."""
+        parts = self.parts(groups)
+        found = {g: dict(parts[g].evaluate(arrays)) for g, arrays in models.items() if g in parts}
+        together: Figures = {}
+        for name in dict.fromkeys(name for figures in found.values() for name in figures):
+            power = 2 if name == "rmse" else 1
+            sizes = {g: parts[g].ratings if name in BY_RATINGS else parts[g].users for g in found if name in found[g]}
+            total = sum(n * found[g][name] ** power for g, n in sizes.items())
+            together[name] = (total / sum(sizes.values())) ** (1 / power)
+        return together, found
+
+    def parts(self, groups: Groups) -> dict[str, Part]:
+        """The evaluation on each group's users, made once."""
+        key = groups.labels.tobytes() + repr(sorted(groups.later.items())).encode()
+        if key not in self._found:
+            owners, home = self.test.owners(), self.homes(groups)
+            table = {}
+            for name in groups.names:
+                rows = np.flatnonzero([home[user] == name for user in self.test.users])
+                mine = np.isin(owners, rows)
+                unknown = mine & ~self.known
+                if unknown.any():
+                    evaluate = self.make(self.test.of_users(rows), self.known[mine])
+                    table[name] = Part(evaluate, int(unknown.sum()), len(np.unique(owners[unknown])))
+            self._found = {key: table}
+        return self._found[key]
+
+    def homes(self, groups: Groups) -> dict[ClientId, str]:
+        """The group of each user: its own, or the one its signature is nearest to, or else the largest."""
+        members = groups.members()
+        largest = max(members, key=lambda g: (len(members[g]), g))
+        home = {user: groups.group_of(user) or largest for user in self.test.users}
+        strangers = [user for user in self.test.users if user not in groups.labelled]
+        if strangers and groups.signatures.shape[1]:
+            rows = dict(zip(self.test.users, range(len(self.test.users)), strict=True))
+            signed = self.sign({user: self.taste(rows[user]) for user in strangers})
+            names = sorted(signed)
+            if names:
+                placed = place_clients(groups, np.stack([signed[user] for user in names]))
+                home |= {u: groups.names[g] for u, g in zip(names, placed.label.tolist(), strict=True)}
+        return home
+
+    def taste(self, row: int) -> Taste:
+        """What is known of a user."""
+        mine = slice(int(self.test.offsets[row]), int(self.test.offsets[row + 1]))
+        known = self.known[mine]
+        return Taste(self.test.items[mine][known], self.test.values[mine][known])
 
 
-def join_exposures(parts: list[Exposure]) -> Exposure:
-    """Of many users together: every rating counts the same."""
-    weights = np.array([part.ratings for part in parts], np.float64)
-    shares = [f.name for f in fields(Exposure) if f.name != "ratings"]
-    means = {name: float(np.average([getattr(p, name) for p in parts], weights=weights)) for name in shares}
-    return Exposure(int(weights.sum()), **means)
-
-
-def most_likely(score: Floats, count: int) -> list[int]:
-    """The places with the highest scores."""
-    return [int(i) for i in np.argsort(-score, kind="stable")[:count]]
-
-
-def usual_takings(known: Ratings, negatives: int) -> Usual:
-    """What people take, and how likely an item of a user's query was taken, not drawn, as `negatives` for each are."""
-    popularity = (np.bincount(known.items, minlength=len(known.catalogue)) + 0.5) / len(known.users)
-    drawn = negatives * popularity.mean() * (1 - np.minimum(popularity, 1.0))
-    taken = popularity / (popularity + drawn)
-    return Usual(np.stack([1 - taken, taken], 1), popularity)
-
-
-def usual_ratings(known: Ratings, levels: Floats) -> Usual:
-    """What people the server knows of rate: smoothed by how it is in general."""
-    counts = np.zeros((len(known.catalogue), len(levels)))
-    np.add.at(counts, (known.items, np.abs(known.values[:, None] - levels[None]).argmin(1)), 1.0)
-    general = (counts.sum(0) + 1) / (counts.sum() + len(levels))
-    shares = (counts + SMOOTH * general) / (counts.sum(1, keepdims=True) + SMOOTH)
-    return Usual(shares, (counts.sum(1) + 0.5) / len(known.users))
+def sign_all(
+    signing: Signing, first: Arrays, seed: int, tastes: Mapping[ClientId, Taste]
+) -> dict[ClientId, npt.NDArray[np.float64]]:
+    """The signatures of users who warm up here; who cannot, for want of ratings, has none."""
+    request = Request(WARM, first, {"seed": seed, "round": 0})
+    many = signing.many
+    assert many is not None
+    answers = many(dict.fromkeys(tastes, request), {c: Site(c, taste) for c, taste in tastes.items()})
+    return {c: r.extras["signature"].astype(np.float64) for c, r in answers.items() if isinstance(r, Reply)}

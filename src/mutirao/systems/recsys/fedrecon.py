@@ -19,9 +19,15 @@ from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import derive_seed, rng
-from mutirao.systems.recsys.bpr import rank_and_train
-from mutirao.systems.recsys.local_training import Batch, Local, Rules, batch_of, rebuild_and_train
-from mutirao.systems.recsys.negative_sampling import draw_others
+from mutirao.systems.recsys.local_training import (
+    Batch,
+    Local,
+    Rules,
+    batch_of,
+    draw_others,
+    rank_and_train,
+    rebuild_and_train,
+)
 from mutirao.systems.recsys.ratings import Taste
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of
 

@@ -21,8 +21,7 @@ from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.consent import read_names
 from mutirao.systems.recsys.embeddings import Embeddings, has_biases, load_embeddings, transfer
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
-from mutirao.systems.recsys.match_review import pairs_between
-from mutirao.systems.recsys.matching import match
+from mutirao.systems.recsys.matching import match, pairs_between
 from mutirao.systems.recsys.pretrain import Begin, Factorisation, pretrain
 from mutirao.systems.recsys.ratings import Ratings
 
@@ -45,7 +44,7 @@ class Random:
     """Vectors from N(0, 0.1), biases 0: a start without knowledge.
 
     >>> from mutirao.systems.recsys.fedrecon import FedRecon
-    >>> from mutirao.systems.recsys.synthetic_ratings import plant
+    >>> from mutirao.systems.recsys.ratings import plant
     >>> begun = Random()(plant(20, 50, np.random.default_rng(0)), FedRecon(50, dimension=8), seed=0)
     >>> {name: array.shape for name, array in begun.model.items()}
     {'items': (50, 8)}

@@ -22,17 +22,22 @@ from mutirao.experiments.grouping import has_groups, signature_of
 from mutirao.experiments.simulated_parts import sums_of
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.randomness import rng
-from mutirao.systems.recsys import guarantees
+from mutirao.systems.recsys import item_privacy
 from mutirao.systems.recsys.consent import facts_of, parts_of, without
-from mutirao.systems.recsys.evaluation import Evaluator, HeldOutEvaluator, UserEvaluation, hold_out
+from mutirao.systems.recsys.evaluation import (
+    Evaluator,
+    GroupEvaluator,
+    HeldOutEvaluator,
+    UserEvaluation,
+    hold_out,
+    sign_all,
+)
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.partially_local.client import KeptUsers, evaluated_rounds, metrics_of, population_of
 from mutirao.systems.recsys.partially_local.methods import is_implicit, method_of
 from mutirao.systems.recsys.pretrain import Factorisation, Pooled
-from mutirao.systems.recsys.ratings import Ratings, join
+from mutirao.systems.recsys.ratings import Ratings, join, plant
 from mutirao.systems.recsys.readers import read_ratings
-from mutirao.systems.recsys.synthetic_ratings import plant
-from mutirao.systems.recsys.user_groups import GroupEvaluator, sign_all
 from mutirao.systems.recsys.user_split import FOLDS, PARTS, SPLITS, all_but_last, split_ratings, supports
 
 GENERATED = (600, 400)  # users and items
@@ -84,7 +89,7 @@ class Config(Common):
     support_by: str = setting("random", "what users are rebuilt from in evaluation", choices=("random", "time"))
     judge_by: str = setting("test", "which part the model is evaluated on", choices=("test", "vali"))
     download: str = setting(
-        "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=guarantees.DOWNLOADS
+        "touched", "item rows a user is sent: those it rated, their blocks, ...", choices=item_privacy.DOWNLOADS
     )
     block: int = setting(20, "download=blocks: items of a block, of which a user names whole ones", low=2)
 
@@ -104,7 +109,7 @@ def task(config: Config) -> Task:
     """Users as clients, evaluation on unseen users or on later ratings."""
     if config.device not in ("cpu", "auto") or config.precision != "float32":
         raise ConfigError("device, precision: recommendation is trained by kernels for the CPU; use cpu and float32")
-    guarantees.check(config, has_groups(config))
+    item_privacy.check(config, has_groups(config))
     ratings = load(config)
     method = method_of(config, ratings)
     gone = parse_names(config.exclude)
@@ -118,7 +123,7 @@ def task(config: Config) -> Task:
     facts = facts_of(pooled, listed, gone)
     if config.centralised:
         pooled, clients = pooled.union(clients.users), without(clients, gone)
-    users, touches = guarantees.discreet(config, method, sums_of(config))
+    users, touches = item_privacy.discreet(config, method, sums_of(config))
     return Task(
         handler=Pooled(Factorisation(config.dimension, biases=config.biases)) if config.centralised else users,
         population={"pooled": clients} if config.centralised else population_of(clients, evaluator),
@@ -183,7 +188,7 @@ def group_evaluator(config: Config, method: Any, evaluator: Any, first: Arrays) 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """The ordinary flow, over a fleet that sends each user only the item rows it asks for, or all of them."""
-    rounds = federate(guarantees.slice_rows(fleet, config), config, task, run)
+    rounds = federate(item_privacy.slice_rows(fleet, config), config, task, run)
     if config.method.name == "fedrecon":
         yield from rounds
     else:
@@ -193,7 +198,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 def asks(config: Config, task: Task) -> Exchange:
     """Some users evaluate by themselves; and what `promises` says of rows."""
     evaluation = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
-    requests, extras = guarantees.rows_asked(config)
+    requests, extras = item_privacy.rows_asked(config)
     return evaluation | Exchange(requests, extras=extras)
 
 

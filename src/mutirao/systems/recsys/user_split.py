@@ -82,7 +82,7 @@ def leave_one_out(ratings: Ratings, seed: int = 0) -> Parts:
 
     Ratings of one second come in an order that is drawn: in that of their numbers, obscure items would be the latest.
 
-    >>> from mutirao.systems.recsys.synthetic_ratings import plant
+    >>> from mutirao.systems.recsys.ratings import plant
     >>> train, vali, test = leave_one_out(plant(20, 50, np.random.default_rng(0)))
     >>> set(test.counts().tolist()), set(vali.counts().tolist())  # one rating of each user
     ({1}, {1})

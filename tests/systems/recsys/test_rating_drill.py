@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from mutirao.deploy.drill.rating_drill import BAR, Rated, ratings
-from mutirao.deploy.drill.trials import Trial
+from mutirao.privacy.trials import Trial
+from mutirao.systems.recsys.rating_drill import MAX_GAIN, RatingDrill, drill_ratings
 
 
 @pytest.fixture(scope="module")
 def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial]:
     folder, trial = tmp_path_factory.mktemp("ratings"), Trial("ratings", "")
-    ratings(folder, trial, Rated(users=30, summed=8))
+    drill_ratings(folder, trial, RatingDrill(users=30, summed=8))
     return folder, trial
 
 
-def told(folder: Path) -> dict[str, dict[str, Any]]:
+def results(folder: Path) -> dict[str, dict[str, Any]]:
     return {one["rule"]: one for one in json.loads((folder / "ratings.json").read_text())["told"]}
 
 
@@ -27,19 +27,19 @@ def told(folder: Path) -> dict[str, dict[str, Any]]:
     ["as it is (download=touched)", "download=all", "privacy=central, at the server", "epochs=5", "taken: as it is"],
 )
 def test_where_single_updates_are_seen_everything_is_read(drilled: tuple[Path, Trial], rule: str) -> None:
-    found = told(drilled[0])[rule]
+    found = results(drilled[0])[rule]
     assert (found["precision"], found["recall"]) == (1.0, 1.0)
     assert found["read"] == 1.0 if rule != "download=all" else found["read"] > 0.9
     assert not found["private"]
 
 
 def test_where_privacy_is_promised_reading_gives_no_more_than_guessing(drilled: tuple[Path, Trial]) -> None:
-    private = {name: one for name, one in told(drilled[0]).items() if one["private"]}
+    private = {name: one for name, one in results(drilled[0]).items() if one["private"]}
     assert len(private) == 5
     for name, one in private.items():
-        assert one["learned"] <= BAR, name
+        assert one["learned"] <= MAX_GAIN, name
         by_nothing = max(0.0, one["usual"] - one["guessed"])  # how people rate in general may be the better guess
-        assert one["gain"] <= BAR + by_nothing, name
+        assert one["gain"] <= MAX_GAIN + by_nothing, name
         assert one["precision"] < 0.6, name
     assert drilled[1].good
 
@@ -47,16 +47,16 @@ def test_where_privacy_is_promised_reading_gives_no_more_than_guessing(drilled: 
 @pytest.mark.slow
 def test_of_real_ratings_no_more_is_read_than_by_each_users_mean(real_data: Path, tmp_path: Path) -> None:
     trial = Trial("ratings", "")
-    ratings(tmp_path, trial, Rated(data=str(real_data / "ml-100k"), users=25, summed=20))
-    found = told(tmp_path)
+    drill_ratings(tmp_path, trial, RatingDrill(data=str(real_data / "ml-100k"), users=25, summed=20))
+    found = results(tmp_path)
     assert found["as it is (download=touched)"]["read"] == 1.0
     explicit = {name: one["gain"] for name, one in found.items() if one["private"] and not name.startswith("taken")}
     assert len(explicit) == 3
-    assert max(explicit.values()) <= BAR, explicit
+    assert max(explicit.values()) <= MAX_GAIN, explicit
 
 
 def test_half_measures_are_shown_as_what_they_are(drilled: tuple[Path, Trial]) -> None:
-    found = told(drilled[0])
+    found = results(drilled[0])
     assert found["clipped to 1, hardly any noise"]["recall"] > 0.9
     assert found["privacy=local, noise 0.03"]["gain"] > 0.1
     summed = found["secagg+, sum of 8"]

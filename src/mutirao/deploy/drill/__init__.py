@@ -1,1 +1,0 @@
-"""What a curious server reads out of updates: `mutirao drill`."""
