@@ -1,7 +1,7 @@
 """Names that are data, seen while golden runs are made. The one file here that knows Mutirão's modules.
 
 Observed: `purposes` of randomness, and what requests and replies hold (`verbs`, `told`, `extras`, `metrics`), of
-clients in this process. Read from the source: `written_purposes`, the texts passed as a purpose to `rng` or `number`.
+clients in this process. Read from the source: `written_purposes`, the purposes passed to `rng` or `derive_seed`.
 All other names are read from run folders, by `outputs.py`. Import this before anything else of Mutirão.
 """
 
@@ -17,15 +17,15 @@ import mutirao
 from mutirao import randomness
 
 seen: dict[str, set[str]] = defaultdict(set)
-_number = randomness.derive_seed
+_derive_seed = randomness.derive_seed
 
 
-def number(seed: int, round: int, purpose: str, client: str = "") -> int:
+def derive_seed(seed: int, round: int, purpose: str, client: str = "") -> int:
     seen["purposes"].add(purpose)
-    return _number(seed, round, purpose, client)
+    return _derive_seed(seed, round, purpose, client)
 
 
-randomness.derive_seed = number  # before others take it from there
+randomness.derive_seed = derive_seed  # before others take it from there
 
 from tests.golden.make import command  # noqa: E402
 
@@ -86,7 +86,7 @@ def written_purposes() -> list[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and len(node.args) > 2:
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                if name in ("rng", "number") and (text := text_of(node.args[2])):
+                if name in ("rng", "derive_seed") and (text := text_of(node.args[2])):
                     found.add(text)
     return sorted(found)
 
