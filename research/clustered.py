@@ -150,9 +150,9 @@ def fine_tune(settings: Mapping[str, Any], task: Task, run: Run) -> list[float]:
 def present(config: Any, task: Task, client: str) -> Any:
     """What a client holds at the end."""
     from mutirao.config import build
-    from mutirao.simulation.drift import Around
+    from mutirao.simulation.drift import DriftContext
 
-    around = Around(task.population, config.seed, task.classes)
+    around = DriftContext(task.population, config.seed, task.classes)
     return build("drift", config.drift)(client, task.population[client], ROUNDS, around)
 
 

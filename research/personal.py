@@ -19,7 +19,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
-from mutirao.experiments.personal_models import Roll
+from mutirao.experiments.personal_models import ClientRoles
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
 from mutirao.systems.quickstart import Config, recipe
@@ -58,7 +58,7 @@ def one(name: str, seed: int, about: Mapping[str, Any]) -> dict[str, dict[str, f
         fleet, run = LocalFleet(task.handler, task.population), Run(task.initial(), seed=seed)
         *_, last = recipe.flow(fleet, config, task, run)
         rows[arm] = {figure: last.row[figure] for figure in FIGURES}
-    new, trainer = Roll.of(config, task.population).new, task.handler.trainer  # type: ignore[attr-defined]
+    new, trainer = ClientRoles.of(config, task.population).new, task.handler.trainer  # type: ignore[attr-defined]
     rows["fedavg"] = figures(judge(trainer, dict.fromkeys(task.population, run.arrays), task.population), new)
     turns = config.rounds * config.per_round / (len(task.population) - len(new))
     told = {"seed": seed, "round": 1, "epochs": round(turns * config.epochs)}

@@ -27,7 +27,7 @@ from mutirao.core.client_evaluation import summarise
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
 from mutirao.datasets.class_folders import read_image_folder
-from mutirao.experiments.personal_models import Roll
+from mutirao.experiments.personal_models import ClientRoles
 from mutirao.experiments.task import Recipe, Task
 from mutirao.randomness import rng
 from mutirao.simulation.local_fleet import LocalFleet
@@ -108,7 +108,7 @@ def one(arms: Mapping[str, Mapping[str, Any]], kind: Recipe, shared: Mapping[str
         fleet, run = LocalFleet(task.handler, task.population), Run(task.initial(), seed=config.seed)
         *_, last = kind.flow(fleet, config, task, run)
         rows[arm] = {"mean": last.row[METRIC], "worst": last.row[f"{METRIC}_worst"], "new": last.row[f"new_{METRIC}"]}
-    new, trainer = Roll.of(config, task.population).new, task.handler.trainer  # type: ignore[attr-defined]
+    new, trainer = ClientRoles.of(config, task.population).new, task.handler.trainer  # type: ignore[attr-defined]
 
     def figures(models: Mapping[str, Any]) -> dict[str, float]:
         told = {c: judge_with(trainer, arrays, task.population[c], METRIC) for c, arrays in models.items()}

@@ -30,7 +30,7 @@ from mutirao.core.arrays import part_of
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run
 from mutirao.errors import Diverged, TooFewReplies
-from mutirao.experiments.group_client import Member, last_layer
+from mutirao.experiments.group_client import GroupMember, last_layer
 from mutirao.experiments.personal_models import personal_of
 from mutirao.experiments.task import Recipe, Task
 from mutirao.personalization.handler import together
@@ -91,9 +91,11 @@ def ranked_task(config: Any) -> Task:
     settings = {k: getattr(config, k) for k in ("data", "fold", "clients", "seed", "lr", "epochs", "batch_size")}
     task = settled_task(resolve(ranking.Config, {**settings, "personal": "finetune"}))  # with tests of their own
     trainer: Any = task.handler
-    member = Member(lambda outputs: trainer, task.classes or 0, Bias(), config.warm_epochs, last_layer(trainer.blank()))
+    member = GroupMember(
+        lambda outputs: trainer, task.classes or 0, Bias(), config.warm_epochs, last_layer(trainer.blank())
+    )
     return replace(
-        task, handler=member, evaluate=None, knows=groups.Known(member, frozenset(), None), check=member.check
+        task, handler=member, evaluate=None, knows=groups.GroundTruth(member, frozenset(), None), check=member.check
     )
 
 

@@ -9,8 +9,8 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.records import Round
 from mutirao.core.rounds import Patience, Run, train
 from mutirao.selection import Uniform
-from mutirao.simulation.asynchronous import Refill, Staggered
-from mutirao.simulation.clock import Timed
+from mutirao.simulation.asynchronous import AsynchronousFleet, RefillingSelector
+from mutirao.simulation.clock import TimedFleet
 from mutirao.simulation.devices import Devices
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -53,9 +53,9 @@ class Clock:
         return Devices(self.speeds(names), free, free, nothing + 2, nothing, nothing + self.dropout)
 
 
-def staggered_fleet(task: Any, run: Run, buffer: int, at_once: int, clock: Any = None, **how: Any) -> Staggered:
-    timed = Timed(LocalFleet(task, dict.fromkeys(NAMES)), clock or Clock(), run, epochs=1)
-    return Staggered(timed, run, buffer, at_once, **how)
+def staggered_fleet(task: Any, run: Run, buffer: int, at_once: int, clock: Any = None, **how: Any) -> AsynchronousFleet:
+    timed = TimedFleet(LocalFleet(task, dict.fromkeys(NAMES)), clock or Clock(), run, epochs=1)
+    return AsynchronousFleet(timed, run, buffer, at_once, **how)
 
 
 def run_staggered(
@@ -65,5 +65,5 @@ def run_staggered(
     run = run or Run({"w": np.zeros(4)}, seed=1)
     rebases = "replies:models" not in aggregate.needs
     fleet = staggered_fleet(task, run, aggregate.buffer_of(at_once), at_once, clock, rebases=rebases)
-    select, patience = Refill(Uniform, fleet), Patience(min_replies=1, wait=0)
+    select, patience = RefillingSelector(Uniform, fleet), Patience(min_replies=1, wait=0)
     return run, list(train(run, fleet, rounds=rounds, select=select, aggregate=aggregate, patience=patience))

@@ -13,7 +13,7 @@ from mutirao.config import resolve
 from mutirao.core.arrays import is_finite, part_of
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.party_agreement import play
+from mutirao.experiments.party_agreement import run_recipe
 from mutirao.experiments.task import NAMES, Recipe, Task, find
 from mutirao.report import execute
 from mutirao.runs.execute import execute as make_rounds
@@ -30,7 +30,7 @@ def rounds_of(recipe: str, **settings: Any) -> tuple[Task, Run, list[dict[str, A
     task = found.prepare(config)
     run = Run(task.initial(), seed=1)
     fleet = LocalFleet(task.worker, task.population)
-    rows = [done.row for done in play(found, fleet, config, task, run)]
+    rows = [done.row for done in run_recipe(found, fleet, config, task, run)]
     return task, run, rows
 
 
@@ -92,7 +92,7 @@ def test_a_recipe_with_a_flow_of_its_own_says_so() -> None:
 def test_what_leaves_in_the_warm_up_is_listed() -> None:
     found = find("tabular")
     plain, grouped = (resolve(found.config, SMALL["tabular"] | more) for more in ({}, {"cluster": "auto"}))
-    without, with_groups = (found.exchange(c, found.prepare(c)) for c in (plain, grouped))
+    without, with_groups = (found.disclosure(c, found.prepare(c)) for c in (plain, grouped))
     assert set(with_groups.requests) - set(without.requests) == {"warm"}
     assert set(with_groups.extras) - set(without.extras) == {"signature"}
 

@@ -12,7 +12,7 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.experiments.task import find
 from mutirao.partitioning import describe
-from mutirao.systems.classification import deal_labelled
+from mutirao.systems.classification import partition_labelled
 
 
 def show(*words: str) -> Result:
@@ -26,7 +26,7 @@ def sets(**values: object) -> list[str]:
 def test_the_figures_are_those_of_the_partition_that_a_run_would_have() -> None:
     found = json.loads(show("--json", *sets(partition="quantity", partition__beta=2.0, clients=10, seed=3)).stdout)
     settings = {"partition": {"name": "quantity", "beta": 2.0}, "clients": 10, "seed": 3}
-    dealt = deal_labelled(resolve(find("quickstart").config, settings))
+    dealt = partition_labelled(resolve(find("quickstart").config, settings))
     expected = describe(dealt.data.y_train, dealt.parts).figures()
     assert {k: found[k] for k in expected} == pytest.approx(expected)
     assert found["partition"] == {"name": "quantity", "beta": 2.0, "min_size": 1}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_flow import go, state_of
 
-from mutirao.clustering.base import Grouper, Heard, unsigned
-from mutirao.clustering.context import Scene
+from group_runs import go, state_of
+from mutirao.clustering.base import Grouper, GroupUpdates, groups_without_signatures
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.group_state import Grouping, move, open_group
 from mutirao.clustering.membership import Groups
 from mutirao.config import resolve
@@ -32,19 +32,19 @@ class Asking(Grouper):
     """Three models that begin apart; before a round each client goes to the one with the least loss on its data."""
 
     groups: int = 3
-    warms = False
-    apart = True
-    moves = True
-    asks = ("probe",)
+    uses_warm_up = False
+    different_models = True
+    moves_clients = True
+    requests = ("probe",)
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        return unsigned(replies, np.zeros(len(replies)), least=self.groups)
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        return groups_without_signatures(replies, np.zeros(len(replies)), min_count=self.groups)
 
-    def before(self, scene: Scene, state: Grouping) -> None:
+    def before(self, context: GroupContext, state: Grouping) -> None:
         losses: dict[str, dict[ClientId, float]] = {}
         for group in state.groups.names:
-            request = request_of(scene.run, state, group, "probe")
-            answers = scene.ask(dict.fromkeys(state.groups.clients, request), "a question")
+            request = request_of(context.run, state, group, "probe")
+            answers = context.ask(dict.fromkeys(state.groups.clients, request), "a question")
             losses[group] = {c: r.metrics["loss"] for c, r in answers.items()}
         move(state, {c: min(losses, key=lambda g: losses[g][c]) for c in state.groups.clients})
 
@@ -53,24 +53,24 @@ class Asking(Grouper):
 class Listening(Grouper):
     """One group; after each round the client that moved the model farthest is put into a group of its own."""
 
-    warms = False
-    hears = True
-    moves = True
+    uses_warm_up = False
+    needs_updates = True
+    moves_clients = True
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        return unsigned(replies, np.zeros(len(replies)))
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        return groups_without_signatures(replies, np.zeros(len(replies)))
 
-    def after(self, scene: Scene, state: Grouping, heard: Mapping[str, Heard]) -> None:
+    def after(self, context: GroupContext, state: Grouping, updates: Mapping[str, GroupUpdates]) -> None:
         group = state.groups.names[0]
-        what = heard[group]
-        far = {c: float(np.linalg.norm(flat(r.arrays) - flat(what.model))) for c, r in what.replies.items()}
+        sent = updates[group]
+        far = {c: float(np.linalg.norm(flat(r.arrays) - flat(sent.model))) for c, r in sent.replies.items()}
         state.own.setdefault("moved", []).append(max(far, key=lambda c: far[c]))
-        model, classes = part_of(scene.run.arrays, group), state.classes[group]
-        open_group(scene.run, state, state.own["moved"][-1:], model, classes)
+        model, classes = part_of(context.run.arrays, group), state.classes[group]
+        open_group(context.run, state, state.own["moved"][-1:], model, classes)
 
 
 def test_a_grouper_that_asks_moves_clients_between_models_that_began_apart() -> None:
-    rounds, run, fleet, _ = go(cluster="test_grouper:Asking", head="full", founders=0)
+    rounds, run, fleet, _ = go(cluster="test_clustering_base:Asking", head="full", founders=0)
     kinds = [sorted({r.do for r in asked.values()}) for asked in fleet.asked]
     assert kinds == [*[["probe"]] * 3, ["train"], ["evaluate"]] * 3
     groups = state_of(run).groups
@@ -83,7 +83,7 @@ def test_a_grouper_that_asks_moves_clients_between_models_that_began_apart() -> 
 
 
 def test_a_grouper_that_listens_opens_groups_and_names_stay_in_order() -> None:
-    _, run, _, _ = go(cluster="test_grouper:Listening", rounds=3)
+    _, run, _, _ = go(cluster="test_clustering_base:Listening", rounds=3)
     state = state_of(run)
     assert state.groups.names == ["g0", "g1", "g2", "g3"]
     assert [state.groups.group_of(c) for c in state.own["moved"]] == ["g1", "g2", "g3"]
@@ -105,7 +105,7 @@ def test_a_grouper_that_listens_opens_groups_and_names_stay_in_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["alone", *(f"test_grouper:{name}" for name in ("Asking", "Listening"))])
+@pytest.mark.parametrize("cluster", ["alone", *(f"test_clustering_base:{name}" for name in ("Asking", "Listening"))])
 def test_a_run_of_any_grouper_goes_on_after_a_kill(cluster: str, tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
@@ -151,12 +151,12 @@ def test_a_newcomer_alone_gets_a_group_of_its_own() -> None:
 def test_what_a_grouper_asks_is_in_the_exchange_and_what_it_cannot_do_is_refused() -> None:
     def exchange(cluster: str) -> Any:
         config = resolve(RECIPE.config, {**SMALL, "cluster": cluster})
-        return RECIPE.exchange(config, RECIPE.prepare(config))
+        return RECIPE.disclosure(config, RECIPE.prepare(config))
 
     assert {"warm", "take"} <= set(exchange("auto").requests)
     assert "warm" not in exchange("alone").requests
     assert exchange("alone").extras == ()
-    assert "probe" in exchange("test_grouper:Asking").requests
+    assert "probe" in exchange("test_clustering_base:Asking").requests
     private = {
         "privacy": {"name": "central", "noise": 1.0},
         "head": "full",

@@ -36,5 +36,5 @@ def test_groups_of_a_run_are_found_and_a_newcomer_joins_the_nearest(cluster: str
     assert [done.row["rand"] for done in rounds] == [1.0, 1.0]
     state = Grouping.from_memory(run.memory)
     assert state is not None
-    assert late in state.groups.later
-    assert "holdings" in recipe.exchange(config, task).extras
+    assert late in state.groups.admitted
+    assert "holdings" in recipe.disclosure(config, task).extras

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from mutirao.clustering import admit, form, quality
 from mutirao.clustering.clusterers import NAMES, Dbscan, Hdbscan, Kmeans, One, Optics
-from mutirao.clustering.late_joiners import one_a_key, place_clients
+from mutirao.clustering.late_joiners import find_shared_keys, place_clients
 
 
 def people(seed: int = 0, each: int = 8, groups: int = 3, d: int = 6, spread: float = 0.05) -> tuple[dict, dict]:
@@ -115,7 +115,7 @@ def test_newcomers_join_their_own_and_strangers_none(d: int, directions: bool, s
 def test_a_newcomer_never_moves_the_groups() -> None:
     signatures, _ = people()
     groups = form(signatures)
-    grown = groups.with_later({"new": 1, "odd": -1})
+    grown = groups.with_admitted({"new": 1, "odd": -1})
     assert grown.group_of("new") == "g1"
     assert grown.waiting() == ["odd"]
     probe = np.zeros((1, 6))
@@ -133,7 +133,7 @@ def test_one_group_has_no_second_to_compare_with() -> None:
 
 def test_one_key_is_one_client() -> None:
     keys = {"ana": "k1", "bia": "k2", "bia2": "k2", "bia3": "k2"}
-    assert set(one_a_key(["bia3", "bia2", "bia", "ana", "leo"], keys)) == {"bia2", "bia3"}
+    assert set(find_shared_keys(["bia3", "bia2", "bia", "ana", "leo"], keys)) == {"bia2", "bia3"}
 
 
 def test_labels_of_large_and_small_agree_on_where_the_groups_are() -> None:

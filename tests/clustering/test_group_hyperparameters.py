@@ -2,26 +2,31 @@
 
 import pytest
 
-from mutirao.clustering.group_hyperparameters import Alike, Chosen, Given, as_table
+from mutirao.clustering.group_hyperparameters import (
+    ChosenHyperparameters,
+    GivenHyperparameters,
+    SharedHyperparameters,
+    as_table,
+)
 
 
 def test_a_table_is_read_and_written_back() -> None:
-    part = Given("g0: lr=0.1 epochs=2; g12: batch_size=8")
+    part = GivenHyperparameters("g0: lr=0.1 epochs=2; g12: batch_size=8")
     assert part.rows() == {"g0": {"lr": 0.1, "epochs": 2}, "g12": {"batch_size": 8}}
-    assert Given(as_table(part.rows())) == Given("g0: lr=0.1 epochs=2; g12: batch_size=8")
+    assert GivenHyperparameters(as_table(part.rows())) == GivenHyperparameters("g0: lr=0.1 epochs=2; g12: batch_size=8")
     assert part.names == {"lr", "epochs", "batch_size"}
     assert part.told("g1", 1, {}, True) == {}
-    assert not Alike().names
+    assert not SharedHyperparameters().names
 
 
 @pytest.mark.parametrize("table", ["", "g0", "g0:", "g0: lr", "g0: mu=1", "g0: lr=-1", "g0: epochs=1.5", "0: lr=1"])
 def test_what_is_no_table_is_refused(table: str) -> None:
     with pytest.raises(ValueError, match=r"lr|must be a whole number"):
-        Given(table)
+        GivenHyperparameters(table)
 
 
 def test_candidates_take_turns_and_the_best_goes_on() -> None:
-    part = Chosen(lr="0.1,0.2", epochs="1,3", rounds=2)
+    part = ChosenHyperparameters(lr="0.1,0.2", epochs="1,3", rounds=2)
     assert part.candidates == [
         {"lr": 0.1, "epochs": 1},
         {"lr": 0.1, "epochs": 3},
@@ -39,6 +44,6 @@ def test_candidates_take_turns_and_the_best_goes_on() -> None:
 
 def test_one_candidate_is_none() -> None:
     with pytest.raises(ValueError, match="two candidates"):
-        Chosen(lr="0.1")
+        ChosenHyperparameters(lr="0.1")
     with pytest.raises(ValueError, match="rounds is 0"):
-        Chosen(lr="0.1,0.2", rounds=0)
+        ChosenHyperparameters(lr="0.1,0.2", rounds=0)

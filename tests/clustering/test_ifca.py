@@ -47,7 +47,7 @@ def test_every_round_clients_choose_and_train_what_they_chose() -> None:
     assert state.groups.names == ["g0", "g1", "g2"]
     size = sum(v.nbytes for v in task.initial().values())
     assert [done.row["bytes_down"] for done in rounds] == [10 * 4 * size] * 3  # three to choose from, one to train
-    exchange = RECIPE.exchange(config, task)
+    exchange = RECIPE.disclosure(config, task)
     assert "choose" in exchange.requests
     assert exchange.extras == ("choice",)
     assert "warm" not in exchange.requests

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from mutirao.clustering.signature_handler import Signing, head_of
+from mutirao.clustering.signature_handler import SignatureHandler, find_last_layer
 from mutirao.clustering.signatures import Bias, Projection, Weights
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Site
@@ -26,8 +26,8 @@ def site(name: str) -> Site:
     return Site(name, ClientData(held, held))
 
 
-def signing(signature: Any = Bias(), **more: Any) -> Signing:  # noqa: B008
-    return Signing(TRAINER, TRAINER, signature, {"epochs": 3, "lr": 0.2}, **more)
+def signing(signature: Any = Bias(), **more: Any) -> SignatureHandler:  # noqa: B008
+    return SignatureHandler(TRAINER, TRAINER, signature, {"epochs": 3, "lr": 0.2}, **more)
 
 
 def test_only_the_signature_of_the_trained_test_model_leaves() -> None:
@@ -61,7 +61,7 @@ def test_what_is_not_a_warm_up_is_the_handlers_own() -> None:
 
 def test_where_nothing_may_leave_without_noise_no_signature_does() -> None:
     private = Local(noise=5.0, clip=1.0)
-    part = Signing(private.at_client(TRAINER), TRAINER, Bias(), {}, private)
+    part = SignatureHandler(private.at_client(TRAINER), TRAINER, Bias(), {}, private)
     with pytest.raises(Refused, match=r"signature\.epsilon"):
         part(Request("warm", FIRST, CONFIG), site("ana"))
     assert part.many is not None
@@ -71,7 +71,7 @@ def test_where_nothing_may_leave_without_noise_no_signature_does() -> None:
 
 def test_a_noised_signature_is_charged_and_tells_no_number_of_samples() -> None:
     private, here = Local(noise=5.0, clip=1.0), site("ana")
-    part = Signing(private.at_client(TRAINER), TRAINER, Bias(epsilon=10.0), {}, private)
+    part = SignatureHandler(private.at_client(TRAINER), TRAINER, Bias(epsilon=10.0), {}, private)
     first, again = (part(Request("warm", FIRST, CONFIG), here) for _ in range(2))
     assert first.n == again.n == 1
     assert not np.array_equal(first.extras["signature"], again.extras["signature"])  # noise of the system's
@@ -80,8 +80,8 @@ def test_a_noised_signature_is_charged_and_tells_no_number_of_samples() -> None:
 
 
 def test_the_head_is_the_last_dense_layer() -> None:
-    assert head_of(FIRST) == "2"
-    assert head_of(Trainer(lambda: nn.Linear(3, 2)).initial(0)) == ""
+    assert find_last_layer(FIRST) == "2"
+    assert find_last_layer(Trainer(lambda: nn.Linear(3, 2)).initial(0)) == ""
     lone = Trainer(lambda: nn.Linear(3, 2)).initial(0)
     moved = {k: v + 1 for k, v in lone.items()}
     assert Bias()(lone, moved, "").tolist() == [1.0, 1.0]

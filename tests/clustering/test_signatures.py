@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from mutirao.clustering.signatures import NAMES, Bias, Projection, Weights, deviation, generator, hide
+from mutirao.clustering.signatures import NAMES, Bias, Projection, Weights, add_noise, gaussian_sigma, generator
 
 
 def model(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -45,19 +45,19 @@ def test_a_projection_keeps_angles_and_gives_each_layer_the_same_say() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.05, 30), st.sampled_from([1e-3, 1e-5, 1e-8]), st.floats(0.1, 10))
 def test_the_noise_is_just_enough(epsilon: float, delta: float, sensitivity: float) -> None:
-    d = deviation(epsilon, delta, sensitivity)
+    d = gaussian_sigma(epsilon, delta, sensitivity)
     a, b = sensitivity / (2 * d), epsilon * d / sensitivity
     spent = norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b)  # Balle and Wang, Theorem 8
     assert spent == pytest.approx(delta, rel=1e-3)
-    assert deviation(epsilon * 1.1, delta, sensitivity) < d
+    assert gaussian_sigma(epsilon * 1.1, delta, sensitivity) < d
 
 
 def test_noise_is_cut_drawn_and_not_guessable() -> None:
     vector = np.full(4, 50.0)
-    draws = np.stack([hide(vector, 2.0, 1.0, np.random.default_rng(i)) for i in range(4000)])
+    draws = np.stack([add_noise(vector, 2.0, 1.0, np.random.default_rng(i)) for i in range(4000)])
     assert draws.mean(0) == pytest.approx(np.full(4, 0.5), abs=0.15)
-    assert draws.std(0) == pytest.approx(np.full(4, deviation(2.0, 1e-5, 2.0)), rel=0.06)
+    assert draws.std(0) == pytest.approx(np.full(4, gaussian_sigma(2.0, 1e-5, 2.0)), rel=0.06)
     assert generator(True, 0, 0, "ana").random(1) == generator(True, 0, 0, "ana").random(1)
     assert generator(False, 0, 0, "ana").random(1) != generator(False, 0, 0, "ana").random(1)
     with pytest.raises(ValueError, match="epsilon"):
-        deviation(0.0, 1e-5, 1.0)
+        gaussian_sigma(0.0, 1e-5, 1.0)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from mutirao.clustering.signatures import Bias, deviation
+from mutirao.clustering.signatures import Bias, gaussian_sigma
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
-from mutirao.experiments.group_client import Member, class_map, classes_in, last_layer, rename
+from mutirao.experiments.group_client import GroupMember, class_map, classes_in, last_layer, relabel
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
 from mutirao.privacy.accounting import add_releases, epsilon
 from mutirao.training.plain import attempt
@@ -23,9 +23,9 @@ def net(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, outputs))
 
 
-def member(privacy: Any = Open(), epsilon: float = 0.0) -> Member:  # noqa: B008  # it is frozen
+def member(privacy: Any = Open(), epsilon: float = 0.0) -> GroupMember:  # noqa: B008  # it is frozen
     signature = Bias(epsilon, clip=2.0, repeatable=True)
-    return Member(cache(lambda outputs: Trainer(lambda: net(outputs), lr=0.1)), 5, signature, 3, "0", privacy)
+    return GroupMember(cache(lambda outputs: Trainer(lambda: net(outputs), lr=0.1)), 5, signature, 3, "0", privacy)
 
 
 def samples(seed: int, labels: list[int]) -> Samples:
@@ -44,7 +44,7 @@ def test_a_class_map_names_the_outputs() -> None:
 
 def test_samples_are_renamed_and_those_without_an_output_left_out() -> None:
     given = samples(0, [4, 1, 0, 4, 2])
-    some = rename(given, [1, 4], 5)
+    some = relabel(given, [1, 4], 5)
     x, y = some.batch(slice(0, len(some)))
     assert y.tolist() == [1, 0, 1]
     assert torch.equal(x, given.x[[0, 1, 3]])
@@ -92,7 +92,7 @@ def test_what_cannot_be_is_said() -> None:
         member()(Request("evaluate", member().trainers(5).initial(0)), Site("ana", samples(0, [1])))
 
 
-def both_ways(me: Member, request: Request, **more: Any) -> list[tuple[Reply | Failure, Site]]:
+def both_ways(me: GroupMember, request: Request, **more: Any) -> list[tuple[Reply | Failure, Site]]:
     """The answer of one client, asked alone and among many."""
     alone, among = site([1, 1, 4], [1, 4]), site([1, 1, 4], [1, 4])
     alone.state.update(more)
@@ -134,7 +134,7 @@ def test_a_signature_is_entered_into_the_clients_own_account(kind: Any) -> None:
         assert (set(answer.extras), answer.n, answer.arrays) == ({"signature"}, 1, {})
         own = where.state[RELEASES]
         assert own[0].tolist() == before[0].tolist()
-        assert own[1].tolist() == pytest.approx([deviation(0.7, 1e-5, 1.0), 1.0, 1.0])
+        assert own[1].tolist() == pytest.approx([gaussian_sigma(0.7, 1e-5, 1.0), 1.0, 1.0])
         assert epsilon(own[1:], 1e-5) >= 0.7  # what it is noised for; the account adds up bounds that are looser
     for answer, where in both_ways(member(kind(budget=0.5), epsilon=0.7), request):
         assert str(answer).startswith("refused: privacy.budget")

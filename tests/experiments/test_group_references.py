@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_flow import SMALL, go, start
 
+from group_runs import SMALL, go, start
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Refused
-from mutirao.experiments.group_client import TAKEN, hold_back
-from mutirao.experiments.group_references import choose, told_of, warnings_of
+from mutirao.experiments.group_client import TAKEN, split_held_out
+from mutirao.experiments.group_references import choose_served, stored_comparison, warnings_of
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.training.samples import ClientData, Samples
@@ -26,16 +26,16 @@ SHARDS = {"partition": {"name": "shards", "per_client": 3}, "references": -1, "f
 
 def test_groups_stay_unless_another_way_is_surely_better() -> None:
     even = [0.9, 0.8, 1.0, 0.9]
-    assert choose({"groups": even, "alone": even})[0] == "groups"
-    assert choose({"groups": even, "alone": [0.95, 0.7, 1.0, 1.0]})[0] == "groups"  # within a standard error
+    assert choose_served({"groups": even, "alone": even})[0] == "groups"
+    assert choose_served({"groups": even, "alone": [0.95, 0.7, 1.0, 1.0]})[0] == "groups"  # within a standard error
     held = {"groups": [0.5, 0.6, 0.5, 0.4], "finetuned": [0.7, 0.8, 0.8, 0.6], "alone": [0.9, 0.9, 0.8, 0.8]}
-    way, why = choose(held)
+    way, why = choose_served(held)
     assert way == "alone"
     gain = np.subtract(held["alone"], held["groups"])
     assert f"{100 * gain.mean():.1f} points above" in why
     assert f"(standard error {100 * gain.std(ddof=1) / 2:.1f})" in why
-    assert choose({"groups": [0.1], "alone": [1.0]})[0] == "groups"  # one client is no evidence
-    assert choose({"groups": [], "alone": []})[1] == "too few clients kept samples back to choose by"
+    assert choose_served({"groups": [0.1], "alone": [1.0]})[0] == "groups"  # one client is no evidence
+    assert choose_served({"groups": [], "alone": []})[1] == "too few clients kept samples back to choose by"
 
 
 def test_where_groups_are_worse_that_is_said() -> None:
@@ -52,13 +52,13 @@ def test_where_groups_are_worse_that_is_said() -> None:
 
 def test_what_is_kept_back_is_a_share_by_lot_and_nothing_is_lost() -> None:
     given = Samples(np.zeros((40, 2), np.float32), np.arange(40) % 4, np.arange(5, 35))
-    kept, held = hold_back(given, 0.1, 0, "ana")
+    kept, held = split_held_out(given, 0.1, 0, "ana")
     assert len(held) == 3
     assert sorted([*kept.index, *held.index]) == list(range(5, 35))
-    assert np.array_equal(hold_back(given, 0.1, 0, "ana")[1].index, held.index)
-    assert not np.array_equal(hold_back(given, 0.1, 0, "bia")[1].index, held.index)
-    assert hold_back(given, 0.0, 0, "ana")[0] is given
-    assert len(hold_back(given.first(1), 0.5, 0, "ana")[1]) == 0  # somebody must be left to train on
+    assert np.array_equal(split_held_out(given, 0.1, 0, "ana")[1].index, held.index)
+    assert not np.array_equal(split_held_out(given, 0.1, 0, "bia")[1].index, held.index)
+    assert split_held_out(given, 0.0, 0, "ana")[0] is given
+    assert len(split_held_out(given.first(1), 0.5, 0, "ana")[1]) == 0  # somebody must be left to train on
 
 
 def test_held_samples_are_not_trained_on_by_anybody() -> None:
@@ -77,7 +77,7 @@ def test_held_samples_are_not_trained_on_by_anybody() -> None:
 
 def test_one_label_mix_a_client_is_served_better_than_by_groups_and_nothing_leaves_for_it() -> None:
     rounds, run, fleet, _ = go(rounds=4, clients=20, **SHARDS)
-    row, told = rounds[-1].row, told_of(run)
+    row, told = rounds[-1].row, stored_comparison(run)
     assert "accuracy_alone" not in rounds[0].row
     assert told["served"] != "groups"
     assert row["accuracy_served"] == told["means"][told["served"]] > row["accuracy"] + 0.05
@@ -96,7 +96,7 @@ def test_one_label_mix_a_client_is_served_better_than_by_groups_and_nothing_leav
 
 def test_alone_is_what_a_client_gets_by_itself_with_the_epochs_it_spent() -> None:
     _, run, _, task = go(rounds=2, cluster={"name": "kmeans", "groups": 2}, head="full", founders=0, references=-1)
-    told, trainer = told_of(run), task.knows.member.trainers(10)
+    told, trainer = stored_comparison(run), task.knows.member.trainers(10)
     assert told["alone_epochs"] == 2.0
     assert told["served"] == "groups"
     assert told["held"] == {}
@@ -112,7 +112,7 @@ def test_alone_is_what_a_client_gets_by_itself_with_the_epochs_it_spent() -> Non
 
 def test_the_fedavg_it_is_compared_with_is_the_one_of_cluster_one() -> None:
     settings: dict[str, Any] = {"rounds": 3, "head": "full", "founders": 0, "references": -1}
-    groups, one = (told_of(go(cluster=c, **settings)[1]) for c in ({"name": "kmeans", "groups": 3}, "one"))
+    groups, one = (stored_comparison(go(cluster=c, **settings)[1]) for c in ({"name": "kmeans", "groups": 3}, "one"))
     assert groups["fedavg_rounds"] == one["fedavg_rounds"] == 3
     assert groups["means"]["finetuned"] == pytest.approx(one["means"]["groups_finetuned"], abs=1e-6)
     assert one["means"]["finetuned"] == one["means"]["groups_finetuned"]
@@ -120,7 +120,7 @@ def test_the_fedavg_it_is_compared_with_is_the_one_of_cluster_one() -> None:
 
 def test_clients_keep_the_model_they_are_served_with() -> None:
     _, run, fleet, _ = go(rounds=1, serve="alone", cluster="one", founders=0, references=1)
-    assert told_of(run)["why"] == "serve=alone"
+    assert stored_comparison(run)["why"] == "serve=alone"
     models = [fleet.fleet.states[c][TAKEN + "2.bias"] for c in ("c0", "c1")]
     assert not np.array_equal(*models)
     assert run.sites  # and a run that goes on has them still
@@ -149,7 +149,7 @@ def test_references_are_the_same_after_a_kill(tmp_path: Path) -> None:
 def test_what_must_not_be_told_is_not_compared() -> None:
     def exchange(**more: Any) -> Any:
         config = resolve(RECIPE.config, {**SMALL, **more})
-        return RECIPE.exchange(config, RECIPE.prepare(config))
+        return RECIPE.disclosure(config, RECIPE.prepare(config))
 
     assert "fit" not in exchange().requests
     told = exchange(references=3)
@@ -179,7 +179,7 @@ def test_groups_of_any_task_whose_clients_judge_are_compared_if_that_is_asked_fo
     from test_groups_of_any import TWO, rounds_of
 
     task, run, rows = rounds_of(recipe, **TWO, warm_epochs=1, references=-1)
-    row, told = rows[-1], told_of(run)
+    row, told = rows[-1], stored_comparison(run)
     assert told["judge"] == task.judge
     assert told["clients"] == len(task.population)
     assert told["held"] == {}

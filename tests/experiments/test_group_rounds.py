@@ -1,7 +1,6 @@
 """Rounds of all groups in one pass: newcomers, absences, liars, swarms, settling, and going on after a kill."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,69 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutirao.clustering.group_state import Grouping
+from group_runs import RECIPE, SMALL, Coming, go, start, state_of
 from mutirao.config import Part, resolve
 from mutirao.core.arrays import part_of
-from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, Wrapper
+from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import BudgetSpent, ConfigError, TooFewReplies
 from mutirao.experiments import group_evaluation
 from mutirao.experiments.group_client import TAKEN
-from mutirao.experiments.group_evaluation import fault_of_judgement
-from mutirao.experiments.task import Task, find
+from mutirao.experiments.group_evaluation import fault_of_evaluation
+from mutirao.experiments.task import Task
 from mutirao.privacy import tables_in
 from mutirao.privacy.settings import IF_SECRET
 from mutirao.report import execute
 from mutirao.robustness.attacks import Sybils
 from mutirao.runs.csv_tables import Table
 from mutirao.simulation.local_fleet import LocalFleet
-
-RECIPE = find("groups")
-SMALL = {
-    "clients": 10,
-    "rounds": 3,
-    "epochs": 1,
-    "warm_epochs": 8,
-    "judge_samples": 40,
-    "per_round": 1.0,
-    "founders": 8,
-    "references": 0,
-}
-
-
-class Coming(Wrapper):
-    """A fleet whose clients are there only in some rounds; it counts how often it is asked what."""
-
-    def __init__(self, fleet: LocalFleet, absent: Mapping[int, set[str]], run: Run) -> None:
-        super().__init__(fleet)
-        self.absent, self.run = absent, run
-        self.asked: list[dict[str, Request]] = []
-
-    def clients(self) -> list[str]:
-        away = self.absent.get(self.run.round + 1, set())
-        return [c for c in self.fleet.clients() if c not in away]
-
-    def ask(self, requests: Mapping[str, Request]) -> Answers:
-        self.asked.append(dict(requests))
-        return self.fleet.ask(requests)
-
-
-def start(absent: Mapping[int, set[str]] | None = None, **settings: Any) -> tuple[Any, Task, Run, Coming]:
-    config = resolve(RECIPE.config, {**SMALL, **settings})
-    task = RECIPE.task(config)
-    run = Run(task.initial(), seed=config.seed)
-    return config, task, run, Coming(LocalFleet(task.handler, task.population), absent or {}, run)
-
-
-def go(absent: Mapping[int, set[str]] | None = None, **settings: Any) -> tuple[list[Round], Run, Coming, Task]:
-    config, task, run, fleet = start(absent, **settings)
-    return list(RECIPE.flow(fleet, replace(config, wait=0.0), task, run)), run, fleet, task
-
-
-def state_of(run: Run) -> Grouping:
-    state = Grouping.from_memory(run.memory)
-    assert state is not None
-    return state
 
 
 def test_all_groups_train_in_one_question_a_round() -> None:
@@ -122,7 +74,7 @@ def test_a_newcomer_is_admitted_in_mid_run_and_trains() -> None:
     whole = state_of(go(rounds=1, clients=20)[1]).groups
     friends = [c for c in whole.members()[whole.group_of("c03")] if c != "c03"]
     assert state.groups.group_of("c03") == state.groups.group_of(friends[0]) != ""
-    assert "c03" in state.groups.later
+    assert "c03" in state.groups.admitted
     row = next(r for r in rounds[2].clients if r["client"] == "c03" and r["try"] == 0)
     assert row["confidence"] > 0.3
     assert row["rejected"] == ""
@@ -445,7 +397,7 @@ def test_noise_on_a_signature_is_not_undone_by_a_list_of_classes_beside_it() -> 
     assert {(tuple(r.extras), r.n, len(r.arrays), len(r.metrics)) for r in plain.replies.values()} == {
         (("signature",), 1, 0, 0)
     }
-    assert "holdings" not in RECIPE.exchange(config, task).extras
+    assert "holdings" not in RECIPE.disclosure(config, task).extras
 
 
 def test_every_client_judges_its_own_groups_model() -> None:
@@ -468,5 +420,5 @@ def test_probes_of_groups_are_in_the_record() -> None:
 
 @pytest.mark.parametrize("told", [{"accuracy": 1e99}, {"accuracy": 0.5, "accuracy_known": -1.0}, {"accuracy": np.nan}])
 def test_a_judgement_that_is_no_share_is_its_clients_failure_alone(told: dict[str, float]) -> None:
-    assert fault_of_judgement(Reply({}, metrics=told, n=3)) is not None
-    assert fault_of_judgement(Reply({}, metrics={"accuracy": 1.0, "accuracy_known": 0.0, "loss": 7.0}, n=3)) is None
+    assert fault_of_evaluation(Reply({}, metrics=told, n=3)) is not None
+    assert fault_of_evaluation(Reply({}, metrics={"accuracy": 1.0, "accuracy_known": 0.0, "loss": 7.0}, n=3)) is None

@@ -12,7 +12,7 @@ from mutirao.config import resolve
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
-from mutirao.experiments.party_agreement import sworn
+from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.runs.csv_tables import Table
@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def at_site(recipe: str, data: Path | str, **settings: Any) -> Any:
     """The task of a site that names its own data."""
     name, config = recipe_from(settings_at_site({"recipe": recipe, **settings}, {"data": str(data)}))
-    return sworn(find(name).prepare(config))
+    return require_agreement(find(name).prepare(config))
 
 
 def digests(task: Task) -> dict[str, str]:

@@ -18,7 +18,7 @@ from mutirao.core.rounds import Run
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.flower.client import STATE
 from mutirao.errors import ConfigError
-from mutirao.experiments.personal_models import Roll
+from mutirao.experiments.personal_models import ClientRoles
 from mutirao.experiments.task import Recipe, Task, find
 from mutirao.flower.messages import unpack
 from mutirao.personalization import NAMES, FedPer
@@ -52,7 +52,7 @@ def test_clients_are_judged_by_their_own_models_and_new_ones_apart(kind: str, tm
     with (tmp_path / "run" / "clients.csv").open(newline="") as lines:
         asked = {row["client"] for row in csv.DictReader(lines)}
     config = resolve(find("quickstart").config, settings(kind, personal__new=0.25))
-    assert asked.isdisjoint(Roll.of(config, [f"c{i}" for i in range(8)]).new)  # type: ignore[arg-type]
+    assert asked.isdisjoint(ClientRoles.of(config, [f"c{i}" for i in range(8)]).new)  # type: ignore[arg-type]
 
 
 def test_the_mean_is_that_of_each_client_asked_by_itself() -> None:
@@ -226,7 +226,7 @@ def test_a_site_may_be_asked_what_it_takes() -> None:
     recipe = find("quickstart")
     for kind in ("none", "fedper"):
         config = resolve(recipe.config, settings(kind) | {"clients_every": -1})
-        asked = recipe.exchange(config, recipe.prepare(config)).requests
+        asked = recipe.disclosure(config, recipe.prepare(config)).requests
         assert ("evaluate" in asked) == (kind == "fedper")
 
 

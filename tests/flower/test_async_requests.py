@@ -18,8 +18,8 @@ from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.errors import ConfigError
 from mutirao.flower.strategy import Strategy
 from mutirao.selection import Uniform
-from mutirao.simulation.asynchronous import Refill, Staggered
-from mutirao.simulation.clock import Timed
+from mutirao.simulation.asynchronous import AsynchronousFleet, RefillingSelector
+from mutirao.simulation.clock import TimedFleet
 from mutirao.simulation.devices import TiFLDevices
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -64,12 +64,12 @@ def asked(*names: str, round: int = 1) -> dict[str, Request]:
 def test_a_round_has_the_first_answers_and_a_slow_one_counts_in_a_later_round() -> None:
     grid, fleet = holding("bia", "eva")
     run = Run(softmax_task().initial(), seed=1)
-    staggered = Staggered(fleet, run, buffer=3, at_once=5, keeps=False)
+    staggered = AsynchronousFleet(fleet, run, buffer=3, at_once=5, keeps=False)
     rounds = train(
         run,
         staggered,
         rounds=4,
-        select=Refill(Uniform, staggered),
+        select=RefillingSelector(Uniform, staggered),
         aggregate=FedBuff(buffer=3),
         patience=Patience(min_replies=1, wait=2),
     )
@@ -169,10 +169,10 @@ def test_on_the_simulated_clock_the_wire_changes_no_bit(part: Any) -> None:
     made = []
     for fleet in (LocalFleet(task.handler, task.population), connected(task)[1]):
         run = Run(task.initial(), seed=3)
-        timed = Timed(fleet, TiFLDevices(), run, epochs=1)
+        timed = TimedFleet(fleet, TiFLDevices(), run, epochs=1)
         rebases = "replies:models" not in part.needs
-        staggered = Staggered(timed, run, part.buffer_of(4), 4, rebases=rebases)
-        select = Refill(Uniform, staggered)
+        staggered = AsynchronousFleet(timed, run, part.buffer_of(4), 4, rebases=rebases)
+        select = RefillingSelector(Uniform, staggered)
         rounds = list(train(run, staggered, rounds=6, select=select, aggregate=part, patience=Patience(min_replies=1)))
         made.append(([r.clients for r in rounds], digest(run.arrays)))
     assert made[0] == made[1]

@@ -6,7 +6,7 @@ import numpy as np
 
 from mutirao.config import parse_assignment, resolve
 from mutirao.experiments.task import find
-from mutirao.simulation.availability import stays
+from mutirao.simulation.availability import read_schedule
 from mutirao.studies.study import Study, read_study
 from research import regimes
 
@@ -34,7 +34,7 @@ def test_every_regime_has_all_policies_of_the_ordinary_case() -> None:
 
 def test_who_comes_late_are_the_clients_of_two_classes() -> None:
     held = classes_of(study_of("late"))
-    late = stays(str(ROOT / "studies/late-classes.csv"))
+    late = read_schedule(str(ROOT / "studies/late-classes.csv"))
     assert {from_ for times in late.values() for from_, _ in times} == {51}
     assert set.union(*(held[c] for c in late)) == {8, 9}
     assert not set.union(*(held[c] for c in held if c not in late)) & {8, 9}

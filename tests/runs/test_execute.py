@@ -19,7 +19,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits
-from mutirao.experiments.task import Recipe, Task, find, name_of
+from mutirao.experiments.task import Recipe, Task, find, recipe_name
 from mutirao.runs.execute import execute
 from mutirao.runs.reader import Record
 
@@ -48,10 +48,10 @@ def test_a_recipe_is_given_by_name_or_as_it_is_and_a_folder_by_a_path_or_text(tm
 
 
 def test_the_name_of_a_recipe_leads_back_to_it() -> None:
-    assert name_of(find("recsys")) == "recsys"
-    assert name_of(iris) == "iris:iris"  # though this module has it, too
-    assert name_of(shared.iris) == "iris:iris"
-    assert name_of(scored()) == ""
+    assert recipe_name(find("recsys")) == "recsys"
+    assert recipe_name(iris) == "iris:iris"  # though this module has it, too
+    assert recipe_name(shared.iris) == "iris:iris"
+    assert recipe_name(scored()) == ""
 
 
 def test_a_recipe_without_a_name_says_that_its_run_cannot_be_repeated(

@@ -24,7 +24,7 @@ from mutirao.runs.replay import replay_folder
 from mutirao.runs.run_folder import load_run, save_run
 from mutirao.selection import Uniform
 from mutirao.selection.scores import AGES
-from mutirao.simulation.asynchronous import Refill, carry_over
+from mutirao.simulation.asynchronous import RefillingSelector, rebase
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.quickstart import Config
 from staggering import NAMES, Clock, Quadratic, run_staggered, staggered_fleet
@@ -123,7 +123,7 @@ def test_nobody_at_work_is_selected_and_never_more_are_at_work() -> None:
         run.roster.meet(fleet.clients())
         fleet.declare(run.roster)
         assert fleet.clients() == NAMES
-        chosen = Refill(Uniform, fleet)(run.roster, number + 1, rng(0, number, "select"))
+        chosen = RefillingSelector(Uniform, fleet)(run.roster, number + 1, rng(0, number, "select"))
         assert not fleet.awaited() & set(chosen)
         answers = fleet.ask({c: Request("train", run.arrays, {"round": number + 1}) for c in chosen})
         assert len(answers.replies) == 2
@@ -154,7 +154,7 @@ def test_what_a_client_did_is_carried_over(count: int, more: int, theirs: int) -
     start: Arrays = {"w": np.array([1.0, 2.0], np.float32), "count": np.array(count), "is": np.array([True])}
     end: Arrays = {"w": start["w"] + np.float32(0.5), "count": np.array(count + theirs), "is": np.array([False])}
     now: Arrays = {"w": start["w"] * 2, "count": np.array(count + more), "is": np.array([True])}
-    made = carry_over(start, end, now)
+    made = rebase(start, end, now)
     assert made["w"].tolist() == [2.5, 4.5]
     assert made["w"].dtype == np.float32
     assert int(made["count"]) == count + more + theirs  # ids and hashes beyond 2**53 as well
@@ -164,7 +164,7 @@ def test_what_a_client_did_is_carried_over(count: int, more: int, theirs: int) -
 def test_rows_alone_are_carried_over_from_the_model_they_were_trained_on() -> None:
     start, now = {"items": np.zeros((3, 2))}, {"items": np.ones((3, 2))}
     end = {"items": np.array([[5.0, 5.0]]), "items@rows": np.array([1])}
-    assert carry_over(start, end, now)["items"].tolist() == [[1, 1], [6, 6], [1, 1]]
+    assert rebase(start, end, now)["items"].tolist() == [[1, 1], [6, 6], [1, 1]]
 
 
 def test_a_reply_that_is_broken_is_a_failure_when_it_arrives_and_a_claimed_staleness_is_not_believed() -> None:

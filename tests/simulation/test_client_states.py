@@ -14,7 +14,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import FLEETING, Reply, Request, Site
 from mutirao.errors import Damaged
 from mutirao.runs.site_states import write
-from mutirao.simulation.client_states import NOW, States
+from mutirao.simulation.client_states import NOW, ClientStates
 from mutirao.simulation.local_fleet import LocalFleet
 
 CLIENTS = st.sampled_from(["ana", "bia", "caio", "duda", "../eva", "zoé"])
@@ -31,7 +31,7 @@ class AsADict(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.home = Path(self.folder.name) / "sites"
-        self.ours = States(self.home, most=200, few=0)
+        self.ours = ClientStates(self.home, most=200, few=0)
         self.plain: dict[str, Arrays] = {}
         self.kept: dict[str, Any] = {}
         self.number = 0
@@ -70,7 +70,7 @@ class AsADict(RuleBasedStateMachine):
     @rule()
     def begin_anew(self) -> None:
         """As after a restart: what was of the round alone is gone."""
-        self.ours = States(self.home, most=200, few=0)
+        self.ours = ClientStates(self.home, most=200, few=0)
         self.ours.adopt(self.kept)
         self.plain = {c: {k: v for k, v in s.items() if not k.startswith(FLEETING)} for c, s in self.plain.items()}
 
@@ -91,7 +91,7 @@ TestAsADict = AsADict.TestCase
 
 
 def test_few_states_stay_in_memory_and_touch_no_disk(tmp_path: Path) -> None:
-    states = States(tmp_path / "sites", most=10, few=1000)
+    states = ClientStates(tmp_path / "sites", most=10, few=1000)
     for i in range(10):
         states[f"c{i}"] = state_of(i)  # 88 bytes each
     assert not states.many
@@ -102,7 +102,7 @@ def test_few_states_stay_in_memory_and_touch_no_disk(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_what_was_written_is_damaged(tmp_path: Path) -> None:
-    states = States(tmp_path, most=10, few=0)
+    states = ClientStates(tmp_path, most=10, few=0)
     states["ana"], states["bia"], states["caio"] = state_of(1), state_of(2), state_of(3)
     file, place = tmp_path / NOW, states._filed["ana"]
     content = file.read_bytes()
@@ -131,7 +131,7 @@ def test_a_fleet_does_not_go_on_without_a_state(tmp_path: Path, timeout: float |
         def many(self, requests: Any, sites: Any) -> Any:
             return {c: handler(requests[c], sites[c]) for c in requests}
 
-    states = States(tmp_path, most=900, few=0)
+    states = ClientStates(tmp_path, most=900, few=0)
     fleet = LocalFleet(Both(), dict.fromkeys(["ana", "bia", "caio"]), timeout)
     fleet.use_state_store(states)
     requests = {c: Request("train", {}) for c in fleet.clients()}
@@ -147,7 +147,7 @@ def test_a_fleet_does_not_go_on_without_a_state(tmp_path: Path, timeout: float |
 def test_what_a_fleet_knew_before_moves_with_it_unless_its_lodging_knows_better(tmp_path: Path) -> None:
     fleet = LocalFleet(lambda request, site: Reply({}, n=1), {"ana": 0, "bia": 0})
     fleet.restore({'["ana", "t"]': np.array(1), '["bia", "t"]': np.array(2)})
-    states = States(tmp_path)
+    states = ClientStates(tmp_path)
     states["bia"] = {"t": np.array(9)}
     fleet.use_state_store(states)
     assert {c: int(s["t"]) for c, s in states.items()} == {"ana": 1, "bia": 9}

@@ -13,7 +13,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.simulated_parts import build_select
 from mutirao.report import execute
 from mutirao.selection import FedCS, Uniform, everyone
-from mutirao.simulation.clock import Timed
+from mutirao.simulation.clock import TimedFleet
 from mutirao.simulation.devices import MBIT, Devices, DeviceTable, FedCSDevices, TiFLDevices, none
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.quickstart import Config
@@ -38,7 +38,7 @@ def test_the_published_ranges_are_kept() -> None:
 
 def test_without_a_model_devices_cost_nothing() -> None:
     run = Run({"w": np.zeros(25)})
-    fleet = Timed(LocalFleet(twenty, {"ana": None, "bia": None}), none, run, epochs=3)
+    fleet = TimedFleet(LocalFleet(twenty, {"ana": None, "bia": None}), none, run, epochs=3)
     done = step(run, fleet, [Cohort(everyone, FedAvg())])
     fleet.record(done)
     assert (done.row["sim_seconds"], done.row["sim_joules"], done.row["failed"]) == (0.0, 0.0, 0)
@@ -64,12 +64,12 @@ def twenty(request: Request, site: Site) -> Reply:
     return Reply({"w": request.arrays["w"] + 1}, metrics={"loss": 1.0}, n=20)
 
 
-def timed(**settings: float) -> tuple[Timed, Run]:
+def timed(**settings: float) -> tuple[TimedFleet, Run]:
     run = Run({"w": np.zeros(25)})  # 200 bytes
-    return Timed(LocalFleet(twenty, {"ana": None, "bia": None}), model(**settings), run, epochs=3), run  # type: ignore[arg-type]
+    return TimedFleet(LocalFleet(twenty, {"ana": None, "bia": None}), model(**settings), run, epochs=3), run  # type: ignore[arg-type]
 
 
-def one_round(fleet: Timed, run: Run, select: object = everyone) -> object:
+def one_round(fleet: TimedFleet, run: Run, select: object = everyone) -> object:
     done = step(run, fleet, [Cohort(select, FedAvg())], patience=Patience(min_replies=1, wait=0))  # type: ignore[arg-type]
     fleet.record(done)
     return done
@@ -189,7 +189,7 @@ def many(overcommit: float, deadline: float = 0.0, dropout: float = 0.0) -> obje
 def crowd(select: object, wanted: int, **settings: float) -> object:
     run = Run({"w": np.zeros(25)})
     fleet = LocalFleet(twenty, {f"c{i}": None for i in range(10)})
-    return one_round(Timed(fleet, many(**settings), run, 1, wanted), run, select)  # type: ignore[arg-type]
+    return one_round(TimedFleet(fleet, many(**settings), run, 1, wanted), run, select)  # type: ignore[arg-type]
 
 
 def test_of_more_than_are_wanted_the_first_replies_are_taken_and_the_others_stop() -> None:

@@ -13,7 +13,18 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.runs.execute import execute
-from mutirao.simulation.drift import NAMES, NOW, Around, Dated, Drifted, Rename, Swap, can_drift, groups_after, none
+from mutirao.simulation.drift import (
+    NAMES,
+    NOW,
+    DriftContext,
+    DriftFleet,
+    DriftHandler,
+    Rename,
+    Swap,
+    check_drift,
+    groups_after,
+    none,
+)
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import ClientData, Samples
 
@@ -22,11 +33,11 @@ SMALL = {"clients": 8, "per_round": 4, "epochs": 1, "rounds": 4}
 GROUPS = {"clients": 10, "per_round": 1.0, "epochs": 1, "warm_epochs": 3}
 
 
-def around(population: dict[str, Any] | None = None, seed: int = 0, classes: int | None = None) -> Around:
-    return Around(population or {c: f"data of {c}" for c in NAMED}, seed, classes)
+def around(population: dict[str, Any] | None = None, seed: int = 0, classes: int | None = None) -> DriftContext:
+    return DriftContext(population or {c: f"data of {c}" for c in NAMED}, seed, classes)
 
 
-def told(drift: Any, round: int, about: Around) -> dict[str, Any]:
+def told(drift: Any, round: int, about: DriftContext) -> dict[str, Any]:
     return {c: drift(c, about.population[c], round, about) for c in about.names}
 
 
@@ -88,11 +99,11 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_what_these_clients_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"drift.share: 0.1 of 10 clients is 1; two have to change places"):
-        can_drift(Swap(share=0.1), around())
+        check_drift(Swap(share=0.1), around())
     with pytest.raises(ConfigError, match="drift=rename: the clients of this task have no samples with classes"):
-        can_drift(Rename(), around(classes=3))
-    can_drift(Swap(share=0.2), around())
-    can_drift(none, around())
+        check_drift(Rename(), around(classes=3))
+    check_drift(Swap(share=0.2), around())
+    check_drift(none, around())
 
 
 class Noting:
@@ -113,7 +124,7 @@ class NotingMany(Noting):
 
 def seen_by(handler: Any, request: Request) -> dict[str, float]:
     numbers = {c: float(i) for i, c in enumerate(NAMED)}
-    fleet = LocalFleet(Drifted(handler, Swap(at=3), Around(numbers, 0)), numbers)
+    fleet = LocalFleet(DriftHandler(handler, Swap(at=3), DriftContext(numbers, 0)), numbers)
     first = fleet.ask(dict.fromkeys(NAMED, request))
     assert {c: int(s["count"][0]) for c, s in fleet.states.items()} == dict.fromkeys(NAMED, 1)
     return {c: float(r.arrays["seen"][0]) for c, r in first.replies.items()}
@@ -125,15 +136,15 @@ def test_many_at_once_have_the_data_they_have_one_by_one_and_keep_their_state() 
     assert alone == together
     assert list(alone[0].values()) == [float(i) for i in range(10)]
     assert alone[1] != alone[0]
-    assert Drifted(Noting(), none, around()).provides == {"metrics:seen"}
-    assert Drifted(Noting(), none, around()).many is None
+    assert DriftHandler(Noting(), none, around()).provides == {"metrics:seen"}
+    assert DriftHandler(Noting(), none, around()).many is None
 
 
 def test_a_request_of_no_round_is_told_which_is_being_made() -> None:
     numbers = {c: float(i) for i, c in enumerate(NAMED)}
-    inner = LocalFleet(Drifted(NotingMany(), Swap(at=3), Around(numbers, 0)), numbers)
+    inner = LocalFleet(DriftHandler(NotingMany(), Swap(at=3), DriftContext(numbers, 0)), numbers)
     run = Run({})
-    fleet = Dated(inner, Swap(at=3), run)
+    fleet = DriftFleet(inner, Swap(at=3), run)
     seen = []
     for done in (0, 1, 2):
         run.round = done

@@ -7,7 +7,7 @@ import pytest
 
 from mutirao.core.fleet import Failure, Reply, Request
 from mutirao.core.rounds import Run
-from mutirao.simulation.pending_requests import Flight, Flights, read_flights
+from mutirao.simulation.pending_requests import PendingRequest, PendingRequests, read_pending
 
 REQUEST = Request("train", {"w": np.zeros(2)})
 
@@ -16,9 +16,9 @@ def reply(value: float) -> Reply:
     return Reply({"w": np.full(2, value)}, {"errors": np.arange(3)}, {"loss": value}, n=4)
 
 
-def flying(run: Run, seconds: dict[str, float], buffer: int, at_once: int, lost: str = "") -> Flights:
-    flights = Flights(run, buffer, at_once)
-    made = (Flight(c, Failure("gone", "lost") if c in lost else reply(s), s, 2 * s) for c, s in seconds.items())
+def flying(run: Run, seconds: dict[str, float], buffer: int, at_once: int, lost: str = "") -> PendingRequests:
+    flights = PendingRequests(run, buffer, at_once)
+    made = (PendingRequest(c, Failure("gone", "lost") if c in lost else reply(s), s, 2 * s) for c, s in seconds.items())
     flights.add(dict.fromkeys(seconds, REQUEST), made)
     return flights
 
@@ -45,24 +45,24 @@ def test_they_come_back_from_the_memory_of_a_run() -> None:
     run = Run({}, memory={"fedavgm.v": np.ones(1)})
     flights = flying(run, {"a": 3.0, "b": 1.0, "c": 2.5, "d": 0.1}, buffer=1, at_once=3, lost="a")
     flights.land()
-    clock, found = read_flights(run.memory)
+    clock, found = read_pending(run.memory)
     assert clock == 1.0
     assert list(found) == ["a", "c", "d"]
-    assert found["a"] == Flight("a", Failure("gone", "lost"), 3.0, 6.0, 3.0)
+    assert found["a"] == PendingRequest("a", Failure("gone", "lost"), 3.0, 6.0, 3.0)
     assert math.isinf(found["d"].arrives)  # it waits for its turn, and the next to look lets it begin
     there = found["c"].outcome
     assert isinstance(there, Reply)
     assert (there.n, there.metrics) == (4, {"loss": 2.5})
     np.testing.assert_array_equal(there.arrays["w"], [2.5, 2.5])
     np.testing.assert_array_equal(there.extras["errors"], np.arange(3))
-    assert [f.client for f in Flights(run, 3, 3).land()] == ["d", "c", "a"]
+    assert [f.client for f in PendingRequests(run, 3, 3).land()] == ["d", "c", "a"]
     assert run.memory.keys() == {"fedavgm.v", "flights.table"}  # what has landed is not kept
 
 
 @pytest.mark.parametrize("broken", [{"w": np.zeros(3)}, {"v": np.zeros(2)}, {"w": np.array([1.0, np.nan])}])
 def test_a_broken_reply_is_a_failure_from_the_start(broken: dict[str, object]) -> None:
     run = Run({})
-    flights = Flights(run, 1, 1)
-    flights.add({"a": REQUEST}, [Flight("a", Reply(broken, n=1), 1.0, 1.0)])  # type: ignore[arg-type]
+    flights = PendingRequests(run, 1, 1)
+    flights.add({"a": REQUEST}, [PendingRequest("a", Reply(broken, n=1), 1.0, 1.0)])  # type: ignore[arg-type]
     (flight,) = flights.land()
     assert isinstance(flight.outcome, Failure)

@@ -16,9 +16,9 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run
 from mutirao.robustness.attacks import Sybils
 from mutirao.simulation.availability import Churn, always
-from mutirao.simulation.clock import Timed
+from mutirao.simulation.clock import TimedFleet
 from mutirao.simulation.devices import FedCSDevices
-from mutirao.simulation.drift import Dated, Swap
+from mutirao.simulation.drift import DriftFleet, Swap
 from mutirao.systems.recsys.item_privacy import SlicedFleet
 
 HOOKS = [name for name in vars(Fleet) if not name.startswith("_")]
@@ -44,8 +44,8 @@ class Heard(Fleet):
         extras = {"items": np.array([0, 2])} if {r.do for r in requests.values()} == {"rows"} else {}
         return Answers({c: Reply({}, extras, n=1) for c in sorted(requests)}, {})
 
-    def stagger(self, buffer: int, at_once: int) -> None:
-        self.heard.add("stagger")
+    def make_asynchronous(self, buffer: int, at_once: int) -> None:
+        self.heard.add("make_asynchronous")
 
     def awaited(self) -> frozenset[str]:
         self.heard.add("awaited")
@@ -84,12 +84,12 @@ class Heard(Fleet):
 
 WRAPPERS: dict[str, Callable[[Fleet, Run], Fleet]] = {
     "churn": lambda fleet, run: Churn(fleet, always, run),
-    "timed": lambda fleet, run: Timed(fleet, FedCSDevices(), run, epochs=1),
+    "timed": lambda fleet, run: TimedFleet(fleet, FedCSDevices(), run, epochs=1),
     "without": lambda fleet, run: FleetWithout(fleet, {"zoe"}),
     "sliced": lambda fleet, run: SlicedFleet(fleet, "items"),
     "swarm": lambda fleet, run: Sybils(fleet, "ana", names=2),
     "agreement": lambda fleet, run: AgreementFleet(fleet, {"body": "b1"}, ask_clients=False),
-    "dated": lambda fleet, run: Dated(fleet, Swap(at=1), run),
+    "dated": lambda fleet, run: DriftFleet(fleet, Swap(at=1), run),
     "wrapper": lambda fleet, run: Wrapper(fleet),
 }
 
@@ -109,7 +109,7 @@ def test_a_wrapper_passes_on_all_a_fleet_may_do() -> None:
         "heads",
         "close",
     }
-    assert known | {"is_remote", "stagger", "awaited"} == set(HOOKS)
+    assert known | {"is_remote", "make_asynchronous", "awaited"} == set(HOOKS)
 
 
 @pytest.mark.parametrize("names", [*((n,) for n in WRAPPERS), *permutations(WRAPPERS, 2)], ids="-".join)
@@ -137,7 +137,7 @@ def test_every_hook_arrives_through_every_pair_of_wrappers(names: tuple[str, ...
     assert fleet.heads() == {"ana": {"seq": 1}}
     fleet.close()
     if "timed" in names or "sliced" in names:  # a clock sees to it by itself, and rows are not sent so
-        inner.stagger(1, 1)
+        inner.make_asynchronous(1, 1)
     else:
-        fleet.stagger(1, 1)
+        fleet.make_asynchronous(1, 1)
     assert inner.heard == set(HOOKS)

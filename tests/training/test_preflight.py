@@ -21,7 +21,7 @@ from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId, Wrapper
 from mutirao.core.parts import as_handler
 from mutirao.errors import ConfigError
-from mutirao.experiments.group_client import Member
+from mutirao.experiments.group_client import GroupMember
 from mutirao.experiments.task import Recipe, Task, find
 from mutirao.robustness.attacks import Attacked, LabelFlip
 from mutirao.runs.execute import execute
@@ -344,7 +344,7 @@ def test_whoever_wraps_a_trainer_passes_the_check_on() -> None:
     population = {"ana": (X, Y), "bia": (X, Y + 1)}
     trainer = Trainer(linear)
     attacked = Attacked(trainer, frozenset({"ana"}), LabelFlip(), poison)
-    member = Member(lambda outputs: trainer, 3, None, 1, "weight")
+    member = GroupMember(lambda outputs: trainer, 3, None, 1, "weight")
     for handler in (attacked, member):
         with pytest.raises(ConfigError, match="client bia: labels run from 1"):
             as_handler(handler).check(trainer.initial(0), population)

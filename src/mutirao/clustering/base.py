@@ -1,18 +1,18 @@
-"""The seam: a grouper is a part that says who is alike, at first and from round to round.
+"""The interface of a grouper: the part that assigns clients to groups, at first and from round to round.
 
-`cluster=NAME` names one. What a run does around it (`flow`): refuse swarms -> warm-up, if `warms` -> `grouper(scene,
-replies)`, the first division -> one model a group; then in every round: newcomers (`admit`) -> `before` -> all groups
-train -> `after` -> clients judge. To write one, take `Grouper` and change what differs:
+`cluster=NAME` names one. A run refuses Sybils, requests warm-up signatures if `uses_warm_up`, and calls
+`grouper(context, replies)` for the first assignment; each group then has a model of its own. In every round it admits
+late joiners (`admit`), calls `before`, trains all groups, calls `after`, and evaluates. Three kinds of groupers:
 
-- by what clients send once (our way; PACFL, FedClust): a clusterer, which is a function of signatures, is enough, since
-  `Signed` makes a grouper of it; `signature` names what they send if it is not for the user to choose;
-- by asking in every round (IFCA): `warms = False`, `apart = True`, k groups at first, and `before` asks clients by
-  `scene.ask`, then moves them (`state.move`);
-- by the updates of a round (CFL): `warms = False`, `hears = True`, one group at first, and `after` looks at what was
-  heard and opens groups (`state.open_group`).
+- by signatures that clients send once (ours; PACFL, FedClust): a clusterer, which is a function of signatures, is
+  enough, since `SignatureGrouper` wraps it; `signature` names what clients send if the user may not choose;
+- by a request in every round (IFCA): `uses_warm_up = False`, `different_models = True`, k groups at first, and `before`
+  asks clients with `context.ask`, then moves them (`group_state.move`);
+- by the updates of a round (CFL): `uses_warm_up = False`, `needs_updates = True`, one group at first, and `after` looks
+  at the updates and opens groups (`group_state.open_group`).
 
-What it asks of clients besides training stands in `asks`, `extras` and `metrics`: policies are written from them.
-What it has to remember between rounds goes into `state.own`, which is saved with the run.
+`requests`, `extras` and `metrics` declare what it asks of clients besides training: sites' policies are written from
+them. What it must remember between rounds goes into `state.own`, which is saved with the run.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.clustering.context import Scene
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.formation import form
 from mutirao.clustering.group_state import Grouping, open_group
 from mutirao.clustering.late_joiners import Admission, admit
@@ -31,98 +31,104 @@ from mutirao.core.fleet import ClientId, Reply
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What the clients of one group sent in a round, as it was screened, and the model that they were sent."""
+class GroupUpdates:
+    """The screened replies of one group's clients in a round, and the model that they were sent."""
 
     model: Arrays
     replies: Mapping[ClientId, Reply]
 
 
 class Grouper:
-    """How clients are assigned to groups. By default nobody moves once groups are formed, and newcomers wait.
+    """Assigns clients to groups. By default clients never move once groups are formed, and late joiners wait.
 
-    A way of one's own says how groups are formed at first; this one makes two by the first letter of the name:
+    A grouper of your own defines the first assignment; this one makes two groups by the first letter of the name:
 
     >>> class Alphabetical(Grouper):
-    ...     warms = False
-    ...     def __call__(self, scene, replies):
-    ...         names = scene.run.roster.ids
-    ...         return unsigned([[c for c in names if c < "m"], [c for c in names if c >= "m"]])
-    >>> Alphabetical().warms, Alphabetical().moves
+    ...     uses_warm_up = False
+    ...     def __call__(self, context, replies):
+    ...         names = sorted(context.run.roster.ids)
+    ...         return groups_without_signatures(dict.fromkeys(names), [int(name >= "m") for name in names])
+    >>> Alphabetical().uses_warm_up, Alphabetical().moves_clients
     (False, False)
     """
 
-    warms: bool = True  # whether clients train the test model first, and send its signature
-    signature: Any = (
-        None  # what they send, if the grouper says so and not the user (see `mutirao.clustering.signatures`)
-    )
-    apart: bool = False  # whether groups begin with different models
-    hears: bool = False  # whether `after` needs the updates of single clients
-    moves: bool = False  # whether it moves clients by itself, so that forming groups anew is not for it
-    asks: tuple[str, ...] = ()  # requests it makes besides the warm-up
-    extras: tuple[str, ...] = ()  # what clients answer to them
+    uses_warm_up: bool = True  # whether clients train the test model first and send its signature
+    signature: Any = None  # what they send, if the user may not choose (see `mutirao.clustering.signatures`)
+    different_models: bool = False  # whether groups begin with different models
+    needs_updates: bool = False  # whether `after` needs the updates of single clients
+    moves_clients: bool = False  # whether it moves clients itself, so that `regroup` does not apply
+    requests: tuple[str, ...] = ()  # kinds of requests it makes besides the warm-up
+    extras: tuple[str, ...] = ()  # arrays that clients answer them with
     metrics: tuple[str, ...] = ()
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        """The first division: of those who sent a usable warm-up, or of all who are here if there is none."""
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        """The first assignment of the clients with a usable warm-up, or of all present clients without a warm-up."""
         raise NotImplementedError
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
-        """Where newcomers belong, or why they have to wait."""
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
+        """Assign late joiners to groups, or say why they have to wait."""
         return {client: Admission("", 0.0, 0.0, "groups are formed") for client in replies}
 
-    def before(self, scene: Scene, state: Grouping) -> None:
-        """Before a round: ask what is to be asked, and move clients."""
+    def before(self, context: GroupContext, state: Grouping) -> None:
+        """Called before a round: make requests, move clients."""
 
-    def after(self, scene: Scene, state: Grouping, heard: Mapping[str, Heard]) -> None:
-        """After a round, given what was heard in each group if it `hears`: move clients, open groups."""
+    def after(self, context: GroupContext, state: Grouping, updates: Mapping[str, GroupUpdates]) -> None:
+        """Called after a round, with each group's updates if `needs_updates`: move clients, open groups."""
 
 
 @dataclass(frozen=True)
-class Signed(Grouper):
-    """Any clusterer of the signatures of one warm-up; newcomers join the group that theirs is nearest to."""
+class SignatureGrouper(Grouper):
+    """Any clusterer of warm-up signatures; late joiners go to the group that their signature is nearest to."""
 
     cluster: Any
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        """What the clusterer finds."""
-        plan, signatures = scene.plan, {c: r.extras["signature"] for c, r in replies.items()}
-        return form(signatures, self.cluster, plan.noise, plan.directions, scene.run.seed)
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        """The groups that the clusterer finds."""
+        plan = context.plan
+        signatures = {c: r.extras["signature"] for c, r in replies.items()}
+        return form(signatures, self.cluster, plan.noise, plan.directions, context.run.seed)
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
         """The nearest group, or none."""
         return admit(state.groups, {c: r.extras["signature"] for c, r in replies.items()})
 
 
 @dataclass(frozen=True)
 class Alone(Grouper):
-    """Every client trains a model of its own, by itself: what any way of learning together has to beat.
+    """Every client trains a model of its own: the baseline that any collaboration has to beat.
 
     >>> from mutirao.config import Part, build
     >>> build("cluster", Part("alone"))  # as `cluster=alone` does
     Alone()
     """
 
-    warms = False
+    uses_warm_up = False
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
         """As many groups as clients."""
-        return unsigned(replies, np.arange(len(replies)))
+        return groups_without_signatures(replies, np.arange(len(replies)))
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
-        """One more group each."""
-        plan, everything = scene.plan, range(scene.plan.classes)
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
+        """A new group for each client."""
+        plan = context.plan
+        all_classes = range(plan.classes)
         for client in sorted(replies):
-            open_group(scene.run, state, [client], plan.model(plan.classes), everything, plan.inherit([]))
+            open_group(context.run, state, [client], plan.model(plan.classes), all_classes, plan.inherit([]))
         return {c: Admission(state.groups.group_of(c), 0.0, 1.0) for c in sorted(replies)}
 
 
 def as_grouper(part: Any) -> Grouper:
     """A grouper as it is; anything else is taken for a clusterer of signatures."""
-    return part if isinstance(part, Grouper) else Signed(part)
+    return part if isinstance(part, Grouper) else SignatureGrouper(part)
 
 
-def unsigned(clients: Mapping[ClientId, Any], labels: Any, least: int = 0) -> Groups:
-    """Groups of clients, sorted by name, that sent no signature; `least`: so many groups, be they empty."""
+def groups_without_signatures(clients: Mapping[ClientId, Any], labels: Any, min_count: int = 0) -> Groups:
+    """Groups of clients, sorted by name, that sent no signature; at least `min_count` groups, some perhaps empty."""
     names = tuple(sorted(clients))
-    return Groups(names, np.asarray(labels, np.int64), np.zeros((len(names), 0)), least=least)
+    return Groups(names, np.asarray(labels, np.int64), np.zeros((len(names), 0)), min_count=min_count)

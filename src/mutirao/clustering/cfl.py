@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.clustering.auto import Points
-from mutirao.clustering.base import Grouper, Heard, unsigned
-from mutirao.clustering.context import Scene
+from mutirao.clustering.base import Grouper, GroupUpdates, groups_without_signatures
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.group_state import Grouping, open_group
 from mutirao.clustering.late_joiners import Admission
 from mutirao.clustering.membership import Groups
@@ -42,41 +42,43 @@ class Cfl(Grouper):
     eps2: float = 1.6
     gamma: float = 0.0
     rounds: int = 0  # before which nobody is parted; 20 in the authors' code
-    warms = False
-    hears = True
-    moves = True
+    uses_warm_up = False
+    needs_updates = True
+    moves_clients = True
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2", "gamma", "rounds"):
             if (value := vars(self)[name]) < 0:
                 raise ValueError(f"{name} is {value!r}, but must be at least 0")
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        return unsigned(replies, np.zeros(len(replies)))
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        return groups_without_signatures(replies, np.zeros(len(replies)))
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
         if state.groups.count > 1:
-            return super().admit(scene, state, replies)
+            return super().admit(context, state, replies)
         return {client: Admission(state.groups.names[0], 0.0, 1.0) for client in replies}
 
-    def after(self, scene: Scene, state: Grouping, heard: Mapping[str, Heard]) -> None:
+    def after(self, context: GroupContext, state: Grouping, updates: Mapping[str, GroupUpdates]) -> None:
         places = {name: i for i, name in enumerate(state.groups.names)}  # names get a digit more if there are many
-        for group in sorted(heard):
-            what = heard[group]
-            names = sorted(what.replies)
-            if scene.run.round <= self.rounds or len(names) <= 2:
+        for group in sorted(updates):
+            sent = updates[group]
+            names = sorted(sent.replies)
+            if context.run.round <= self.rounds or len(names) <= 2:
                 continue
-            updates = updates_of(what.model, [what.replies[c] for c in names])
-            part = self.part(updates, np.array([what.replies[c].n for c in names], np.float64))
+            moved = updates_of(sent.model, [sent.replies[c] for c in names])
+            part = self.part(moved, np.array([sent.replies[c].n for c in names], np.float64))
             if part is None:
                 continue
             leave = [c for c, first in zip(names, part == part[0], strict=True) if not first]
             stay = [c for c in names if c not in leave]
             home = state.groups.names[places[group]]
             classes = state.classes[home]
-            open_group(scene.run, state, leave, mean_of(what, leave), classes)
+            open_group(context.run, state, leave, mean_of(sent, leave), classes)
             home = state.groups.names[places[group]]
-            scene.run.arrays = scene.run.arrays | as_part(mean_of(what, stay), home)
+            context.run.arrays = context.run.arrays | as_part(mean_of(sent, stay), home)
 
     def part(self, updates: Points, sizes: Points) -> Mask | None:
         """Who is in one of the two parts, or None if the group stays together."""
@@ -120,7 +122,7 @@ def bipartition(cosines: Points) -> Mask:
     return np.asarray(fcluster(tree, 2, "maxclust") == 1)
 
 
-def mean_of(heard: Heard, clients: list[ClientId]) -> Arrays:
+def mean_of(updates: GroupUpdates, clients: list[ClientId]) -> Arrays:
     """The mean of these clients' models, by samples."""
-    replies = {c: heard.replies[c] for c in clients}
+    replies = {c: updates.replies[c] for c in clients}
     return weighted_mean({c: r.arrays for c, r in replies.items()}, {c: float(r.n) for c, r in replies.items()})

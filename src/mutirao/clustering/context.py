@@ -1,4 +1,4 @@
-"""What those see who form and move groups: the run, the fleet, the plan; and the record of what they ask besides."""
+"""The context of forming and moving groups: run, fleet and plan, and a record of requests besides training."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ log = logging.getLogger("mutirao")
 
 
 @dataclass
-class Scene:
-    """The run, the fleet and the plan; `rows`, `down` and `up` are what happens besides training until it is told."""
+class GroupContext:
+    """Run, fleet and plan; `rows`, `down` and `up` collect what happens besides training until the record."""
 
     run: Run
     fleet: Fleet
@@ -31,10 +31,11 @@ class Scene:
         what: str,
         fault: Callable[[Reply], Failure | None] = fault_of_extras,
     ) -> dict[ClientId, Reply]:
-        """The usable replies to requests besides training; bytes and failures go into the record of the round."""
+        """Send requests besides training and return the usable replies; count bytes and note failures."""
         answers = sift(self.fleet.ask(requests), fault) if requests else Answers({}, {})
         down, up = traffic(requests, answers)
-        self.down, self.up = self.down + down, self.up + up
+        self.down += down
+        self.up += up
         for client, failure in answers.failures.items():
             log.warning("round %d: %s of %s %s", self.run.round + 1, what, client, failure)
             self.note(client, failure=str(failure))
@@ -49,7 +50,7 @@ class Scene:
         rejected: str = "",
         figures: Mapping[str, float] | None = None,
     ) -> None:
-        """A line on a client that was not asked to train: a warm-up, an admission, a refusal."""
+        """Add a row on a client that was not asked to train: a warm-up, an admission, a refusal."""
         number = self.run.round + 1
         row: Row = {"round": number, "client": client, "try": 0, "replied": int(n > 0), "n": n, "weight": 0.0}
         row |= {"age": 0, "failure": failure, "rejected": rejected}
@@ -58,9 +59,12 @@ class Scene:
             row["rejected"] = admission.quarantine and f"quarantine: {admission.quarantine}"
         self.rows.append(row | dict(figures or {}))
 
-    def tell(self, done: Round) -> Round:
-        """The round with what happened besides in its record; from here on it is forgotten."""
+    def finish_round(self, done: Round) -> Round:
+        """Add the collected rows and bytes to the record of a round, and begin collecting anew."""
         done.row["bytes_down"] += self.down
         done.row["bytes_up"] += self.up
-        rows, self.rows, self.down, self.up = self.rows, [], 0, 0
+        rows = self.rows
+        self.rows = []
+        self.down = 0
+        self.up = 0
         return Round(done.row, rows + done.clients)

@@ -5,7 +5,7 @@ Clustering", ICPP 2024): clients are alike whose last layers are alike after som
 from dataclasses import dataclass
 
 from mutirao.clustering.auto import Points, pairwise
-from mutirao.clustering.hierarchical import Merged
+from mutirao.clustering.hierarchical import HierarchicalGrouper
 from mutirao.clustering.signatures import Weights
 
 
@@ -17,7 +17,7 @@ class LastLayer(Weights):
 
 
 @dataclass(frozen=True)
-class Fedclust(Merged):
+class Fedclust(HierarchicalGrouper):
     """Clients merged by d_ij = |w_i - w_j|, w the weights of the last layer, up to a threshold (their lambda).
 
     >>> import numpy as np

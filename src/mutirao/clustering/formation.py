@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from mutirao.clustering.auto import Labels, normalise
 from mutirao.clustering.clusterers import Auto, run_clusterer
-from mutirao.clustering.late_joiners import middles, place_clients
-from mutirao.clustering.membership import MOST, WAITS, Groups
+from mutirao.clustering.late_joiners import centroids, place_clients
+from mutirao.clustering.membership import MAX_CLUSTERED, WAITING, Groups
 from mutirao.core.fleet import ClientId
 from mutirao.randomness import rng
 
@@ -22,7 +22,7 @@ def form(
     noise: NoiseRule = "nearest",
     directions: bool = False,
     seed: int = 0,
-    most: int = MOST,
+    most: int = MAX_CLUSTERED,
 ) -> Groups:
     """Group clients by their signatures; `cluster` is `Auto()` by default.
 
@@ -41,25 +41,25 @@ def form(
     points = np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names])
     draw = rng(seed, 0, "groups")
     chosen = np.arange(len(names)) if len(names) <= most else np.sort(draw.choice(len(names), most, replace=False))
-    labels = np.full(len(names), WAITS, np.int64)
-    labels[chosen], looked = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
-    founders = Groups(names, labels, points, directions, looked=tuple(looked))
+    labels = np.full(len(names), WAITING, np.int64)
+    labels[chosen], divisions = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
+    founders = Groups(names, labels, points, directions, divisions=tuple(divisions))
     rest = np.setdiff1d(np.arange(len(names)), chosen)
     if len(rest) and founders.count:
         found = place_clients(founders, points[rest])
-        labels[rest] = np.where(found.inside, found.label, WAITS)
-    lost = np.flatnonzero(labels == WAITS)
+        labels[rest] = np.where(found.inside, found.label, WAITING)
+    lost = np.flatnonzero(labels == WAITING)
     if len(lost) and noise == "own":
-        labels[lost] = labels.max(initial=WAITS) + 1 + np.arange(len(lost))
+        labels[lost] = labels.max(initial=WAITING) + 1 + np.arange(len(lost))
     elif len(lost) and noise == "nearest":
         labels[lost] = place_clients(founders, points[lost]).label if founders.count else 0
-    return Groups(names, in_order(labels), points, directions, looked=tuple(looked))
+    return Groups(names, in_order(labels), points, directions, divisions=tuple(divisions))
 
 
 def in_order(labels: Labels) -> Labels:
     """The same groups, numbered as they appear."""
     kinds, first = np.unique(labels[labels >= 0], return_index=True)
-    new = np.full(int(labels.max(initial=WAITS)) + 2, WAITS, np.int64)
+    new = np.full(int(labels.max(initial=WAITING)) + 2, WAITING, np.int64)
     new[kinds[np.argsort(first)]] = np.arange(len(kinds))
     return np.asarray(new[labels], np.int64)  # the last place, -1, is for those who wait
 
@@ -81,13 +81,13 @@ def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict
     known = groups.labels >= 0
     points, labels = normalise(groups.signatures, groups.directions)[known], groups.labels[known]
     out = {"groups": float(groups.count), "waiting": float(np.mean(~known))}
-    if 1 < groups.count < len(labels) and groups.signed:
-        most = {"sample_size": MOST, "random_state": 0} if len(labels) > MOST else {}
+    if 1 < groups.count < len(labels) and groups.has_signatures:
+        most = {"sample_size": MAX_CLUSTERED, "random_state": 0} if len(labels) > MAX_CLUSTERED else {}
         out["silhouette"] = float(silhouette_score(points, labels, **most))
-    if groups.count and groups.signed:
-        centres = middles(points, labels, groups.count)
+    if groups.count and groups.has_signatures:
+        centres = centroids(points, labels, groups.count)
         out["within"] = float(np.linalg.norm(points - centres[labels], axis=1).mean())
-        if 1 < groups.count <= MOST:
+        if 1 < groups.count <= MAX_CLUSTERED:
             out["between"] = float(pdist(centres).min())
     if truth is not None:
         who = [c for c in groups.labelled if c in truth]

@@ -14,14 +14,14 @@ from mutirao.errors import Refused
 
 CAN = ("lr", "epochs", "batch_size")
 Scores = Mapping[str, Sequence[tuple[int, float]]]  # of each group: round and judgement
-Told = dict[str, Scalar]
+Hyperparameters = dict[str, Scalar]
 
 
 @dataclass(frozen=True)
-class Alike:
+class SharedHyperparameters:
     """All groups train with the same settings.
 
-    >>> Alike().told("g0", 1, {}, True)
+    >>> SharedHyperparameters().told("g0", 1, {}, True)
     {}
     """
 
@@ -35,7 +35,7 @@ class Alike:
         """The settings that groups may differ in."""
         return set()
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Told:
+    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
         """Nothing besides."""
         return {}
 
@@ -45,10 +45,10 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class Given(Alike):
+class GivenHyperparameters(SharedHyperparameters):
     """As a table says: `g0: lr=0.1 epochs=2; g1: lr=0.01`; a group that it does not name trains as usual.
 
-    >>> Given("g0: lr=0.1 epochs=2; g1: lr=0.01").told("g0", 1, {}, True)
+    >>> GivenHyperparameters("g0: lr=0.1 epochs=2; g1: lr=0.01").told("g0", 1, {}, True)
     {'lr': 0.1, 'epochs': 2}
     """
 
@@ -62,9 +62,9 @@ class Given(Alike):
         """Those that the table sets."""
         return {name for told in self.rows().values() for name in told}
 
-    def rows(self) -> dict[str, Told]:
+    def rows(self) -> dict[str, Hyperparameters]:
         """The settings by group."""
-        out: dict[str, Told] = {}
+        out: dict[str, Hyperparameters] = {}
         for row in filter(None, (part.strip() for part in self.table.split(";"))):
             group, colon, settings = row.partition(":")
             if not colon or not group.strip().startswith("g") or not settings.split():
@@ -74,19 +74,19 @@ class Given(Alike):
             raise ValueError("the table names no group; right would be table='g0: lr=0.1; g1: lr=0.01'")
         return out
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Told:
+    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
         """The group's row."""
         return self.rows().get(group, {})
 
 
 @dataclass(frozen=True)
-class Chosen(Alike):
+class ChosenHyperparameters(SharedHyperparameters):
     """Each group tries all candidates, `rounds` rounds each from the same first model, and goes on with the best.
 
     Candidates are all pairs of the rates `lr` and the `epochs`, each separated by commas. The best is the one with
     which the group's clients judge the model best after its last trial; with that the group begins once more.
 
-    >>> chosen = Chosen(lr="0.1,0.01", epochs="1", rounds=2)
+    >>> chosen = ChosenHyperparameters(lr="0.1,0.01", epochs="1", rounds=2)
     >>> chosen.candidates, chosen.trials
     ([{'lr': 0.1, 'epochs': 1}, {'lr': 0.01, 'epochs': 1}], 4)
     """
@@ -107,7 +107,7 @@ class Chosen(Alike):
         return set(self.candidates[0])
 
     @property
-    def candidates(self) -> list[Told]:
+    def candidates(self) -> list[Hyperparameters]:
         """What is tried, in this order."""
         columns = []
         for name, values in (("lr", self.lr), ("epochs", self.epochs)):
@@ -120,7 +120,7 @@ class Chosen(Alike):
         """Rounds of all trials together."""
         return self.rounds * len(self.candidates)
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Told:
+    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
         """The candidate whose turn it is, or the best one."""
         turn = (round - 1) // self.rounds
         return self.candidates[turn if round <= self.trials else self.best(group, scores, higher)]
@@ -136,7 +136,11 @@ class Chosen(Alike):
         return (max if higher else min)(found, key=lambda i: found[i]) if found else 0
 
 
-NAMES: dict[str, type[Alike]] = {"none": Alike, "given": Given, "chosen": Chosen}
+NAMES: dict[str, type[SharedHyperparameters]] = {
+    "none": SharedHyperparameters,
+    "given": GivenHyperparameters,
+    "chosen": ChosenHyperparameters,
+}
 
 
 def read_setting(text: str) -> tuple[str, Scalar]:
@@ -150,7 +154,7 @@ def read_setting(text: str) -> tuple[str, Scalar]:
         raise ValueError(str(error)) from error
 
 
-def as_table(rows: Mapping[str, Told]) -> str:
+def as_table(rows: Mapping[str, Hyperparameters]) -> str:
     """Settings by group as `given` takes them.
 
     >>> as_table({"g0": {"lr": 0.1, "epochs": 2}, "g1": {"lr": 0.01}})

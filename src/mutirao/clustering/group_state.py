@@ -37,10 +37,10 @@ class Grouping:
         groups = self.groups
         facts = {
             "clients": groups.clients,
-            "later": groups.later,
+            "later": groups.admitted,
             "directions": groups.directions,
-            "looked": [asdict(d) for d in groups.looked],
-            "least": groups.least,
+            "looked": [asdict(d) for d in groups.divisions],
+            "least": groups.min_count,
             **{k: getattr(self, k) for k in ("classes", "scores", "settled", "silent", "own", "total")},
         }
         return {
@@ -60,9 +60,9 @@ class Grouping:
             labels=memory[HOME + "labels"],
             signatures=memory[HOME + "signatures"].astype(np.float64),
             directions=facts["directions"],
-            later=facts["later"],
-            looked=tuple(Division(**d) for d in facts["looked"]),
-            least=facts.get("least", 0),  # older runs have none
+            admitted=facts["later"],
+            divisions=tuple(Division(**d) for d in facts["looked"]),
+            min_count=facts.get("least", 0),  # older runs have none
         )
         scores = {g: [(int(r), float(v)) for r, v in rows] for g, rows in facts["scores"].items()}
         later = {"own": facts.get("own", {}), "total": facts.get("total", 0)}

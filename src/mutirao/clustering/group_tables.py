@@ -14,7 +14,7 @@ from mutirao.clustering.auto import Division, Points, Range, divide, knee, min_s
 from mutirao.clustering.clusterers import NAMES
 from mutirao.clustering.formation import quality
 from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.membership import MOST, Groups
+from mutirao.clustering.membership import MAX_CLUSTERED, Groups
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
 from mutirao.io import write_whole
@@ -53,7 +53,7 @@ def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str
 
 def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
     """How many groups each clusterer finds in the same signatures."""
-    if not groups.signed:
+    if not groups.has_signatures:
         return {}
     points = groups.signatures[:: max(1, len(groups.clients) // COMPARED)]
     makers = {name: make for name, make in NAMES.items() if name not in ("one", "dbscan")}
@@ -72,20 +72,24 @@ def fitting_range(groups: Groups) -> list[float] | None:
 
 def thin(groups: Groups) -> Points:
     """The founders' signatures as distances are taken between them; of very many, some, and none if nobody signed."""
-    if not groups.signed:
+    if not groups.has_signatures:
         return groups.signatures[:0]
-    return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MOST)]
+    return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MAX_CLUSTERED)]
 
 
 def neighbours(groups: Groups) -> int:
     """The `min_samples` of the choice, or what it would have been."""
-    return groups.looked[0].min_samples if groups.looked else min_samples_for(min(len(groups.clients), MOST))
+    return (
+        groups.divisions[0].min_samples
+        if groups.divisions
+        else min_samples_for(min(len(groups.clients), MAX_CLUSTERED))
+    )
 
 
 def evidence(groups: Groups) -> dict[str, Any]:
     """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
     points, k = thin(groups), neighbours(groups)
-    looked = groups.looked or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
+    looked = groups.divisions or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
     rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
     return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
 
@@ -129,12 +133,12 @@ class Plane:
 
 def plane_of(run: Run) -> Plane | None:
     """Where the clients of a run lie; None if no groups were formed, or not by signatures."""
-    if (state := Grouping.from_memory(run.memory)) is None or not state.groups.signed:
+    if (state := Grouping.from_memory(run.memory)) is None or not state.groups.has_signatures:
         return None
     groups = state.groups
     points = normalise(groups.signatures, groups.directions)
     away = points - points.mean(0)
-    _, s, components = np.linalg.svd(away[:: max(1, len(away) // MOST)], full_matrices=False)
+    _, s, components = np.linalg.svd(away[:: max(1, len(away) // MAX_CLUSTERED)], full_matrices=False)
     plane, wide = np.zeros((len(points), 2)), min(2, len(s))
     plane[:, :wide] = away @ components[:wide].T
     first, second = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0][:2]

@@ -12,7 +12,7 @@ from mutirao.clustering.pacfl import Pacfl
 
 @dataclass(frozen=True)
 class Ungrouped(Grouper):
-    """No groups: one model for all, and no client warms up.
+    """No groups: one model for all, and no client uses_warm_up up.
 
     >>> from mutirao.config import Common, resolve
     >>> resolve(Common, {}).cluster.name, NAMES["none"] is Ungrouped  # by default

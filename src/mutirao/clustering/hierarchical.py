@@ -8,7 +8,7 @@ import numpy as np
 
 from mutirao.clustering.auto import Labels, Points
 from mutirao.clustering.base import Grouper
-from mutirao.clustering.context import Scene
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.formation import in_order
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.late_joiners import Admission
@@ -25,7 +25,7 @@ LINKAGES: dict[str, Literal["weighted", "complete", "single"]] = {
 
 
 @dataclass(frozen=True)
-class Merged(Grouper):
+class HierarchicalGrouper(Grouper):
     """Groups by the distances between signatures, merged up to `threshold` or, if a number is given, to so many."""
 
     threshold: float = 1.0
@@ -45,13 +45,15 @@ class Merged(Grouper):
         """The distance between each two signatures."""
         raise NotImplementedError
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
         """What merging leaves."""
         names = tuple(sorted(replies))
         points = np.stack([replies[c].extras["signature"].astype(np.float64) for c in names])
         return Groups(names, merge(self.measure(points), self.threshold, self.groups, self.linkage), points)
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
         """The group whose clients are nearest in the mean."""
         groups, out = state.groups, {}
         for client in sorted(replies):

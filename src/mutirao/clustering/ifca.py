@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mutirao.clustering.base import Grouper, unsigned
-from mutirao.clustering.context import Scene
+from mutirao.clustering.base import Grouper, groups_without_signatures
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.group_state import Grouping, move
 from mutirao.clustering.late_joiners import Admission
 from mutirao.clustering.membership import Groups
@@ -24,34 +24,36 @@ class Ifca(Grouper):
 
     F_i is the mean loss over the client's training samples. Clients answer with the number of a model and no loss.
 
-    >>> Ifca(groups=3).warms  # clients choose among the three models; nobody sends a signature
+    >>> Ifca(groups=3).uses_warm_up  # clients choose among the three models; nobody sends a signature
     False
     """
 
     groups: int = 5  # IFCA has to be told
-    warms = False
-    apart = True
-    moves = True
-    asks = ("choose",)
+    uses_warm_up = False
+    different_models = True
+    moves_clients = True
+    requests = ("choose",)
     extras = ("choice",)
 
     def __post_init__(self) -> None:
         if self.groups < 1:
             raise ValueError(f"groups is {self.groups!r}, but must be at least 1")
 
-    def __call__(self, scene: Scene, replies: Mapping[ClientId, Reply]) -> Groups:
-        return unsigned(replies, np.zeros(len(replies)), least=self.groups)
+    def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
+        return groups_without_signatures(replies, np.zeros(len(replies)), min_count=self.groups)
 
-    def admit(self, scene: Scene, state: Grouping, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Admission]:
+    def admit(
+        self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
+    ) -> dict[ClientId, Admission]:
         first = state.groups.names[0]  # until they choose, before this very round
         return {client: Admission(first, 0.0, 0.0) for client in replies}
 
-    def before(self, scene: Scene, state: Grouping) -> None:
-        run, names = scene.run, state.groups.names
+    def before(self, context: GroupContext, state: Grouping) -> None:
+        run, names = context.run, state.groups.names
         models = {k: v for k, v in run.arrays.items() if k.partition("/")[0] in names}
         common = Request("choose", models, {"seed": run.seed, "round": run.round + 1})
-        here = [c for c in scene.fleet.clients() if c in state.groups.labelled]
-        replies = scene.ask(dict.fromkeys(here, common), "choice", lambda reply: fault_of_choice(reply, len(names)))
+        here = [c for c in context.fleet.clients() if c in state.groups.labelled]
+        replies = context.ask(dict.fromkeys(here, common), "choice", lambda reply: fault_of_choice(reply, len(names)))
         move(state, {c: names[int(r.extras["choice"][0])] for c, r in replies.items()})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.clustering.auto import Labels, Points, normalise
-from mutirao.clustering.membership import MOST, Groups, group_name
+from mutirao.clustering.membership import MAX_CLUSTERED, Groups, group_name
 from mutirao.core.fleet import ClientId
 
 FAR = 6.0  # robust deviations above the founders' own distances
@@ -33,7 +33,7 @@ class Admission:
     quarantine: str = ""
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """For each signature: nearest group, distance, confidence, the farthest it may be, and whether it fits."""
 
     label: Labels
@@ -67,7 +67,7 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
     return out
 
 
-def place_clients(groups: Groups, signatures: Points) -> Placed:
+def place_clients(groups: Groups, signatures: Points) -> Placement:
     """The nearest group of each signature, judged by those who formed the groups.
 
     A founder's distance is taken to the middle of the others of its group, and compared with the typical one there;
@@ -82,11 +82,11 @@ def place_clients(groups: Groups, signatures: Points) -> Placed:
         raise ValueError("there are no groups to be admitted to")
     origin = np.median(groups.signatures, axis=0) if groups.directions else None
     own, theirs = (normalise(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
-    centres, sizes = middles(own, labels, count), np.bincount(labels, minlength=count)
+    centres, sizes = centroids(own, labels, count), np.bincount(labels, minlength=count)
 
     typical, room, sure = np.full(count, 1e-12), ROOM, 0.0
     crowd = np.flatnonzero(sizes[labels] > 1)
-    crowd = crowd[:: max(1, len(crowd) // MOST)]  # of many founders some are enough to know what is typical
+    crowd = crowd[:: max(1, len(crowd) // MAX_CLUSTERED)]  # of many founders some are enough to know what is typical
     if len(crowd):
         home = labels[crowd]
         away = cdist(own[crowd], centres)
@@ -101,7 +101,7 @@ def place_clients(groups: Groups, signatures: Points) -> Placed:
 
     label, first, confidence = find_nearest(cdist(theirs, centres))
     limit = typical[label] * room
-    return Placed(label, first, confidence, limit, (first <= limit) & (confidence >= sure))
+    return Placement(label, first, confidence, limit, (first <= limit) & (confidence >= sure))
 
 
 def find_nearest(distances: Points) -> tuple[Labels, Points, Points]:
@@ -114,14 +114,14 @@ def find_nearest(distances: Points) -> tuple[Labels, Points, Points]:
     return label.astype(np.int64), first, (second - first) / np.maximum(second + first, 1e-300)
 
 
-def middles(points: Points, labels: Labels, count: int) -> Points:
+def centroids(points: Points, labels: Labels, count: int) -> Points:
     """The mean of each group."""
     totals = np.zeros((count, points.shape[1]))
     np.add.at(totals, labels, points)
     return np.asarray(totals / np.bincount(labels, minlength=count)[:, None])
 
 
-def one_a_key(clients: list[ClientId], keys: Mapping[ClientId, str]) -> dict[ClientId, str]:
+def find_shared_keys(clients: list[ClientId], keys: Mapping[ClientId, str]) -> dict[ClientId, str]:
     """Whom to refuse because another client holds the same key: one key, one client; the first by name stays."""
     holder: dict[str, ClientId] = {}
     refused = {}

@@ -9,8 +9,8 @@ import numpy as np
 from mutirao.clustering.auto import Division, Labels, Points
 from mutirao.core.roster import ClientId
 
-MOST = 2000  # clients among whom groups are sought; of more, so many are drawn, and the others are admitted
-WAITS = -1
+MAX_CLUSTERED = 2000  # clients among whom groups are sought; of more, so many are drawn, and the others are admitted
+WAITING = -1
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Groups:
     labels: Labels
     signatures: Points
     directions: bool = False
-    later: Mapping[ClientId, int] = field(default_factory=dict)
-    looked: tuple[Division, ...] = ()
-    least: int = 0  # so many groups there are, even if nobody is in the last of them
+    admitted: Mapping[ClientId, int] = field(default_factory=dict)
+    divisions: tuple[Division, ...] = ()
+    min_count: int = 0  # so many groups there are, even if nobody is in the last of them
 
     @cached_property
     def labelled(self) -> dict[ClientId, int]:
         """The label of each client, founders and others."""
-        return dict(zip(self.clients, self.labels.tolist(), strict=True)) | dict(self.later)
+        return dict(zip(self.clients, self.labels.tolist(), strict=True)) | dict(self.admitted)
 
     @property
     def names(self) -> list[str]:
@@ -46,16 +46,16 @@ class Groups:
     @property
     def count(self) -> int:
         """How many groups there are."""
-        return max(self.least, int(self.labels.max(initial=WAITS)) + 1)
+        return max(self.min_count, int(self.labels.max(initial=WAITING)) + 1)
 
     @property
-    def signed(self) -> bool:
+    def has_signatures(self) -> bool:
         """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
         return bool(self.signatures.shape[1])
 
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""
-        label = self.labelled.get(client, WAITS)
+        label = self.labelled.get(client, WAITING)
         return group_name(label, self.count) if label >= 0 else ""
 
     def members(self) -> dict[str, list[ClientId]]:
@@ -70,17 +70,17 @@ class Groups:
         """The clients in no group."""
         return sorted(c for c, label in self.labelled.items() if label < 0)
 
-    def with_later(self, labels: Mapping[ClientId, int]) -> "Groups":
+    def with_admitted(self, labels: Mapping[ClientId, int]) -> "Groups":
         """The same groups with more clients in them; where the groups lie is left to those who formed them."""
-        return replace(self, later={**self.later, **labels})
+        return replace(self, admitted={**self.admitted, **labels})
 
     def with_moved(self, labels: Mapping[ClientId, int]) -> "Groups":
         """The same clients, these of them in other groups, be it new ones; a group that all have left stays."""
-        founders = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
+        labelled = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
         known = set(self.clients)
-        later = {**self.later, **{c: label for c, label in labels.items() if c not in known}}
+        admitted = {**self.admitted, **{c: label for c, label in labels.items() if c not in known}}
         most = max(self.count, *(label + 1 for label in labels.values())) if labels else self.count
-        return replace(self, labels=founders.astype(np.int64), later=later, least=most)
+        return replace(self, labels=labelled.astype(np.int64), admitted=admitted, min_count=most)
 
 
 def group_name(label: int, count: int) -> str:

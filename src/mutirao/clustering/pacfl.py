@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mutirao.clustering.auto import Points
-from mutirao.clustering.hierarchical import Merged
+from mutirao.clustering.hierarchical import HierarchicalGrouper
 from mutirao.clustering.signatures import Vector
 
 ANGLES = ("smallest", "sum")
@@ -45,7 +45,7 @@ class Subspace:
 
 
 @dataclass(frozen=True)
-class Pacfl(Merged):
+class Pacfl(HierarchicalGrouper):
     """Clients merged by the angles between their subspaces, in degrees.
 
     With U_i the singular vectors of client i, `smallest` is the first principal angle, arccos of the largest singular

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.clustering.signatures import generator, hide, noise_of
+from mutirao.clustering.signatures import add_noise, generator, noise_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
@@ -25,7 +25,7 @@ SIGNS = "extras:signature"  # what a handler provides that signs by itself
 
 
 @dataclass(frozen=True)
-class Signing:
+class SignatureHandler:
     """A handler around `handler`, the task's own, with privacy and all; `plain`, without, trains the test model."""
 
     handler: AnyHandler
@@ -80,7 +80,7 @@ class Signing:
     ) -> dict[ClientId, Reply | Failure]:
         rest = {c: r for c, r in requests.items() if r.do not in (WARM, FIT)}
         out: dict[ClientId, Reply | Failure] = {
-            c: attempt(partial(self.fit, r, sites[c])) for c, r in requests.items() if r.do == FIT
+            c: reply_or_failure(partial(self.fit, r, sites[c])) for c, r in requests.items() if r.do == FIT
         }
         if rest and (many := as_handler(self.handler).many) is not None:
             out |= many(rest, {c: sites[c] for c in rest})
@@ -89,7 +89,7 @@ class Signing:
         for client, reply in made.items():
             out[client] = reply
             if isinstance(reply, Reply):
-                out[client] = attempt(partial(self.sign, warm[client], sites[client], reply))
+                out[client] = reply_or_failure(partial(self.sign, warm[client], sites[client], reply))
         return dict(sorted(out.items()))
 
     def _warm(
@@ -105,11 +105,15 @@ class Signing:
         fresh = {c: Site(c, sites[c].data) for c in requests}  # a warm-up leaves nothing in a client's state
         many = as_handler(self.plain).many
         asked = {c: inner[id(r)] for c, r in requests.items()}
-        return many(asked, fresh) if many else {c: attempt(partial(self.plain, asked[c], fresh[c])) for c in asked}
+        return (
+            many(asked, fresh)
+            if many
+            else {c: reply_or_failure(partial(self.plain, asked[c], fresh[c])) for c in asked}
+        )
 
     def permit(self) -> None:
         """Refuse to sign without noise where nothing else may leave."""
-        if is_private(self.privacy) and not self.signature.epsilon:
+        if has_local_privacy(self.privacy) and not self.signature.epsilon:
             raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
 
     def inner(self, request: Request) -> Request:
@@ -118,7 +122,7 @@ class Signing:
 
     def fit(self, request: Request, site: Site) -> Reply:
         """How a model does on the client's own test data after it has trained it by itself, `times` as in a round."""
-        if is_private(self.privacy):
+        if has_local_privacy(self.privacy):
             raise Refused("privacy", "how a model does that is fitted here is not told")
         told = {k: v for k, v in request.config.items() if k not in ("times", "round")}
         arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # what it keeps stays as it is
@@ -135,18 +139,18 @@ class Signing:
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """What leaves the client: the signature, with noise if it asks for any."""
         part, after = self.signature, to_dense(request.arrays, made.arrays)
-        vector = part(request.arrays, after, head_of(request.arrays))
-        table = charge_signature(self.privacy, site, part) if is_private(self.privacy) else None
+        vector = part(request.arrays, after, find_last_layer(request.arrays))
+        table = charge_signature(self.privacy, site, part) if has_local_privacy(self.privacy) else None
         if part.epsilon:
             draw = generator(part.repeatable, int(request.config["seed"]), int(request.config["round"]), site.id)
-            vector = hide(vector, part.epsilon, part.clip, draw)
+            vector = add_noise(vector, part.epsilon, part.clip, draw)
         if table is not None:
             site.state[RELEASES] = table
         # Beside a noised signature nothing is told in clear, not even how many samples there are.
         return Reply({}, {"signature": vector.astype(np.float32)}, {}, 1 if part.epsilon else made.n)
 
 
-def attempt(answer: Callable[[], Reply]) -> Reply | Failure:
+def reply_or_failure(answer: Callable[[], Reply]) -> Reply | Failure:
     """A client's answer, or why there is none."""
     try:
         return answer()
@@ -154,7 +158,7 @@ def attempt(answer: Callable[[], Reply]) -> Reply | Failure:
         return failure_of(error)
 
 
-def is_private(privacy: Any) -> bool:
+def has_local_privacy(privacy: Any) -> bool:
     """Whether nothing but noised updates and signatures may leave a client."""
     return not isinstance(privacy, Open | Central)
 
@@ -166,7 +170,7 @@ def charge_signature(privacy: Any, site: Site, signature: Any) -> Any:
     return privacy.charge(site, noise_of(signature), 1.0, 1)
 
 
-def head_of(arrays: Arrays) -> str:
+def find_last_layer(arrays: Arrays) -> str:
     """The last dense layer, by its arrays: the last two-dimensional `NAME.weight` with a `NAME.bias` of its length."""
     found = ""
     for name, array in arrays.items():

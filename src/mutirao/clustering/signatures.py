@@ -40,7 +40,7 @@ class Bias:
     array = "bias"  # of the last layer
 
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
-        return change(before, after, f"{head}.{self.array}".lstrip("."))
+        return array_change(before, after, f"{head}.{self.array}".lstrip("."))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Projection:
         total = np.zeros(self.size)
         for name in sorted(before):
             if before[name].dtype.kind == "f" and before[name].ndim > 1:  # biases have too much chance in them
-                moved = change(before, after, name)
+                moved = array_change(before, after, name)
                 where, sign = buckets(name, len(moved), self.size)
                 length = float(np.linalg.norm(moved))
                 total += np.bincount(where, moved * sign, self.size) / (length if length > 0 else 1.0)
@@ -93,7 +93,7 @@ class Projection:
 NAMES: dict[str, type] = {"bias": Bias, "weights": Weights, "projection": Projection}
 
 
-def change(before: Arrays, after: Arrays, name: str) -> Vector:
+def array_change(before: Arrays, after: Arrays, name: str) -> Vector:
     """How far one array moved, as a vector."""
     if name not in before:
         raise ValueError(f"the model has no array {name!r}, so it cannot be a signature")
@@ -107,7 +107,7 @@ def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Ve
     return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
 
 
-def hide(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: float = DELTA) -> Vector:
+def add_noise(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: float = DELTA) -> Vector:
     """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
 
     What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is
@@ -115,12 +115,12 @@ def hide(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: float =
     """
     length = float(np.linalg.norm(vector))
     short = vector * min(1.0, clip / length) if length > 0 else vector
-    return np.asarray(short + draw.normal(0.0, deviation(epsilon, delta, 2 * clip), vector.shape))
+    return np.asarray(short + draw.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), vector.shape))
 
 
 def noise_of(signature: Bias | Projection) -> float:
     """The noise of a signature as an account enters it: its deviation over its sensitivity."""
-    return deviation(signature.epsilon, DELTA, 1.0)
+    return gaussian_sigma(signature.epsilon, DELTA, 1.0)
 
 
 def generator(repeatable: bool, seed: int, round: int, client: str) -> Draw:
@@ -128,13 +128,13 @@ def generator(repeatable: bool, seed: int, round: int, client: str) -> Draw:
     return rng(seed, round, "signature", client) if repeatable else Secret()
 
 
-def deviation(epsilon: float, delta: float, sensitivity: float) -> float:
+def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
     """The least standard deviation of the Gaussian mechanism, exact for any epsilon.
 
     Phi(s/2d - e d/s) - exp(e) Phi(-s/2d - e d/s) = delta, with s the sensitivity, d the deviation, e epsilon
     (Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018).
 
-    >>> round(deviation(1.0, 1e-5, 1.0), 2)
+    >>> round(gaussian_sigma(1.0, 1e-5, 1.0), 2)
     3.73
     """
     from scipy.optimize import brentq

@@ -79,7 +79,7 @@ def what_leaves(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
     try:
         found = find(recipe)
         task = found.prepare(config)
-        exchange = found.exchange(config, task)
+        exchange = found.disclosure(config, task)
         arrays = {k: list(v.shape) for k, v in task.initial().items()}
     except Exception as error:  # the data may be elsewhere by now, and reading them may raise anything
         return {"unknown": failure_of(error).reason[:200]}

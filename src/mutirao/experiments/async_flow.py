@@ -9,22 +9,22 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.simulated_parts import overcommit_of
 from mutirao.selection import how_many
-from mutirao.simulation.asynchronous import Refill, Staggered
+from mutirao.simulation.asynchronous import AsynchronousFleet, RefillingSelector
 
 
-def is_staggered(aggregate: AnyAggregator) -> bool:
+def is_asynchronous(aggregate: AnyAggregator) -> bool:
     """Whether a method wants the replies that are in, and not those of all who were asked."""
     return "replies:staleness" in as_aggregator(aggregate).needs
 
 
-def stagger(
+def make_asynchronous(
     fleet: Fleet, config: Any, run: Run, select: AnySelector, aggregate: AnyAggregator, clients: int, **offers: Any
 ) -> tuple[Fleet, AnySelector]:
     """The fleet and the selector as an asynchronous method has them; for any other they stay as they are.
 
     `per_round` is then how many clients are at work at once; who is done makes room for another.
     """
-    if not is_staggered(aggregate):
+    if not is_asynchronous(aggregate):
         return fleet, select
     part, name = as_aggregator(aggregate), config.aggregate.name
     at_once = how_many(config.per_round, clients)
@@ -43,11 +43,11 @@ def stagger(
     if "count" in config.select.settings:
         raise ConfigError(f"select.count cannot be set with aggregate={name}, which goes by per_round")
     rebases = "replies:models" not in part.needs
-    staggered = Staggered(fleet, run, buffer, at_once, rebases=rebases, keeps=config.devices.name != "none")
-    return staggered, Refill(lambda count: build("select", config.select, count=count, **offers), staggered)
+    staggered = AsynchronousFleet(fleet, run, buffer, at_once, rebases=rebases, keeps=config.devices.name != "none")
+    return staggered, RefillingSelector(lambda count: build("select", config.select, count=count, **offers), staggered)
 
 
-def check_waits(config: Any, aggregate: AnyAggregator, who: str) -> None:
+def check_synchronous(config: Any, aggregate: AnyAggregator, who: str) -> None:
     """Refuse an asynchronous method where all clients are waited for."""
-    if is_staggered(aggregate):
+    if is_asynchronous(aggregate):
         raise ConfigError(f"aggregate={config.aggregate.name} does not wait for all clients, and {who}; use fedavg")

@@ -15,11 +15,11 @@ from mutirao.errors import ConfigError
 
 # Metrics that clients tell if a part needs them.
 ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm", "reach", "start_loss"})
-BESIDE = {"squared_errors": ("batch_sizes",)}  # extras that come with others
+COMPANION_EXTRAS = {"squared_errors": ("batch_sizes",)}  # extras that come with others
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Disclosure:
     """Kinds of requests, extras that come with them, extras and metrics of the replies, and what a method tells clients
     to train by, `name=value`; all sorted.
     """
@@ -30,12 +30,12 @@ class Exchange:
     metrics: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
 
-    def __or__(self, other: "Exchange") -> "Exchange":
+    def __or__(self, other: "Disclosure") -> "Disclosure":
         """Both."""
-        return Exchange(*(tuple(sorted({*getattr(self, f.name), *getattr(other, f.name)})) for f in fields(self)))
+        return Disclosure(*(tuple(sorted({*getattr(self, f.name), *getattr(other, f.name)})) for f in fields(self)))
 
 
-def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
+def ordinary_disclosure(task: Any, parts: Iterable[Any], judged: bool) -> Disclosure:
     """What the ordinary flow asks of a task's clients with these parts; `judged`: they judge the model, too."""
     needs = frozenset[str]().union(*(part.needs for part in parts))
     can = names_of(task.provides, "metrics")
@@ -44,11 +44,11 @@ def usual_exchange(task: Any, parts: Iterable[Any], judged: bool) -> Exchange:
     told = can - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
     extras = names_of(needs, "extras")
     asked = ["train", AGREE, *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
-    beside = [more for name in extras for more in BESIDE.get(name, ())]
+    beside = [more for name in extras for more in COMPANION_EXTRAS.get(name, ())]
     metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
     comes = tuple(names_of(needs, "comes"))
     tells = tuple(said for said in names_of(needs, "config") if said.partition("=")[0] in BY_METHODS)
-    return Exchange(tuple(asked), comes, (*extras, *beside), tuple(metrics), tells) | Exchange()
+    return Disclosure(tuple(asked), comes, (*extras, *beside), tuple(metrics), tells) | Disclosure()
 
 
 def is_private(config: Any) -> bool:
@@ -56,13 +56,13 @@ def is_private(config: Any) -> bool:
     return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
 
 
-def promises(config: Any) -> str:
+def privacy_guarantee(config: Any) -> str:
     """The setting that promises that nothing leaves a client in the clear but updates, if there is one."""
     set_to = [f"{key}={getattr(config, key).name}" for key in ("privacy", "secure")]
     return next((said for said in set_to if not said.endswith("=none")), "")
 
 
-def check_kept(config: Any, share: str, private: bool) -> None:
+def check_validation_share(config: Any, share: str, private: bool) -> None:
     """Refuse `judge_by=vali` if clients keep nothing back by the setting `share`, or may not tell how they judge."""
     if config.judge_by != "vali":
         return

@@ -11,7 +11,7 @@ from mutirao.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Ending:
+class EarlyStopping:
     """A run ends when so many rounds have passed since its best one; what `measure` says of that model is its result.
 
     While it runs, nobody looks at what measures it: a round chosen by test data would flatter the model.

@@ -19,7 +19,7 @@ from torch.nn import functional
 from mutirao.clustering.choices import FIT_EPOCHS
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.signature_handler import SIGNS
-from mutirao.clustering.signatures import generator, hide, noise_of
+from mutirao.clustering.signatures import add_noise, generator, noise_of
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.hyperparameters import check_hyperparameter
@@ -42,7 +42,7 @@ CHUNK = 512  # samples judged at once
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """A handler for `warm`, `train`, `evaluate`, `take`, `choose`, `fit` and `probe`.
 
     `trainers(outputs)` trains a head of that size.
@@ -126,15 +126,15 @@ class Member:
     def handler(self, request: Request) -> Any:
         """Who trains the model of a request: for its head, and for as many epochs as a warm-up or a round takes."""
         if request.do == "warm":  # of which only the signature leaves, with noise of its own
-            return warmer(self.trainers(self.classes), self.warm_epochs)
-        return shield(self.privacy, self.trainers(len(class_map(request.config, self.classes))))
+            return warm_up_trainer(self.trainers(self.classes), self.warm_epochs)
+        return with_privacy(self.privacy, self.trainers(len(class_map(request.config, self.classes))))
 
     def inner(self, request: Request, site: Site) -> tuple[Request, Site]:
         """What the trainer is asked, and the client's own samples as that model names their classes."""
         samples, names = Samples.of(site.data), class_map(request.config, self.classes)
         if request.do != "warm":
             samples = self.part(request, site)[0]
-            samples = rename(samples, names, self.classes) if "classes" in request.config else samples
+            samples = relabel(samples, names, self.classes) if "classes" in request.config else samples
         plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep", FIT_EPOCHS}}
         if request.do == "fit":  # from wherever the rate of rounds has gone to
             plain["lr"] = self.trainers(len(names)).lr
@@ -144,7 +144,7 @@ class Member:
 
     def part(self, request: Request, site: Site) -> tuple[Samples, Samples]:
         """The samples that a client trains on, and those that it keeps back."""
-        return hold_back(Samples.of(site.data), self.hold, int(request.config.get("seed", 0)), site.id)
+        return split_held_out(Samples.of(site.data), self.hold, int(request.config.get("seed", 0)), site.id)
 
     def answer(self, request: Request, site: Site, made: Reply | None) -> Reply:
         """What leaves the client: of a warm-up only the signature, never the model."""
@@ -161,7 +161,7 @@ class Member:
             raise ValueError(f"a member of groups can {kinds}, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
-        metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
+        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_of(site.data))
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def fit(self, request: Request, site: Site) -> Reply:
@@ -170,9 +170,9 @@ class Member:
         The model stays; if the request says `keep`, it is the one the client goes on with.
         """
         _, held = self.part(request, site)
-        metrics, used = self.judge(request, Samples.of(site.data), own_test_of(site.data))
+        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_of(site.data))
         if len(held):
-            metrics["accuracy_held"] = self.judge(request, Samples.of(site.data), held)[0]["accuracy"]
+            metrics["accuracy_held"] = self.evaluate(request, Samples.of(site.data), held)[0]["accuracy"]
         if request.config.get("keep"):
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
         return Reply({}, metrics=metrics, n=max(1, used))
@@ -184,7 +184,7 @@ class Member:
         table = self.charge(site) if self.private else None
         if part.epsilon:
             draw = generator(part.repeatable, int(config["seed"]), int(config["round"]), site.id)
-            vector = hide(vector, part.epsilon, part.clip, draw)
+            vector = add_noise(vector, part.epsilon, part.clip, draw)
         extras: Arrays = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
@@ -208,7 +208,7 @@ class Member:
             raise Refused("privacy", f"{self.privacy!r} keeps no account that a signature could be entered into")
         return self.privacy.charge(site, noise_of(self.signature), 1.0, 1)
 
-    def judge(self, request: Request, train: Samples, test: Samples) -> tuple[dict[str, float], int]:
+    def evaluate(self, request: Request, train: Samples, test: Samples) -> tuple[dict[str, float], int]:
         """Loss and accuracy on the client's own test samples; `accuracy_known` when only classes it holds may be named.
 
         A label that the head does not have counts as wrong, and is not in the loss: how many are in it is told, too.
@@ -231,7 +231,9 @@ class Member:
             metrics["loss"] = float(functional.cross_entropy(outputs[seen], target[seen]))
         return metrics, int(seen.sum())
 
-    def opinions(self, run: Run, samples: Samples) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[int]]]:
+    def predictions(
+        self, run: Run, samples: Samples
+    ) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[int]]]:
         """What the model of each group says of samples, as probabilities, and its class map: what `combine` takes."""
         state = Grouping.from_memory(run.memory)
         if state is None:
@@ -244,13 +246,13 @@ class Member:
 
 
 @lru_cache(maxsize=8)
-def shield(privacy: Any, trainer: Trainer) -> Any:
+def with_privacy(privacy: Any, trainer: Trainer) -> Any:
     """The trainer with the client's privacy around it; kept, because some of it takes long to make."""
     return privacy.at_client(trainer)
 
 
 @lru_cache(maxsize=8)
-def warmer(trainer: Trainer, epochs: int) -> Trainer:
+def warm_up_trainer(trainer: Trainer, epochs: int) -> Trainer:
     """The trainer of the test model, at one rate whenever it is asked; kept, because it keeps what it has prepared."""
     return replace(trainer, epochs=epochs, schedule=Constant())
 
@@ -261,7 +263,7 @@ def class_map(config: Mapping[str, Scalar], classes: int) -> list[int]:
     return [int(c) for c in text.split(",")] if text else list(range(classes))
 
 
-def rename(samples: Samples, names: list[int], classes: int) -> Samples:
+def relabel(samples: Samples, names: list[int], classes: int) -> Samples:
     """The samples whose classes a head has, labelled by its outputs."""
     y, index = outputs_for(samples.y, tuple(names), classes), samples.index
     rows = np.arange(len(samples)) if index is None else index
@@ -276,7 +278,7 @@ def outputs_for(y: Tensor, names: tuple[int, ...], classes: int) -> Tensor:
     return place[y]
 
 
-def hold_back(samples: Samples, share: float, seed: int, client: ClientId) -> tuple[Samples, Samples]:
+def split_held_out(samples: Samples, share: float, seed: int, client: ClientId) -> tuple[Samples, Samples]:
     """The samples, and a share of them drawn by lot that is not trained on; of two at least one is left."""
     count = min(math.ceil(share * len(samples)), len(samples) - 1)
     if count <= 0:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mutirao.clustering.context import Scene
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.formation import quality
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.plan import EvaluateGroups, Plan
@@ -19,64 +19,72 @@ from mutirao.core.validation import fault_of_extras, sift
 GAIN = 0.002
 
 
-def judge(scene: Scene, state: Grouping, row: Row, due: bool) -> None:
+def evaluate_groups(context: GroupContext, state: Grouping, row: Row, due: bool) -> None:
     """Enter how the models do on their clients' own test data: means over clients, each counting the same.
 
     Where clients do not say, the plan's own evaluation of each group's model does.
     """
-    run, plan = scene.run, scene.plan
+    run, plan = context.run, context.plan
     every = bool(plan.clients_every) and run.round % plan.clients_every == 0
-    replies, members = ask_to_judge(scene, state) if plan.judged and (due or every) else ({}, {})
+    replies, members = evaluate_on_clients(context, state) if plan.clients_evaluate and (due or every) else ({}, {})
     if due:
-        if not plan.judged and plan.evaluate is not None:
-            evaluate(scene, state, row, plan.evaluate, every)
-        for name in plan.told:
+        if not plan.clients_evaluate and plan.evaluate_on_server is not None:
+            evaluate_on_server(context, state, row, plan.evaluate_on_server, every)
+        for name in plan.reported_metrics:
             if values := [r.metrics[name] for r in replies.values() if name in r.metrics]:
                 row[name] = float(np.mean(values))
         for c, reply in replies.items():
             run.roster.note(c, {f"own_{k}": v for k, v in reply.metrics.items() if k in row})
         for g, who in members.items():
-            if own := [replies[c].metrics[plan.judge] for c in who if plan.judge in told_by(replies, c)]:
+            if own := [replies[c].metrics[plan.monitor] for c in who if plan.monitor in metrics_of(replies, c)]:
                 state.scores.setdefault(g, []).append((run.round, float(np.mean(own))))
-                settle(state, g, plan)
-        found = quality(state.groups, plan.truth(run.round))
+                update_settled(state, g, plan)
+        found = quality(state.groups, plan.true_groups(run.round))
         row.update({k: found[k] for k in ("groups", "rand") if k in found})
-    if every and plan.judged:
-        values = [r.metrics[plan.judge] for r in replies.values() if plan.judge in r.metrics]
-        row.update(summarise(plan.judge, values, plan.higher))
+    if every and plan.clients_evaluate:
+        values = [r.metrics[plan.monitor] for r in replies.values() if plan.monitor in r.metrics]
+        row.update(summarise(plan.monitor, values, plan.higher_is_better))
 
 
-def evaluate(scene: Scene, state: Grouping, row: Row, by: EvaluateGroups, every: bool = False) -> None:
+def evaluate_on_server(
+    context: GroupContext, state: Grouping, row: Row, by: EvaluateGroups, every: bool = False
+) -> None:
     """Enter how the models do by the plan's own evaluation, together and group by group, and what each client has."""
-    run, plan = scene.run, scene.plan
+    run, plan = context.run, context.plan
     together, each = by({g: part_of(run.arrays, g) for g in state.groups.names}, state.groups)
     row.update(together)
     for group, figures in each.items():
-        if plan.judge in figures:
-            state.scores.setdefault(group, []).append((run.round, float(figures[plan.judge])))
-            settle(state, group, plan)
+        if plan.monitor in figures:
+            state.scores.setdefault(group, []).append((run.round, float(figures[plan.monitor])))
+            update_settled(state, group, plan)
     if every:
-        scores = {g: float(figures[plan.judge]) for g, figures in each.items() if plan.judge in figures}
+        scores = {g: float(figures[plan.monitor]) for g, figures in each.items() if plan.monitor in figures}
         sizes = {g: len(who) for g, who in state.groups.members().items()}
-        row.update(summarise(plan.judge, [s for g, s in scores.items() for _ in range(sizes.get(g, 0))], plan.higher))
+        row.update(
+            summarise(
+                plan.monitor, [s for g, s in scores.items() for _ in range(sizes.get(g, 0))], plan.higher_is_better
+            )
+        )
 
 
-def told_by(replies: Mapping[ClientId, Reply], client: ClientId) -> Mapping[str, float]:
+def metrics_of(replies: Mapping[ClientId, Reply], client: ClientId) -> Mapping[str, float]:
     """What a client says of its group's model; nothing if it did not answer."""
     return replies[client].metrics if client in replies else {}
 
 
-def ask_to_judge(scene: Scene, state: Grouping) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
+def evaluate_on_clients(
+    context: GroupContext, state: Grouping
+) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
     """What the clients that are here say of their group's model, and who they are by group."""
-    run, fleet, plan = scene.run, scene.fleet, scene.plan
+    run, fleet, plan = context.run, context.fleet, context.plan
     here = set(fleet.clients())
     common = {g: request_of(run, state, g, "evaluate") for g in state.groups.names}
     members = {g: [c for c in who if c in here and plan.honest(c)] for g, who in state.groups.members().items()}
     requests = {c: common[g] for g, who in members.items() for c in who}
-    return sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}, members
+    return sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}, members
 
 
-def fault_of_judgement(reply: Reply) -> Failure | None:
+def fault_of_evaluation(reply: Reply) -> Failure | None:
     """What is wrong with what a client says of its group's model, or None: one lie must not become the group's mean."""
     if (wrong := fault_of_extras(reply)) is not None:
         return wrong
@@ -84,9 +92,9 @@ def fault_of_judgement(reply: Reply) -> Failure | None:
     return Failure("too_large", f"tells an {odd[0]} that is no share") if odd else None
 
 
-def settle(state: Grouping, group: str, plan: Plan) -> None:
+def update_settled(state: Grouping, group: str, plan: Plan) -> None:
     """A group has settled if its last `stable` judgements brought no gain over the best before them."""
-    values = [v if plan.higher else -v for _, v in state.scores[group]]
+    values = [v if plan.higher_is_better else -v for _, v in state.scores[group]]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:
         return
     if max(values[-plan.stable :]) <= max(values[: -plan.stable]) + GAIN:

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from mutirao.clustering.formation import NoiseRule
-from mutirao.clustering.group_hyperparameters import Alike
+from mutirao.clustering.group_hyperparameters import SharedHyperparameters
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.membership import Groups
-from mutirao.clustering.plan import EvaluateGroups, Judged, Plan
-from mutirao.clustering.signature_handler import head_of
+from mutirao.clustering.plan import EvaluateGroups, GroupMetrics, Plan
+from mutirao.clustering.signature_handler import find_last_layer
 from mutirao.clustering.signatures import noise_of
 from mutirao.compression import compress_of
 from mutirao.config import Part, build
@@ -21,11 +21,17 @@ from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_
 from mutirao.core.records import Row
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.async_flow import check_waits
-from mutirao.experiments.group_references import References, compare
+from mutirao.experiments.async_flow import check_synchronous
+from mutirao.experiments.group_references import References, compare_with_references
 from mutirao.experiments.group_rounds import federate_groups
-from mutirao.experiments.grouping import clients_judge, compares, grouper_of, rounds_of_fedavg, signature_of
-from mutirao.experiments.population_checks import check_asked
+from mutirao.experiments.grouping import (
+    evaluated_by_clients,
+    grouper_of,
+    has_references,
+    reference_rounds,
+    signature_of,
+)
+from mutirao.experiments.population_checks import check_clients_per_round
 from mutirao.experiments.simulated_parts import build_aggregate, build_screen, overcommit_of, simulate
 from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
 from mutirao.privacy.secure_aggregation.kinds import secure_of
@@ -34,43 +40,45 @@ from mutirao.robustness.attacks import detection_rates
 
 
 @dataclass(frozen=True)
-class Kind:
+class GroupOptions:
     """What a recipe of its own knows of its groups besides; as it is, what any task has."""
 
     model: Callable[..., Arrays] | None = None  # a fresh one with so many outputs; None: the task's first
     head: str | None = None  # the name of its last layer; None: by its arrays
     classes: int = 0  # 0: as many as the task has
-    reduced: bool = False
+    reduced_heads: bool = False
     noise: NoiseRule = "nearest"
-    founders: int = 0  # clients to wait for (0: all)
+    initial_clients: int = 0  # clients to wait for (0: all)
     stable: int = 0
-    told: tuple[str, ...] = ()  # metrics that clients judge by; none: the task's
-    truth: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
-    liars: frozenset[ClientId] = frozenset()
+    metrics: tuple[str, ...] = ()  # metrics that clients judge by; none: the task's
+    true_groups: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
+    malicious: frozenset[ClientId] = frozenset()
     compare: Callable[[Run, Fleet, Plan], Row] | None = None  # what is found out besides when the last round is made
 
 
-ANY = Kind()
+DEFAULT_OPTIONS = GroupOptions()
 
 
-def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = ANY) -> Iterator[Round]:
+def group_rounds(
+    fleet: Fleet, config: Any, task: Any, run: Run, kind: GroupOptions = DEFAULT_OPTIONS
+) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     if overcommit_of(config) > 1:
         raise ConfigError("devices.overcommit: groups are asked all at once, and the first would be of any; use 1")
-    check_asked(config, task.population)
+    check_clients_per_round(config, task.population)
     churns, secure = config.available.name != "always", secure_of(config)
-    told = kind.told or tuple(dict.fromkeys([task.judge, *task.metrics]))
+    told = kind.metrics or tuple(dict.fromkeys([task.judge, *task.metrics]))
     compress, still = compress_of(config), replace(config, devices=Part("none"), available=Part("always"))
     calm, fleet = compress.at_server(simulate(fleet, still, run)), simulate(fleet, config, run)
-    fleet = compress.at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in kind.told}))
+    fleet = compress.at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in kind.metrics}))
     privacy, signature, first = build_privacy(config), signature_of(config), task.initial()
-    head = head_of(first) if kind.head is None else kind.head
+    head = find_last_layer(first) if kind.head is None else kind.head
     screen = build_screen(config, head=head)
 
     def parts(clients: int) -> tuple[AnySelector, AnyAggregator]:
         select = build("select", config.select, count=config.per_round, classes=task.classes, rounds=config.rounds)
         aggregate = build_aggregate(config, task, clients)
-        check_waits(config, aggregate, "groups do")
+        check_synchronous(config, aggregate, "groups do")
         check_regroup(config, aggregate)
         secure.check(config, select, aggregate, len(task.population))
         return privacy.at_server(select, aggregate, clients, config)
@@ -86,33 +94,33 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
         cluster=build("cluster", config.cluster),
         noise=kind.noise,
         directions=signature.directions,
-        size=len(signature(first, first, head)) if signature.trains else 0,
-        reduced=kind.reduced,
+        signature_size=len(signature(first, first, head)) if signature.trains else 0,
+        reduced_heads=kind.reduced_heads,
         filters=screen,
         head=head,
         regroup=config.regroup,
         stable=kind.stable,
         patience=Patience(min_replies=config.min_replies or None, wait=0.0 if churns else config.wait),
-        truth=kind.truth,
-        honest=lambda client: client not in kind.liars,
-        judged=clients_judge(config, task),
-        judge=task.judge,
-        higher=task.higher_is_better,
-        told=told,
-        evaluate=task.evaluate_groups or by_itself(task.evaluate),
+        true_groups=kind.true_groups,
+        honest=lambda client: client not in kind.malicious,
+        clients_evaluate=evaluated_by_clients(config, task),
+        monitor=task.judge,
+        higher_is_better=task.higher_is_better,
+        reported_metrics=told,
+        evaluate_on_server=task.evaluate_groups or evaluate_each_group(task.evaluate),
         clients_every=max(0, config.clients_every or config.rounds),
         inherit=inherit,
         size_cap=config.size_cap,
-        metrics=task.told,
-        tell=agreement_config(task.agreed),
-        tune=tuning_of(config, task, parts),
+        allowed_metrics=task.told,
+        round_config=agreement_config(task.agreed),
+        hyperparameters=tuning_of(config, task, parts),
     )
-    expect = kind.founders or (1 if churns else len(task.population))
-    judge = comparison_of(config, plan) if kind is ANY else kind.compare
+    expect = kind.initial_clients or (1 if churns else len(task.population))
+    judge = comparison_of(config, plan) if kind is DEFAULT_OPTIONS else kind.compare
     rounds = federate_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: look_ahead(run, plan)):
-        if config.screen.name != "none" and kind is not ANY:  # a simulation that knows who lies
-            done.row.update(detection_rates(done.clients, kind.liars, run.history[:-1]))
+        if config.screen.name != "none" and kind is not DEFAULT_OPTIONS:  # a simulation that knows who lies
+            done.row.update(detection_rates(done.clients, kind.malicious, run.history[:-1]))
         if judge is not None and is_over(run, config.rounds):
             done.row.update(judge(run, calm, plan))
         yield done
@@ -120,10 +128,10 @@ def group_rounds(fleet: Fleet, config: Any, task: Any, run: Run, kind: Kind = AN
 
 def comparison_of(config: Any, plan: Plan) -> Callable[[Run, Fleet, Plan], Row] | None:
     """How the groups of any task are compared with each client alone and with FedAvg fine-tuned, if they are."""
-    if not plan.judged or not compares(config):
+    if not plan.clients_evaluate or not has_references(config):
         return None
-    spent = References(rounds_of_fedavg(config), config.epochs, 0, config.per_round, again=True)
-    return partial(compare, settings=spent)
+    spent = References(reference_rounds(config), config.epochs, 0, config.per_round, again=True)
+    return partial(compare_with_references, settings=spent)
 
 
 def another(first: Arrays, seed: int, which: int) -> Arrays:
@@ -134,9 +142,11 @@ def another(first: Arrays, seed: int, which: int) -> Arrays:
     return {k: draws[k].permutation(v.ravel()).reshape(v.shape) for k, v in first.items()}
 
 
-def tuning_of(config: Any, task: Any, parts: Callable[[int], tuple[AnySelector, AnyAggregator]]) -> Alike:
+def tuning_of(
+    config: Any, task: Any, parts: Callable[[int], tuple[AnySelector, AnyAggregator]]
+) -> SharedHyperparameters:
     """What each group trains by, if that goes with the other settings."""
-    tune: Alike = build("per_group", config.per_group)
+    tune: SharedHyperparameters = build("per_group", config.per_group)
     called = f"per_group={config.per_group.name}"
     if lacking := sorted(name for name in tune.names if f"config:{name}" not in task.provides):
         raise ConfigError(f"{called}: the clients of this task cannot be told {lacking[0]}; use none")
@@ -146,7 +156,7 @@ def tuning_of(config: Any, task: Any, parts: Callable[[int], tuple[AnySelector, 
         return tune
     kept = any(need.startswith("config:correct=") for need in as_aggregator(parts(1)[1]).needs)
     others = [("regroup", config.regroup), ("aggregate", kept), ("secure", config.secure.name != "none")]
-    others += [("cluster", grouper_of(config).moves), ("evaluate_every", config.evaluate_every > 1)]
+    others += [("cluster", grouper_of(config).moves_clients), ("evaluate_every", config.evaluate_every > 1)]
     if wrong := [name for name, is_wrong in others if is_wrong]:
         raise ConfigError(f"{called}: every candidate begins afresh and is judged, which {wrong[0]} does not allow")
     if getattr(config, "judge_by", "test") != "vali":
@@ -157,12 +167,12 @@ def tuning_of(config: Any, task: Any, parts: Callable[[int], tuple[AnySelector, 
     return tune
 
 
-def by_itself(evaluate: Evaluate | None) -> EvaluateGroups | None:
+def evaluate_each_group(evaluate: Evaluate | None) -> EvaluateGroups | None:
     """The task's evaluation of each group's model; together, a group counts for as much as it has clients."""
     if evaluate is None:
         return None
 
-    def judge(models: Mapping[str, Arrays], groups: Groups) -> Judged:
+    def judge(models: Mapping[str, Arrays], groups: Groups) -> GroupMetrics:
         found = {group: dict(evaluate(arrays)) for group, arrays in models.items()}
         sizes = {group: len(who) for group, who in groups.members().items()}
         total = max(1, sum(sizes.values()))

@@ -30,16 +30,16 @@ from mutirao.core.records import Row
 from mutirao.core.rounds import Cohort, Run, step, wait_for_clients
 from mutirao.core.validation import sift
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
-from mutirao.experiments.group_evaluation import fault_of_judgement, request_of
+from mutirao.experiments.group_evaluation import fault_of_evaluation, request_of
 from mutirao.selection import Uniform
 
 log = logging.getLogger("mutirao")
 
-WAYS = ("groups", "groups_finetuned", "finetuned", "alone")
-SERVED = HOME + "served"  # where the run remembers it
-HELD = "accuracy_held"  # what a client says of the samples it kept back
+SERVED_MODELS = ("groups", "groups_finetuned", "finetuned", "alone")
+MEMORY_KEY = HOME + "served"  # where the run remembers it
+VALIDATION_ACCURACY = "accuracy_held"  # what a client says of the samples it kept back
 SURE = 1.0  # standard errors by which another way must be better than groups
-WORDS = {
+DESCRIPTIONS = {
     "groups": "the models of their groups",
     "groups_finetuned": "the models of their groups, fine-tuned",
     "finetuned": "one FedAvg model, fine-tuned",
@@ -66,7 +66,7 @@ class References:
         return {FIT_EPOCHS: min(self.alone, rounds * self.epochs) if self.alone else rounds * self.epochs}
 
 
-def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
+def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
     """Figures for the last round's record; what was spent and what clients get is remembered with the run."""
     state = Grouping.from_memory(run.memory)
     if state is None:
@@ -76,18 +76,20 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
     except (TooFewReplies, TooFewClients, Diverged) as error:
         log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
         return {}
-    judge, asked = plan.judge, requests_of(run, plan, state, settings, one)
+    judge, asked = plan.monitor, requests_of(run, plan, state, settings, one)
     here = {c for c in fleet.clients() if plan.honest(c)}
-    fits: Fits = {way: ask_to_fit(fleet, {c: r for c, r in asked[way].items() if c in here}, judge) for way in WAYS}
+    fits: Fits = {
+        way: ask_to_fit(fleet, {c: r for c, r in asked[way].items() if c in here}, judge) for way in SERVED_MODELS
+    }
     who = sorted(set.intersection(*(set(found) for found in fits.values())))
     if not who:
-        log.warning("no references for the groups: no client has fitted all of %s", ", ".join(WAYS))
+        log.warning("no references for the groups: no client has fitted all of %s", ", ".join(SERVED_MODELS))
         return {}
-    choosers = [c for c in who if all(HELD in found[c] for found in fits.values())]
-    held = {way: [found[c][HELD] for c in choosers] for way, found in fits.items()}
-    chosen, why = choose(held) if settings.serve == "auto" else (settings.serve, f"serve={settings.serve}")
+    choosers = [c for c in who if all(VALIDATION_ACCURACY in found[c] for found in fits.values())]
+    held = {way: [found[c][VALIDATION_ACCURACY] for c in choosers] for way, found in fits.items()}
+    chosen, why = choose_served(held) if settings.serve == "auto" else (settings.serve, f"serve={settings.serve}")
     if chosen != "groups":
-        ask_to_fit(fleet, {c: keep(asked[chosen][c]) for c in who}, judge)
+        ask_to_fit(fleet, {c: with_keep(asked[chosen][c]) for c in who}, judge)
     run.sites = fleet.snapshot()
     means = {way: float(np.mean([found[c][judge] for c in who])) for way, found in fits.items()}
     efforts = [asked["alone"][c].config for c in who]
@@ -102,18 +104,18 @@ def compare(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
         "alone_epochs": float(np.mean(spent)),
         "served": chosen,
         "why": why,
-        "warnings": warnings_of(means, chosen, judge, plan.higher),
+        "warnings": warnings_of(means, chosen, judge, plan.higher_is_better),
     }
-    return remember(run, told, plan.higher)
+    return store_comparison(run, told, plan.higher_is_better)
 
 
-def remember(run: Run, told: dict[str, Any], higher: bool) -> Row:
+def store_comparison(run: Run, told: dict[str, Any], higher: bool) -> Row:
     """Keep what was found with the run, and say it; the figures for the record."""
-    run.memory = run.memory | {SERVED: np.frombuffer(json.dumps(told).encode(), np.uint8).copy()}
+    run.memory = run.memory | {MEMORY_KEY: np.frombuffer(json.dumps(told).encode(), np.uint8).copy()}
     judge, means, chosen = told["judge"], told["means"], told["served"]
     for line in told["warnings"]:
         log.warning("round %d: %s", run.round, line)
-    log.info("round %d: clients are served by %s: %s", run.round, WORDS[chosen], told["why"])
+    log.info("round %d: clients are served by %s: %s", run.round, DESCRIPTIONS[chosen], told["why"])
     row: Row = {f"{judge}_{way}": value for way, value in means.items() if way != "groups"}
     sign = 1 if higher else -1
     gains = {f"gain_{way}": sign * (means[chosen] - means[way]) for way in ("alone", "finetuned")}
@@ -122,15 +124,15 @@ def remember(run: Run, told: dict[str, Any], higher: bool) -> Row:
 
 def directions_of(judge: str, higher: bool = True) -> dict[str, str]:
     """Which way each figure in the record is better."""
-    names = ("served", *WAYS[1:])
+    names = ("served", *SERVED_MODELS[1:])
     return dict.fromkeys(("gain_alone", "gain_finetuned"), "higher") | dict.fromkeys(
         (f"{judge}_{name}" for name in names), "higher" if higher else "lower"
     )
 
 
-def told_of(run: Run) -> dict[str, Any]:
-    """What `compare` left with the run; empty before."""
-    return json.loads(run.memory[SERVED].tobytes()) if SERVED in run.memory else {}
+def stored_comparison(run: Run) -> dict[str, Any]:
+    """What `compare_with_references` left with the run; empty before."""
+    return json.loads(run.memory[MEMORY_KEY].tobytes()) if MEMORY_KEY in run.memory else {}
 
 
 def train_one(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
@@ -138,7 +140,9 @@ def train_one(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: 
     share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
     other = Run(plan.model(plan.classes), seed=run.seed)
     wait_for_clients(other.roster, fleet, 1, plan.patience)
-    everybody = Cohort(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.metrics)
+    everybody = Cohort(
+        Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics
+    )
     for _ in range(settings.rounds):
         step(other, fleet, [everybody], patience=plan.patience)
     return other.arrays
@@ -150,7 +154,7 @@ def requests_of(
     """What each client of a group is asked to fit, by way; `one` is the model of all, if it is not that of a group."""
     about: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
     fresh, once = plan.model(plan.classes), replace(settings, alone=0).effort(1)
-    out: dict[str, dict[ClientId, Request]] = {way: {} for way in WAYS}
+    out: dict[str, dict[ClientId, Request]] = {way: {} for way in SERVED_MODELS}
     for group, members in state.groups.members().items():
         own = request_of(run, state, group, "fit")
         tuned = Request("fit", own.arrays, {**own.config, **about, **once})
@@ -163,21 +167,21 @@ def requests_of(
     return out
 
 
-def keep(request: Request) -> Request:
+def with_keep(request: Request) -> Request:
     """The same, to be gone on with."""
     return replace(request, config={**request.config, "keep": True})
 
 
 def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], judge: str) -> dict[ClientId, dict[str, float]]:
     """What clients say of the models they have fitted."""
-    replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_judgement).replies if requests else {}
+    replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}
     return {c: dict(r.metrics) for c, r in replies.items() if judge in r.metrics}
 
 
-def choose(held: Mapping[str, list[float]]) -> tuple[str, str]:
+def choose_served(held: Mapping[str, list[float]]) -> tuple[str, str]:
     """The way that serves clients best by what they kept back, and why; groups, unless another is surely better.
 
-    >>> choose({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
+    >>> choose_served({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
     ('alone', 'on samples kept back 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
     """
     if not held["groups"] or len({len(values) for values in held.values()}) > 1:
@@ -187,7 +191,7 @@ def choose(held: Mapping[str, list[float]]) -> tuple[str, str]:
     for way, (gain, error) in gains_in(held).items():
         if gain > SURE * error and float(np.mean(held[way])) > most:
             best, most = way, float(np.mean(held[way]))
-            above = f"{100 * gain:.1f} points above {WORDS['groups']} (standard error {100 * error:.1f})"
+            above = f"{100 * gain:.1f} points above {DESCRIPTIONS['groups']} (standard error {100 * error:.1f})"
             why = f"on samples kept back {100 * most:.1f}%, {above}"
     return best, why
 
@@ -206,11 +210,11 @@ def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
 def warnings_of(means: Mapping[str, float], chosen: str, judge: str = "accuracy", higher: bool = True) -> list[str]:
     """Where groups serve clients worse than they would be without them, and whether that is what clients get."""
     found, share = [], judge.startswith("accuracy")
-    instead = "" if chosen == "groups" else f"; they get {WORDS[chosen]} instead"
+    instead = "" if chosen == "groups" else f"; they get {DESCRIPTIONS[chosen]} instead"
     for way in ("alone", "finetuned"):
         if (worse := (means[way] - means["groups"]) * (1 if higher else -1)) > 0:
             how = f"{100 * worse:.1f} points" if share else f"{worse:.4g}"
             ours, theirs = (f"{100 * means[w]:.1f}%" if share else f"{means[w]:.4g}" for w in ("groups", way))
             both = f"{judge} {ours} against {theirs}"
-            found.append(f"groups serve clients {how} worse than {WORDS[way]} does ({both}){instead}")
+            found.append(f"groups serve clients {how} worse than {DESCRIPTIONS[way]} does ({both}){instead}")
     return found

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mutirao.clustering.base import Grouper, Heard, as_grouper
-from mutirao.clustering.context import Scene
+from mutirao.clustering.base import Grouper, GroupUpdates, as_grouper
+from mutirao.clustering.context import GroupContext
 from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.late_joiners import one_a_key
-from mutirao.clustering.membership import WAITS
+from mutirao.clustering.late_joiners import find_shared_keys
+from mutirao.clustering.membership import WAITING
 from mutirao.clustering.plan import Plan as Plan
 from mutirao.core.arrays import Arrays, as_part, part_of
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, traffic
@@ -24,7 +24,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Run, start_run, step, wait_for_clients
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import ConfigError, TooFewReplies
-from mutirao.experiments.group_evaluation import class_map_of, judge, request_of
+from mutirao.experiments.group_evaluation import class_map_of, evaluate_groups, request_of
 from mutirao.experiments.warm_up import warm_up
 from mutirao.privacy.central_noise import RELEASES
 
@@ -38,25 +38,25 @@ def federate_groups(
     run: Run, fleet: Fleet, plan: Plan, rounds: int, evaluate_every: int = 1, expect: int = 1
 ) -> Iterator[Round]:
     """Form groups unless the run has some, then make rounds until all are done or all groups have settled."""
-    state, scene, grouper = Grouping.from_memory(run.memory), Scene(run, fleet, plan), as_grouper(plan.cluster)
+    state, context, grouper = Grouping.from_memory(run.memory), GroupContext(run, fleet, plan), as_grouper(plan.cluster)
     start_run(run, fleet, 1 if state else expect, plan.patience)
-    state = state or found_groups(scene, grouper)
+    state = state or create_groups(context, grouper)
     while run.round < rounds:
         wait_for_clients(run.roster, fleet, 1, plan.patience)
         if plan.regroup and run.round and run.round % plan.regroup == 0:
-            state = regroup(scene, grouper, state)
-        welcome(scene, grouper, state)
-        grouper.before(scene, state)
-        if plan.tune.restarts(run.round + 1):
-            begin_afresh(scene, state)
-        awake = live(run.roster, state)
+            state = regroup(context, grouper, state)
+        admit_late_joiners(context, grouper, state)
+        grouper.before(context, state)
+        if plan.hyperparameters.restarts(run.round + 1):
+            reset_models(context, state)
+        awake = active_groups(run.roster, state)
         if not awake:
             log.warning("round %d: no group that still learns has a client here; the run ends", run.round + 1)
             return
-        done, heard = make_round(scene, grouper, state, awake)
-        grouper.after(scene, state, heard)
-        judge(scene, state, done.row, run.round % evaluate_every == 0 or run.round == rounds)
-        done = scene.tell(done)
+        done, heard = make_round(context, grouper, state, awake)
+        grouper.after(context, state, heard)
+        evaluate_groups(context, state, done.row, run.round % evaluate_every == 0 or run.round == rounds)
+        done = context.finish_round(done)
         run.memory = run.memory | state.to_memory()
         fleet.record(done)
         run.history.append(done.row)
@@ -66,76 +66,78 @@ def federate_groups(
 
 
 def make_round(
-    scene: Scene, grouper: Grouper, state: Grouping, awake: Mapping[str, list[ClientId]]
-) -> tuple[Round, dict[str, Heard]]:
+    context: GroupContext, grouper: Grouper, state: Grouping, awake: Mapping[str, list[ClientId]]
+) -> tuple[Round, dict[str, GroupUpdates]]:
     """One round of the groups that are awake, and what was heard of their clients if the grouper wants to know."""
-    members, heard = state.groups.members(), dict[str, Heard]()
-    plan, number = scene.plan, scene.run.round + 1
-    cohorts = [cohort_of(plan, grouper, state, group, members[group], heard, number) for group in sorted(awake)]
+    members, heard = state.groups.members(), dict[str, GroupUpdates]()
+    plan, number = context.plan, context.run.round + 1
+    cohorts = [training_group(plan, grouper, state, group, members[group], heard, number) for group in sorted(awake)]
     try:
-        return step(scene.run, scene.fleet, cohorts, patience=scene.plan.patience), heard
+        return step(context.run, context.fleet, cohorts, patience=context.plan.patience), heard
     except TooFewReplies as error:
-        error.rows[:0] = scene.rows
+        error.rows[:0] = context.rows
         raise
 
 
-def cohort_of(
+def training_group(
     plan: Plan,
     grouper: Grouper,
     state: Grouping,
     group: str,
     members: list[ClientId],
-    heard: dict[str, Heard],
+    heard: dict[str, GroupUpdates],
     number: int,
 ) -> Cohort:
     """A group as one round sees it."""
-    told = plan.tune.told(group, number, state.scores, plan.higher)
+    told = plan.hyperparameters.told(group, number, state.scores, plan.higher_is_better)
 
     def overhear(current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
-        heard[group] = Heard(current, replies)
+        heard[group] = GroupUpdates(current, replies)
         return replies, {}
 
     return Cohort(
         *plan.parts(len(members)),
-        filters=(*plan.filters, overhear) if grouper.hears else plan.filters,
-        config={**plan.tell, **class_map_of(state, group), **told},
+        filters=(*plan.filters, overhear) if grouper.needs_updates else plan.filters,
+        config={**plan.round_config, **class_map_of(state, group), **told},
         name=group,
         members=members,
         size_cap=plan.size_cap,
-        metrics=plan.metrics,
+        metrics=plan.allowed_metrics,
     )
 
 
-def found_groups(scene: Scene, grouper: Grouper, before: Sequence[Arrays] = ()) -> Grouping:
+def create_groups(context: GroupContext, grouper: Grouper, before: Sequence[Arrays] = ()) -> Grouping:
     """The groups of those who are here, each with a model of its own in the run's arrays.
 
     `before` is what the groups there were have remembered, if these are formed anew.
     """
-    run, fleet, plan = scene.run, scene.fleet, scene.plan
-    refused = refuse_swarms(scene)
-    replies = hear_of(scene, grouper, [c for c in fleet.clients() if c not in refused])
+    run, fleet, plan = context.run, context.fleet, context.plan
+    refused = refuse_sybils(context)
+    replies = request_signatures(context, grouper, [c for c in fleet.clients() if c not in refused])
     if not replies:
-        raise TooFewReplies(f"the warm-up failed: no client sent a usable signature{reasons(scene.rows)}", scene.rows)
-    groups = grouper(scene, replies)
+        raise TooFewReplies(
+            f"the warm-up failed: no client sent a usable signature{reasons(context.rows)}", context.rows
+        )
+    groups = grouper(context, replies)
     if not groups.count:
         raise ConfigError(f"{plan.cluster!r} leaves all {len(replies)} clients out; use noise=nearest or another")
     for client in groups.waiting():
-        scene.note(client, rejected="waits: fits no group", n=replies[client].n)
-    state = Grouping(groups, {}, total=scene.plan.classes)
+        context.note(client, rejected="waits: fits no group", n=replies[client].n)
+    state = Grouping(groups, {}, total=context.plan.classes)
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
     run.arrays = {}  # instead of the test model
     for number, (name, classes) in enumerate(state.classes.items()):
-        model = plan.model(len(classes), number) if grouper.apart and number else plan.model(len(classes))
+        model = plan.model(len(classes), number) if grouper.different_models and number else plan.model(len(classes))
         run.arrays = run.arrays | as_part(model, name)
         run.memory = run.memory | as_part(plan.inherit(before), name)
     state.silent = {c: TRIES if c in refused else 1 for c in fleet.clients() if c not in replies}
     return state
 
 
-def begin_afresh(scene: Scene, state: Grouping) -> None:
+def reset_models(context: GroupContext, state: Grouping) -> None:
     """Give every group the first model again, and nothing to remember but what its account says."""
-    run, plan = scene.run, scene.plan
+    run, plan = context.run, context.plan
     for name, classes in state.classes.items():
         run.arrays = run.arrays | as_part(plan.model(len(classes)), name)
         before = part_of(run.memory, name)
@@ -143,28 +145,30 @@ def begin_afresh(scene: Scene, state: Grouping) -> None:
         run.memory = run.memory | as_part({k: v for k, v in before.items() if k == RELEASES}, name)
 
 
-def hear_of(scene: Scene, grouper: Grouper, clients: list[ClientId], size: int = 0) -> dict[ClientId, Reply]:
+def request_signatures(
+    context: GroupContext, grouper: Grouper, clients: list[ClientId], size: int = 0
+) -> dict[ClientId, Reply]:
     """What these clients send to be grouped: a signature, or nothing if the grouper wants none."""
-    return warm_up(scene, clients, size) if grouper.warms else {c: Reply({}) for c in clients}
+    return warm_up(context, clients, size) if grouper.uses_warm_up else {c: Reply({}) for c in clients}
 
 
-def regroup(scene: Scene, grouper: Grouper, before: Grouping) -> Grouping:
+def regroup(context: GroupContext, grouper: Grouper, before: Grouping) -> Grouping:
     """Groups formed anew by those who are here, in case their data have changed; what was learnt is carried over.
 
     A new group starts from the model of the old one most of its clients come from; a head for other classes is new.
     """
-    run = scene.run
+    run = context.run
     models = {g: part_of(run.arrays, g) for g in before.groups.names}
     memories = [part_of(run.memory, g) for g in before.groups.names]
     run.memory = {k: v for k, v in run.memory.items() if k.partition("/")[0] not in models}
-    state = found_groups(scene, grouper, memories)
+    state = create_groups(context, grouper, memories)
     for name, members in state.groups.members().items():
         origins = [g for c in members if (g := before.groups.group_of(c))]
         if origins:
             home = max(sorted(set(origins)), key=origins.count)
             same, old = before.classes[home] == state.classes[name], models[home]
             fresh = part_of(run.arrays, name)
-            kept = {k: old[k] if same or not k.startswith(f"{scene.plan.head}.") else v for k, v in fresh.items()}
+            kept = {k: old[k] if same or not k.startswith(f"{context.plan.head}.") else v for k, v in fresh.items()}
             run.arrays = run.arrays | as_part(kept, name)
     return state
 
@@ -172,52 +176,54 @@ def regroup(scene: Scene, grouper: Grouper, before: Grouping) -> Grouping:
 def classes_of(replies: list[Reply], plan: Plan) -> list[int]:
     """The classes a group's head has: all, or those that enough of its clients hold if they have said so."""
     held = [r.extras["holdings"] > 0 for r in replies if "holdings" in r.extras]
-    if not plan.reduced or not held:
+    if not plan.reduced_heads or not held:
         return list(range(plan.classes))
     holders = np.sum(held, axis=0)
     return [int(c) for c in np.flatnonzero(holders >= max(1.0, SHARE * len(replies)))] or list(range(plan.classes))
 
 
-def refuse_swarms(scene: Scene) -> dict[ClientId, str]:
+def refuse_sybils(context: GroupContext) -> dict[ClientId, str]:
     """Who is refused, and why: of several clients with one key all but the first; only some fleets know keys."""
-    refused = one_a_key(scene.fleet.clients(), scene.fleet.keys())
+    refused = find_shared_keys(context.fleet.clients(), context.fleet.keys())
     for client, why in refused.items():
-        log.warning("round %d: %s is refused: it %s", scene.run.round + 1, client, why)
-        scene.note(client, rejected=f"refused: {why}")
+        log.warning("round %d: %s is refused: it %s", context.run.round + 1, client, why)
+        context.note(client, rejected=f"refused: {why}")
     return refused
 
 
-def welcome(scene: Scene, grouper: Grouper, state: Grouping) -> None:
+def admit_late_joiners(context: GroupContext, grouper: Grouper, state: Grouping) -> None:
     """Admit the clients that no group knows yet; a group that has settled hands its model over at once."""
     known = state.groups.labelled
-    new = [c for c in scene.fleet.clients() if c not in known and state.silent.get(c, 0) < TRIES]
+    new = [c for c in context.fleet.clients() if c not in known and state.silent.get(c, 0) < TRIES]
     if not new:
         return
-    refused = {c: why for c, why in refuse_swarms(scene).items() if c in new}
+    refused = {c: why for c, why in refuse_sybils(context).items() if c in new}
     size = state.groups.signatures.shape[1]
-    replies = hear_of(scene, grouper, [c for c in new if c not in refused], size)
+    replies = request_signatures(context, grouper, [c for c in new if c not in refused], size)
     for client in new:
         if client not in replies:
             state.silent[client] = TRIES if client in refused else state.silent.get(client, 0) + 1
-    found = grouper.admit(scene, state, replies)
+    found = grouper.admit(context, state, replies)
     numbers = {name: i for i, name in enumerate(state.groups.names)}
-    state.groups = state.groups.with_later({c: numbers.get(a.group, WAITS) for c, a in found.items()})
-    handed = hand_over(scene, state, {c: a.group for c, a in found.items() if a.group in state.settled})
+    state.groups = state.groups.with_admitted({c: numbers.get(a.group, WAITING) for c, a in found.items()})
+    handed = send_final_models(context, state, {c: a.group for c, a in found.items() if a.group in state.settled})
     for client, where in found.items():
-        log.info("round %d: %s joins %s", scene.run.round + 1, client, where.group or "nobody: " + where.quarantine)
-        scene.note(client, where, replies[client].n, figures=handed.get(client))
+        log.info("round %d: %s joins %s", context.run.round + 1, client, where.group or "nobody: " + where.quarantine)
+        context.note(client, where, replies[client].n, figures=handed.get(client))
 
 
-def hand_over(scene: Scene, state: Grouping, clients: Mapping[ClientId, str]) -> dict[ClientId, dict[str, float]]:
+def send_final_models(
+    context: GroupContext, state: Grouping, clients: Mapping[ClientId, str]
+) -> dict[ClientId, dict[str, float]]:
     """Give clients the model of their group to keep; they say how it does on their own data."""
-    common = {g: request_of(scene.run, state, g, "take") for g in set(clients.values())}
+    common = {g: request_of(context.run, state, g, "take") for g in set(clients.values())}
     requests = {c: common[g] for c, g in clients.items()}
-    answers = sift(scene.fleet.ask(requests), fault_of_extras) if requests else Answers({}, {})
-    scene.down += traffic(requests, answers)[0]
+    answers = sift(context.fleet.ask(requests), fault_of_extras) if requests else Answers({}, {})
+    context.down += traffic(requests, answers)[0]
     return {c: dict(r.metrics) for c, r in answers.replies.items()}
 
 
-def live(roster: Roster, state: Grouping) -> dict[str, list[ClientId]]:
+def active_groups(roster: Roster, state: Grouping) -> dict[str, list[ClientId]]:
     """The groups that still learn and have clients here, with these clients."""
     present = {roster.ids[i] for i in roster.here()}
     members = {g: [c for c in who if c in present] for g, who in state.groups.members().items()}

@@ -18,20 +18,20 @@ from mutirao.clustering.base import Grouper, as_grouper
 from mutirao.clustering.group_hyperparameters import as_table
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups, write_evidence
-from mutirao.clustering.signature_handler import FIT, SIGNS, WARM, Signing
+from mutirao.clustering.signature_handler import FIT, SIGNS, WARM, SignatureHandler
 from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import part_of
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Picture
-from mutirao.experiments.disclosure import Exchange
-from mutirao.experiments.group_references import directions_of, told_of
-from mutirao.experiments.personal_models import OF_ONE_MODEL, own_figures
+from mutirao.experiments.disclosure import Disclosure
+from mutirao.experiments.group_references import directions_of, stored_comparison
+from mutirao.experiments.personal_models import COMMON_MODEL_ARTIFACTS, client_metric_names
 from mutirao.privacy import build_privacy
 
 T = TypeVar("T")  # a Task, which is made of this
-Opinions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
+Predictions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
 # Settings that say nothing where there are no groups.
 OF_GROUPS = ("signature", "warm_epochs", "regroup", "references", "per_group")
 
@@ -80,11 +80,11 @@ def signature_of(config: Any) -> Any:
 def check_grouper(config: Any) -> None:
     """Refuse a grouper that sees more of single clients than the signature of a warm-up where that is all it may."""
     grouper, name = grouper_of(config), config.cluster.name
-    plain = grouper.warms and not (grouper.hears or grouper.asks or grouper.signature)
+    plain = grouper.uses_warm_up and not (grouper.needs_updates or grouper.requests or grouper.signature)
     for key in ("privacy", "secure"):
         if not plain and getattr(config, key).name != "none":
             raise ConfigError(f"cluster={name}: only the signature of a warm-up is covered; use auto, or {key}=none")
-    if config.regroup and (grouper.moves or not grouper.warms):
+    if config.regroup and (grouper.moves_clients or not grouper.uses_warm_up):
         raise ConfigError(f"cluster={name}: there are no signatures to form groups anew by; use regroup=0")
 
 
@@ -106,7 +106,7 @@ def check_privacy(config: Any) -> None:
         )
 
 
-def sign_with(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
+def add_signatures(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
     """The handler `own` of a task with groups, which signs; `plain` is the same without privacy."""
     provides = as_handler(plain).provides
     if not has_groups(config) or SIGNS in provides:
@@ -117,10 +117,10 @@ def sign_with(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
         raise ConfigError("warm_epochs: the clients of this task warm up as they train in a round; leave it out")
     told = {"lr": config.lr, "epochs": config.warm_epochs}
     signature, privacy = signature_of(config), build_privacy(config)
-    return Signing(own, plain, signature, {name: told[name] for name in sorted(can)}, privacy)
+    return SignatureHandler(own, plain, signature, {name: told[name] for name in sorted(can)}, privacy)
 
 
-def clients_judge(config: Any, task: Any) -> bool:
+def evaluated_by_clients(config: Any, task: Any) -> bool:
     """Whether clients judge the model of their group on test data of their own."""
     from mutirao.training.samples import can_judge  # late: it brings torch
 
@@ -128,20 +128,20 @@ def clients_judge(config: Any, task: Any) -> bool:
     return bool(has and config.privacy.name in ("none", "central"))  # else nothing but noised updates leaves a client
 
 
-def compares(config: Any) -> bool:
+def has_references(config: Any) -> bool:
     """Whether groups are compared with references at the end: clients must be free to say how single models do."""
     free = config.privacy.name == "none" and config.secure.name == "none"
     return bool(config.references and free and config.personal.name == "none")
 
 
-def rounds_of_fedavg(config: Any) -> int:
+def reference_rounds(config: Any) -> int:
     """How long the model is trained that groups are compared with."""
     return int(config.rounds if config.references < 0 else config.references)
 
 
 def references_in(run: Run) -> dict[str, Any]:
     """The entry of summary.json on references, if there are any."""
-    return {"references": told} if (told := told_of(run)) else {}
+    return {"references": told} if (told := stored_comparison(run)) else {}
 
 
 def make_grouped(given: T, config: Any) -> T:
@@ -149,8 +149,8 @@ def make_grouped(given: T, config: Any) -> T:
     task = cast("Any", given)
     if not has_groups(config) or SIGNS in task.provides:
         return given
-    if by_clients := clients_judge(config, task):
-        judge, metrics = own_figures(task, task.handler, summed=config.secure.name != "none")
+    if by_clients := evaluated_by_clients(config, task):
+        judge, metrics = client_metric_names(task, task.handler, summed=config.secure.name != "none")
         task = replace(task, evaluate=None, judge=judge, metrics=metrics)
     elif task.evaluate is None and config.privacy.name in ("none", "central"):
         raise ConfigError("cluster: nobody could judge the models of groups: neither clients nor server have test data")
@@ -161,26 +161,26 @@ def make_grouped(given: T, config: Any) -> T:
 
     def find(run: Run) -> dict[str, Any]:
         who = {"groups_judged_by": "clients" if by_clients else "server"}
-        told = {**summarise_groups(run, judge=judge), **settings_of_groups(run, config, higher), **references_in(run)}
+        told = {**summarise_groups(run, judge=judge), **group_settings_in(run, config, higher), **references_in(run)}
         return {**(before(run) if before else {}), **told, **(who if told else {})}
 
     made: T = replace(
         task,
         exhibits=replace(
             show,
-            pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL} | pictures,
-            files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL} | files,
+            pictures={k: v for k, v in show.pictures.items() if k not in COMMON_MODEL_ARTIFACTS} | pictures,
+            files={k: v for k, v in show.files.items() if k not in COMMON_MODEL_ARTIFACTS} | files,
             findings=find,
             constant=show.constant | {"groups", "rand"},
         ),
         directions={**directions_of(judge, higher), **task.directions},
-        opinions=task.opinions or opinions_by(task),
+        opinions=task.opinions or predictions_by(task),
         check=lambda arrays, population: check(first(), population),  # the models of groups are like the first
     )
     return made
 
 
-def settings_of_groups(run: Run, config: Any, higher: bool = True) -> dict[str, str]:
+def group_settings_in(run: Run, config: Any, higher: bool = True) -> dict[str, str]:
     """What each group trained by in the last round, as `per_group=given` takes it, if they differ."""
     tune, state = build("per_group", config.per_group), Grouping.from_memory(run.memory)
     if state is None or not tune.names:
@@ -188,7 +188,7 @@ def settings_of_groups(run: Run, config: Any, higher: bool = True) -> dict[str, 
     return {"per_group": as_table({g: tune.told(g, run.round, state.scores, higher) for g in state.groups.names})}
 
 
-def opinions_by(task: Any) -> Opinions | None:
+def predictions_by(task: Any) -> Predictions | None:
     """What the models of groups say of samples, if the task's clients are a Trainer of classes."""
     from mutirao.experiments.group_client import outputs_of  # late: it brings torch
     from mutirao.training.measurements import OwnFigures
@@ -208,13 +208,13 @@ def opinions_by(task: Any) -> Opinions | None:
     return say
 
 
-def asks_of_groups(config: Any, task: Any) -> Exchange:
+def group_disclosure(config: Any, task: Any) -> Disclosure:
     """What leaves clients for the sake of groups: the signature of a warm-up, and how their model does."""
     if not has_groups(config):
-        return Exchange()
+        return Disclosure()
     grouper = grouper_of(config)
-    sent = Exchange((WARM,), extras=("signature",)) if grouper.warms else Exchange()
-    warm = sent | Exchange(grouper.asks, extras=grouper.extras, metrics=grouper.metrics)
-    if not clients_judge(config, task):
+    sent = Disclosure((WARM,), extras=("signature",)) if grouper.uses_warm_up else Disclosure()
+    warm = sent | Disclosure(grouper.requests, extras=grouper.extras, metrics=grouper.metrics)
+    if not evaluated_by_clients(config, task):
         return warm
-    return warm | Exchange(("evaluate", *([FIT] if compares(config) else [])), metrics=(task.judge,))
+    return warm | Disclosure(("evaluate", *([FIT] if has_references(config) else [])), metrics=(task.judge,))

@@ -13,13 +13,13 @@ from mutirao.core.parts import as_handler
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Patience, Round, Run, wait_for_clients
 from mutirao.errors import ConfigError
-from mutirao.experiments.disclosure import promises
+from mutirao.experiments.disclosure import privacy_guarantee
 from mutirao.experiments.task import Recipe, Task
 from mutirao.privacy import SPENT
 from mutirao.privacy.secure_aggregation import Open
 
 
-def sworn(task: Task) -> Task:
+def require_agreement(task: Task) -> Task:
     """The task as a site works on it: whatever it is asked, it looks at what it has first."""
     if isinstance(task.handler, AgreedHandler):
         return task
@@ -29,23 +29,23 @@ def sworn(task: Task) -> Task:
     return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, tells))
 
 
-def agree_first(fleet: Fleet, config: Any, task: Task, run: Run) -> tuple[Fleet, Task]:
+def agree_on_task(fleet: Fleet, config: Any, task: Task, run: Run) -> tuple[Fleet, Task]:
     """Ask all who are other parties whether they have what the server has; the fleet and the task of those who do."""
     told = {**task.basis(), **task.agreed}
     if not told or not fleet.is_remote():
         return fleet, task
     wait_for_all(fleet, config, task)
     agreement = AgreementFleet(fleet, told, config={"seed": config.seed, "round": run.round})
-    return agreement, without(task, agreement)
+    return agreement, only_agreeing(task, agreement)
 
 
-def play(recipe: Recipe, fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
+def run_recipe(recipe: Recipe, fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
     """The rounds of a recipe, once its parties have agreed."""
-    fleet, task = agree_first(fleet, config, task, run)
+    fleet, task = agree_on_task(fleet, config, task, run)
     yield from recipe.flow(fleet, config, task, run)
 
 
-def agree_before(
+def agree_on_profile(
     fleet: Fleet, config: Any, task: Task, run: Run, name: str, own: bytes, join: Join
 ) -> tuple[Fleet, Task, bytes]:
     """Find what all agree on under that name from the clients' profiles, unless it is known; who agrees, and the bytes.
@@ -54,7 +54,7 @@ def agree_before(
     clients of this process are asked nothing but rounds.
     """
     about = {"seed": config.seed, "round": run.round}
-    asks = fleet.is_remote() or not promises(config)
+    asks = fleet.is_remote() or not privacy_guarantee(config)
     content, spent = bytes_from_extra(AGREED + name, run.memory) or own, (0, 0)
     if asks:
         wait_for_all(fleet, config, task)
@@ -62,7 +62,7 @@ def agree_before(
         content, spent = agree_on(fleet, name, about, join)
         run.memory |= bytes_to_extra(AGREED + name, content)
     agreement = AgreementFleet(fleet, {name: digest_of(content)}, bytes_to_extra(name, content), about, asks, spent)
-    return agreement, without(task, agreement), content
+    return agreement, only_agreeing(task, agreement), content
 
 
 def read_given(setting: str, path: str, read: Callable[[bytes], Any]) -> bytes:
@@ -85,7 +85,7 @@ def wait_for_all(fleet: Fleet, config: Any, task: Task) -> None:
     )
 
 
-def without(task: Task, agreement: AgreementFleet) -> Task:
+def only_agreeing(task: Task, agreement: AgreementFleet) -> Task:
     """The task of those who agree: it is not waited for others, nor are they counted on."""
     names, left, population = agreement.begin(), len(agreement.clients()), task.population
     known = [name for name in names if name in list(population)]

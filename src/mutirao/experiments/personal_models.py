@@ -17,7 +17,7 @@ from mutirao.metrics import direction_of
 from mutirao.personalization import OneModel, Personal
 
 T = TypeVar("T")  # a Task, which is made of this
-OF_ONE_MODEL = (
+COMMON_MODEL_ARTIFACTS = (
     "confusion.png",
     "verdict.json",
     "queries.csv",
@@ -40,7 +40,7 @@ def personal_of(config: Any) -> Personal:
     return kind
 
 
-def check_tests(kind: Personal, provides: frozenset[str], population: Mapping[ClientId, Any]) -> None:
+def check_test_data(kind: Personal, provides: frozenset[str], population: Mapping[ClientId, Any]) -> None:
     """Refuse clients that have nothing of their own to be judged by."""
     from mutirao.training.samples import can_judge  # late: it brings torch
 
@@ -57,7 +57,7 @@ def as_global(evaluate: Evaluate) -> Evaluate:
     return judge
 
 
-def own_figures(task: Any, handler: Any, summed: bool = False) -> tuple[str, tuple[str, ...]]:
+def client_metric_names(task: Any, handler: Any, summed: bool = False) -> tuple[str, tuple[str, ...]]:
     """The metric that judges a task whose clients judge on their own test data, and all that they tell.
 
     If no more than sums are seen (`summed`), these are of loss and accuracy alone.
@@ -76,16 +76,16 @@ def make_personal(given: T, config: Any) -> T:
     kind, task = personal_of(config), cast("Any", given)
     if isinstance(kind, OneModel):
         return given
-    check_tests(kind, as_handler(task.handler).provides, task.population)
+    check_test_data(kind, as_handler(task.handler).provides, task.population)
     handler: Any = kind.at_client(task.handler)
     initial, show = task.initial, task.exhibits
     shared = getattr(handler, "shared", None)  # a handler whose model is made later begins with it by itself
-    judge, metrics = own_figures(task, handler)
+    judge, metrics = client_metric_names(task, handler)
     if not kind.whole:
         show = replace(
             show,
-            pictures={k: v for k, v in show.pictures.items() if k not in OF_ONE_MODEL},
-            files={k: v for k, v in show.files.items() if k not in OF_ONE_MODEL},
+            pictures={k: v for k, v in show.pictures.items() if k not in COMMON_MODEL_ARTIFACTS},
+            files={k: v for k, v in show.files.items() if k not in COMMON_MODEL_ARTIFACTS},
         )
     made_of_it: T = replace(
         task,
@@ -100,14 +100,14 @@ def make_personal(given: T, config: Any) -> T:
 
 
 @dataclass(frozen=True)
-class Roll:
+class ClientRoles:
     """Who trains and who is new, and how both are judged."""
 
     kind: Personal = OneModel()
     new: frozenset[ClientId] = frozenset()
 
     @classmethod
-    def of(cls, config: Any, population: Mapping[ClientId, Any]) -> "Roll":
+    def of(cls, config: Any, population: Mapping[ClientId, Any]) -> "ClientRoles":
         """Of all clients of a task; the seed decides who is new."""
         kind = personal_of(config)
         return cls(kind, kind.strangers(list(population), config.seed) if kind.new else frozenset())

@@ -10,7 +10,7 @@ from mutirao.errors import ConfigError
 from mutirao.selection import how_many
 
 
-def check_asked(config: Any, population: Collection[str]) -> None:
+def check_clients_per_round(config: Any, population: Collection[str]) -> None:
     """Refuse a round of more clients than there are, if somebody asked for it: a default means "at most so many".
 
     Who was excluded counts: a run without a client that withdraws keeps its settings.
@@ -29,7 +29,7 @@ def check_asked(config: Any, population: Collection[str]) -> None:
             )
 
 
-def check_fewest(config: Any, aggregate: AnyAggregator, population: Collection[str]) -> None:
+def check_min_clients(config: Any, aggregate: AnyAggregator, population: Collection[str]) -> None:
     """Refuse a method that needs more clients than a round asks, such as Krum where all of them may lie."""
     asked = how_many(config.select.settings.get("count", config.per_round), len(population))
     fewest = as_aggregator(aggregate).fewest

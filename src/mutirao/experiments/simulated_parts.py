@@ -9,17 +9,17 @@ from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, with_defau
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.simulation.availability import Churn
-from mutirao.simulation.clock import Timed
-from mutirao.simulation.devices import Model
-from mutirao.simulation.drift import Dated
+from mutirao.simulation.clock import TimedFleet
+from mutirao.simulation.devices import DeviceModel
+from mutirao.simulation.drift import DriftFleet
 
 
 def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
     """The fleet with the clients' drift, devices and coming and going, if the configuration models any."""
     if config.drift.name != "none":
-        fleet = Dated(fleet, build("drift", config.drift), run)
+        fleet = DriftFleet(fleet, build("drift", config.drift), run)
     if config.devices.name != "none":
-        fleet = Timed(fleet, build("devices", config.devices), run, config.epochs, config.per_round)
+        fleet = TimedFleet(fleet, build("devices", config.devices), run, config.epochs, config.per_round)
     if config.available.name != "always":
         fleet = Churn(fleet, build("available", config.available), run)
     return fleet
@@ -27,7 +27,7 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
 
 def overcommit_of(config: Any) -> float:
     """How many times more clients are asked than are wanted; 1 without simulated devices."""
-    return with_defaults(build("devices", config.devices), Model).overcommit  # type: ignore[type-abstract]
+    return with_defaults(build("devices", config.devices), DeviceModel).overcommit  # type: ignore[type-abstract]
 
 
 def build_select(config: Any, classes: int | None) -> AnySelector:

@@ -19,26 +19,33 @@ from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits
-from mutirao.experiments.async_flow import is_staggered, stagger
-from mutirao.experiments.disclosure import Exchange, is_private, usual_exchange
-from mutirao.experiments.early_stopping import Ending
+from mutirao.experiments.async_flow import is_asynchronous, make_asynchronous
+from mutirao.experiments.disclosure import Disclosure, is_private, ordinary_disclosure
+from mutirao.experiments.early_stopping import EarlyStopping
 from mutirao.experiments.group_flow import group_rounds
-from mutirao.experiments.grouping import Opinions, asks_of_groups, check_groups, has_groups, make_grouped, sign_with
-from mutirao.experiments.personal_models import Roll, make_personal, personal_of
-from mutirao.experiments.population_checks import check_asked, check_fewest
+from mutirao.experiments.grouping import (
+    Predictions,
+    add_signatures,
+    check_groups,
+    group_disclosure,
+    has_groups,
+    make_grouped,
+)
+from mutirao.experiments.personal_models import ClientRoles, make_personal, personal_of
+from mutirao.experiments.population_checks import check_clients_per_round, check_min_clients
 from mutirao.experiments.simulated_parts import build_aggregate, build_screen, build_select, simulate
 from mutirao.metrics import direction_of
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.privacy.secure_aggregation import Open, Secure
 from mutirao.privacy.secure_aggregation.kinds import secure_of
 from mutirao.registry import check_module
-from mutirao.simulation.drift import Around, Drifted, can_drift
+from mutirao.simulation.drift import DriftContext, DriftHandler, check_drift
 from mutirao.training.lr_schedules import Constant
 
 log = logging.getLogger("mutirao")
 
 # Settings that a flow must know of, and why one that does not cannot go with them.
-UNHEEDED = {
+FLOW_SETTINGS = {
     "privacy": "does not keep to it",
     "secure": "looks at single clients",
     "compress": "takes whole updates",
@@ -46,7 +53,7 @@ UNHEEDED = {
     "personal": "has its own models",
     "cluster": "has one model for all",
 }
-MOST_JUDGES = 10_000  # clients that all judge the model at the end, if nobody says how often they are to
+MAX_EVALUATING_CLIENTS = 10_000  # clients that all judge the model at the end, if nobody says how often they are to
 PYTHON = "python"  # what a run is called whose model and data were handed over as objects
 # Where each recipe is and what it does, said here so that listing them imports none of them.
 NAMES = {
@@ -99,7 +106,9 @@ class Task:
     initial: Callable[[], Arrays]
     evaluate: Evaluate | None = None
     judge: str = "accuracy"  # the metric that names the best round
-    ending: Ending = Ending()  # whether the run may end before its last round, and what is then said of its best model
+    ending: EarlyStopping = (
+        EarlyStopping()
+    )  # whether the run may end before its last round, and what is then said of its best model
     metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
@@ -109,7 +118,7 @@ class Task:
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
     evaluate_groups: EvaluateGroups | None = None  # if a group's model is not to be judged by all test data
-    opinions: Opinions | None = None  # what the models of groups say of samples, as probabilities
+    opinions: Predictions | None = None  # what the models of groups say of samples, as probabilities
     check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
     knows: Any = None  # what the recipe's own flow has to know besides
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
@@ -141,7 +150,7 @@ class Task:
         return names_of(self.provides, "metrics") or None
 
 
-def own_judgements(config: Any, task: "Task") -> int:
+def client_evaluation_interval(config: Any, task: "Task") -> int:
     """After how many rounds all clients judge the model on their own test data (0: never).
 
     If nobody says, it is done once, at the end, of simulated clients that have such data and may tell of it. Refused is
@@ -154,22 +163,22 @@ def own_judgements(config: Any, task: "Task") -> int:
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
     if asked:
         return max(0, asked)
-    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MOST_JUDGES
+    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MAX_EVALUATING_CLIENTS
     told = f"{task.judge}_worst_decile" in task.metrics  # the task sees to it by itself
     can = f"metrics:{task.judge}" in task.provides and not told and can_judge(task.population, surely=True)
     return rounds if can and not others and not is_private(config) else 0
 
 
-def judged_by_clients(task: Task, all_of_it: bool = True) -> tuple[str, bool, dict[str, bool]]:
+def client_metrics(task: Task, all_of_it: bool = True) -> tuple[str, bool, dict[str, bool]]:
     """What clients are asked of the model: the metric that judges it, and all others that the task has."""
     names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])] if all_of_it else []
     ways = {metric: direction_of(metric, task.directions) for metric in names}
     return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
 
 
-def judge_fairness(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str, float]:
+def evaluate_clients(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str, float]:
     """How the model does at all clients, the worst one, too; that nobody says so ends only a run that asks for it."""
-    asked = judged_by_clients(task, all_of_it=bool(config.clients_every))
+    asked = client_metrics(task, all_of_it=bool(config.clients_every))
     try:
         return across_clients(fleet, run, None, *asked)
     except ConfigError as error:
@@ -197,26 +206,26 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     if has_groups(config):
         yield from group_rounds(fleet, config, task, run)
         return
-    everyone, roll = fleet, Roll.of(config, task.population)
+    everyone, roll = fleet, ClientRoles.of(config, task.population)
     fleet, task = roll.trained(fleet, task)
     fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
     churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
     select = build_select(config, task.classes)
     aggregate = build_aggregate(config, task)
-    check_asked(config, task.population)
-    check_fewest(config, aggregate, task.population)
+    check_clients_per_round(config, task.population)
+    check_min_clients(config, aggregate, task.population)
     privacy = build_privacy(config)
     secure = secure_of(config)
     secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
-    every = own_judgements(config, task)
+    every = client_evaluation_interval(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     fleet = secure.at_server(fleet, task.provides)
-    fleet, select = stagger(
+    fleet, select = make_asynchronous(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )
-    few = config.min_replies or (1 if is_staggered(aggregate) else None)  # None: half of the selected
+    few = config.min_replies or (1 if is_asynchronous(aggregate) else None)  # None: half of the selected
     rounds = train(
         run,
         fleet,
@@ -235,15 +244,15 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
         if roll.personal:
             if run.round % config.evaluate_every == 0 or run.round == config.rounds:
-                done.row.update(roll.judge(everyone, run, judged_by_clients(task)))
+                done.row.update(roll.judge(everyone, run, client_metrics(task)))
         elif every and run.round % every == 0:
-            done.row.update(judge_fairness(everyone, config, task, run))
+            done.row.update(evaluate_clients(everyone, config, task, run))
         yield done
 
 
-def asks_nothing_more(config: Any, task: Task) -> Exchange:
+def no_extra_disclosure(config: Any, task: Task) -> Disclosure:
     """Of recipes with the ordinary flow."""
-    return Exchange()
+    return Disclosure()
 
 
 @dataclass(frozen=True)
@@ -267,22 +276,26 @@ class Recipe:
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
     heeds: frozenset[str] = (
         frozenset()
-    )  # the settings of `UNHEEDED` that a flow of its own keeps to; `federate` does to all
+    )  # the settings of `FLOW_SETTINGS` that a flow of its own keeps to; `federate` does to all
     name: str = ""  # what a recipe is called that is no attribute of a module
-    asks: Callable[[Any, Task], Exchange] = asks_nothing_more  # what a flow of its own asks, besides the ordinary one's
+    asks: Callable[[Any, Task], Disclosure] = (
+        no_extra_disclosure  # what a flow of its own asks, besides the ordinary one's
+    )
 
-    def exchange(self, config: Any, task: Task) -> Exchange:
+    def disclosure(self, config: Any, task: Task) -> Disclosure:
         """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
         select = build_select(config, task.classes)
         aggregate = build_aggregate(config, task)
-        own = self.asks(config, task) | asks_of_groups(config, task)
+        own = self.asks(config, task) | group_disclosure(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts
-        judged = own_judgements(config, task) > 0 or config.personal.name != "none" or "evaluate" in own.requests
-        return usual_exchange(task, parts, judged) | own
+        judged = (
+            client_evaluation_interval(config, task) > 0 or config.personal.name != "none" or "evaluate" in own.requests
+        )
+        return ordinary_disclosure(task, parts, judged) | own
 
     def prepare(self, config: Any) -> Task:
         """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
-        for key, why in UNHEEDED.items():
+        for key, why in FLOW_SETTINGS.items():
             if (asked := getattr(config, key).name) != "none" and self.flow is not federate and key not in self.heeds:
                 raise ConfigError(f"{key}={asked}: the flow of this recipe {why}; use none")
         personal_of(config)  # refuses what it does not go with before anything is read
@@ -298,19 +311,19 @@ class Recipe:
         handler = as_handler(task.handler)
         task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
         own = task.handler if handler.private else build_privacy(config).at_client(task.handler)
-        return replace(task, handler=drift_with(config, sign_with(config, own, task.handler), task))
+        return replace(task, handler=drift_with(config, add_signatures(config, own, task.handler), task))
 
 
 def drift_with(config: Any, handler: AnyHandler, task: Task) -> AnyHandler:
     """The handler, with the data of clients changing as the configuration says."""
     if config.drift.name == "none":
         return handler
-    drift, around = build("drift", config.drift), Around(task.population, config.seed, task.classes)
-    can_drift(drift, around)
-    return Drifted(handler, drift, around)
+    drift, around = build("drift", config.drift), DriftContext(task.population, config.seed, task.classes)
+    check_drift(drift, around)
+    return DriftHandler(handler, drift, around)
 
 
-def name_of(recipe: Recipe) -> str:
+def recipe_name(recipe: Recipe) -> str:
     """The name or dotted path by which `find` gives this very recipe; its own, or none, if it is in no module."""
     if recipe.name:
         return recipe.name

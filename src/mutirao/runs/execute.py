@@ -18,8 +18,8 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.records import Round, Row
 from mutirao.core.rounds import Run
 from mutirao.errors import BudgetSpent, ConfigError, MutiraoError
-from mutirao.experiments.party_agreement import play
-from mutirao.experiments.task import NAMES, Recipe, Task, find, name_of
+from mutirao.experiments.party_agreement import run_recipe
+from mutirao.experiments.task import NAMES, Recipe, Task, find, recipe_name
 from mutirao.io import load_arrays
 from mutirao.metrics import direction_of
 from mutirao.privacy import NAMES as PRIVACY
@@ -94,7 +94,7 @@ def execute(
         stopped: BudgetSpent | None = None
         best = best_row(run.history, task.judge, better)
         try:
-            for round in play(recipe, present(fleet, config), config, task, run):
+            for round in run_recipe(recipe, present(fleet, config), config, task, run):
                 now = best_row([r for r in (best, round.row) if r], task.judge, better)
                 run.sites = fleet.snapshot()
                 folder.commit(run, round, best=now is round.row, heads=fleet.heads())
@@ -149,7 +149,7 @@ def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:
     """The recipe with the name it is recorded by."""
     if isinstance(recipe, str):
         return recipe, find(recipe)
-    name = name_of(recipe)
+    name = recipe_name(recipe)
     if not name:
         log.warning("the recipe is no attribute of a module: its run cannot be repeated from its config.toml")
     return name, recipe

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mutirao.clustering.auto import normalise
 from mutirao.clustering.ensemble import combine, weights_by_distance, weights_by_sample, weights_by_validation
 from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.late_joiners import middles
+from mutirao.clustering.late_joiners import centroids
 from mutirao.config import read_toml, resolve
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
@@ -141,7 +141,7 @@ def distances(state: Grouping, client: ClientId) -> dict[str, float]:
         raise ConfigError(f"weights=distance: the run has no signature of {client!r}; use sample")
     points = normalise(groups.signatures, groups.directions)
     known = groups.labels >= 0
-    centres = middles(points[known], groups.labels[known], groups.count)
+    centres = centroids(points[known], groups.labels[known], groups.count)
     away = np.linalg.norm(centres - points[groups.clients.index(client)], axis=1)
     return dict(zip(groups.names, away.tolist(), strict=True))
 

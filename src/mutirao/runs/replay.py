@@ -18,7 +18,7 @@ from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
-from mutirao.experiments.async_flow import is_staggered
+from mutirao.experiments.async_flow import is_asynchronous
 from mutirao.experiments.simulated_parts import build_select
 from mutirao.experiments.task import find
 from mutirao.randomness import rng
@@ -26,7 +26,7 @@ from mutirao.runs.column_names import figures_of
 from mutirao.runs.participation import Participation, everybody
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
-from mutirao.simulation.availability import somebody
+from mutirao.simulation.availability import next_available
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ def replay(
     actual, other = [], []
     for t in sorted(by_round):
         if available is not None:
-            mask, time = somebody(available, names, time + 1, mask, seed)
+            mask, time = next_available(available, names, time + 1, mask, seed)
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
         asked = check_choice(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
         roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
@@ -130,7 +130,7 @@ def replay_folder(
         if key.partition(".")[0] not in ("select", "per_round", "seed"):
             raise ConfigError(f"{key}: only select, its settings, per_round and seed can be changed in a replay")
     config: Any = resolve(find(recipe).config, table, sets)
-    if is_staggered(build("aggregate", config.aggregate)):
+    if is_asynchronous(build("aggregate", config.aggregate)):
         raise ConfigError(f"aggregate={config.aggregate.name}: who was free when is not in the record, so no replay")
     churns = config.available.name != "always"
     select = build_select(config, record.summary.get("classes"))

@@ -16,7 +16,7 @@ from mutirao.core.fleet import ClientId
 from mutirao.errors import Damaged
 from mutirao.io import name_path_in_errors, sync
 from mutirao.runs.block_file import Blocks
-from mutirao.simulation.client_states import Filed, States, place
+from mutirao.simulation.client_states import ClientStates, StateFile, place
 
 WASTE = 2  # times the bytes of all states that files with any of them may have
 
@@ -25,13 +25,13 @@ class Shelf:
     """Which state lies in which file, followed from round to round."""
 
     def __init__(self) -> None:
-        self.last: dict[ClientId, Filed] = {}  # where the states of now lie
+        self.last: dict[ClientId, StateFile] = {}  # where the states of now lie
         self.files: dict[Path, int] = {}  # files with any of them, the oldest first, and their bytes
         self.past: deque[tuple[int, Path, int]] = deque()  # files without, since which round, and their bytes
         self._left: dict[Path, set[ClientId]] = {}
         self.needed = self.taken = 0  # bytes of the states of now, and of the files that they lie in
 
-    def move(self, number: int, places: dict[ClientId, Filed | None]) -> int:
+    def move(self, number: int, places: dict[ClientId, StateFile | None]) -> int:
         """Enter the states of a round, None for one that is gone; how many bytes only earlier rounds need now."""
         freed = 0
         for client, filed in places.items():
@@ -68,10 +68,10 @@ class Sites:
     def __init__(self, checkpoints: Path) -> None:
         self.home = checkpoints / "sites"
         self.journal = Blocks(checkpoints / "sites.journal")
-        self.states = States(self.home)
+        self.states = ClientStates(self.home)
         self.shelf = Shelf()
         self._new: list[Path] = []  # since they were last forced to the disk
-        self._good: set[Filed] = set()  # looked at already: a state is of many rounds
+        self._good: set[StateFile] = set()  # looked at already: a state is of many rounds
 
     @property
     def is_used(self) -> bool:
@@ -138,17 +138,17 @@ class Sites:
                 for block in blocks:
                     number, told, gone = json.loads(bytes(block))
                     path = self.path(int(number))
-                    places = {c: Filed(path, int(b), int(size), str(sha)) for c, (b, size, sha) in told.items()}
+                    places = {c: StateFile(path, int(b), int(size), str(sha)) for c, (b, size, sha) in told.items()}
                     shelf.move(int(number), {**places, **dict.fromkeys(gone)})
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise Damaged(f"{self.journal.path} holds what is no list of states") from error
         return shelf
 
 
-def write(path: Path, states: States, clients: list[ClientId]) -> dict[ClientId, Filed]:
+def write(path: Path, states: ClientStates, clients: list[ClientId]) -> dict[ClientId, StateFile]:
     """Write these states one after the other into a file; where each is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    places: dict[ClientId, Filed] = {}
+    places: dict[ClientId, StateFile] = {}
     at = 0
     with name_path_in_errors(path), path.open("wb") as file:
         for client in clients:

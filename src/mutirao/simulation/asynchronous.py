@@ -24,7 +24,7 @@ BEGAN = PREFIX + "began"
 STALENESS = "staleness"
 
 
-class Staggered(Wrapper):
+class AsynchronousFleet(Wrapper):
     """A fleet that makes no round wait for all: of `at_once` clients at work it takes the first `buffer` replies.
 
     Who is at work cannot be selected. With `rebases` False replies stay the models they are. What clients began with is
@@ -86,16 +86,16 @@ class Staggered(Wrapper):
         start, staleness = self._models.get(began, self.run.arrays), self.run.round - began
         if fault(start, reply) is not None:
             return reply
-        arrays = carry_over(start, reply.arrays, self.run.arrays) if staleness and self.rebases else reply.arrays
+        arrays = rebase(start, reply.arrays, self.run.arrays) if staleness and self.rebases else reply.arrays
         return replace(reply, arrays=arrays, metrics={**reply.metrics, STALENESS: float(staleness)})
 
 
-class Refill:
+class RefillingSelector:
     """So many clients as there is room for, chosen as the selector that `make` gives for that number does."""
 
     may_be_empty = True
 
-    def __init__(self, make: Callable[[int], AnySelector], fleet: Staggered) -> None:
+    def __init__(self, make: Callable[[int], AnySelector], fleet: AsynchronousFleet) -> None:
         self.make, self.fleet = make, fleet
         self.needs = as_selector(make(1)).needs
 
@@ -117,7 +117,7 @@ class Refill:
         return as_selector(self.make(room)) if room and roster.present.any() else None
 
 
-def carry_over(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
+def rebase(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
     """x + (x_k - x_start) name by name in float64; whole numbers are counted on, and what is true or false is taken."""
     end = to_dense(start, end)
 

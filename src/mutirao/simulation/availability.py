@@ -98,7 +98,7 @@ class Schedule:
     file: str
 
     def __call__(self, names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
-        times = stays(self.file)
+        times = read_schedule(self.file)
         if time == 1:
             check_names(self.file, times, names)
         return np.array([c not in times or any(a <= time <= b for a, b in times[c]) for c in names], np.bool_)
@@ -107,7 +107,7 @@ class Schedule:
 NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedule}
 
 
-def stays(file: str) -> dict[ClientId, list[tuple[int, int]]]:
+def read_schedule(file: str) -> dict[ClientId, list[tuple[int, int]]]:
     """The times at which each client of a schedule is there."""
     found: dict[ClientId, list[tuple[int, int]]] = {}
     rows = read_csv(Path(file).expanduser())
@@ -129,7 +129,7 @@ def check_names(file: str, named: Collection[ClientId], clients: Sequence[Client
         log.warning("%s names %s, of whom there is no client", file, few)
 
 
-def somebody(
+def next_available(
     available: Availability, names: Sequence[ClientId], time: int, before: Mask | None, seed: int
 ) -> tuple[Mask, int]:
     """Who is there at the first time, from `time` on, at which anybody is; and that time."""
@@ -179,7 +179,7 @@ class Churn(Wrapper):
         if known is not None and looked == number:
             return known, waited
         next_time = int(memory.get(CLOCK, np.zeros((), np.int64))) + 1
-        mask, time = somebody(self.available, names, next_time, known, self.run.seed)
+        mask, time = next_available(self.available, names, next_time, known, self.run.seed)
         memory |= {MEMORY: mask, CLOCK: np.asarray(time), LOOKED: np.array([number, time - next_time])}
         return mask, time - next_time
 

@@ -24,7 +24,7 @@ NOW = "now"  # the file of states that a round has changed and that there is no 
 
 
 @dataclass(frozen=True)
-class Filed:
+class StateFile:
     """Where in a file a state lies, and what it must be like."""
 
     path: Path
@@ -51,7 +51,7 @@ class Filed:
         return load(self.read())  # what has the right hash is what was written
 
 
-class States(MutableMapping[ClientId, Arrays]):
+class ClientStates(MutableMapping[ClientId, Arrays]):
     """States of clients, of which at most `most` bytes are in memory; `home` is where the others go.
 
     Until there are more than `few` bytes in all, everything is in memory, and they are not `many`. None: MOST and FEW.
@@ -64,7 +64,7 @@ class States(MutableMapping[ClientId, Arrays]):
         self.changed: set[ClientId] = set()  # since all was last settled
         self._held: OrderedDict[ClientId, Arrays] = OrderedDict()  # the least recently used first
         self._sizes: dict[ClientId, int] = {}  # of all states, in bytes
-        self._filed: dict[ClientId, Filed] = {}  # those that are on disk as they are now
+        self._filed: dict[ClientId, StateFile] = {}  # those that are on disk as they are now
         self._now: dict[ClientId, Arrays] = {}  # what is of this round alone, of states that are not held
         self._in_memory = self._total = self._spilled = 0
 
@@ -105,14 +105,14 @@ class States(MutableMapping[ClientId, Arrays]):
         filed = self._filed.get(client)
         return encode(self._held[client]) if filed is None else filed.read()
 
-    def settle(self, places: Mapping[ClientId, Filed]) -> None:
+    def settle(self, places: Mapping[ClientId, StateFile]) -> None:
         """All that has changed is kept there now; nothing is left to be kept."""
         self._filed.update(places)
         self.changed.clear()
         self._spilled = 0
         (self.home / NOW).unlink(missing_ok=True)
 
-    def adopt(self, filed: dict[ClientId, Filed]) -> None:
+    def adopt(self, filed: dict[ClientId, StateFile]) -> None:
         """Begin anew with states that are in files; nothing of them is in memory, and nothing has changed."""
         self._held.clear()
         self._now.clear()
@@ -155,6 +155,6 @@ def encode(state: Arrays) -> bytes:
     return bytes(save({k: np.asarray(v, order="C") for k, v in state.items() if not k.startswith(FLEETING)}))
 
 
-def place(path: Path, begin: int, content: bytes) -> Filed:
+def place(path: Path, begin: int, content: bytes) -> StateFile:
     """Where that content lies, if it is written there."""
-    return Filed(path, begin, len(content), hashlib.sha256(content).hexdigest())
+    return StateFile(path, begin, len(content), hashlib.sha256(content).hexdigest())

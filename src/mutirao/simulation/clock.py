@@ -22,14 +22,14 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.randomness import rng
 from mutirao.selection import how_many, sizes
-from mutirao.simulation.devices import Devices, Draw, Model
-from mutirao.simulation.pending_requests import Flight, Flights
+from mutirao.simulation.devices import DeviceModel, Devices, Draw
+from mutirao.simulation.pending_requests import PendingRequest, PendingRequests
 
 Costs = dict[ClientId, tuple[float, float]]  # seconds and joules of each
 FORWARD = 1 / 3  # of the work of a training pass
 
 
-class Timed(Wrapper):
+class TimedFleet(Wrapper):
     """A fleet with a simulated clock: clients that drop out or miss the deadline are lost; rounds have simulated costs.
 
     If the model has over-commitment, the first `wanted` replies (a count, or a share of those present) make a round.
@@ -39,7 +39,7 @@ class Timed(Wrapper):
     >>> fleet = LocalFleet(lambda request, site: Reply(request.arrays, n=100), {f"c{i}": None for i in range(5)})
     >>> run = Run({"w": np.zeros(1)})
     >>> run.roster.meet(fleet.clients())
-    >>> timed = Timed(fleet, TiFLDevices(speed=50.0), run, epochs=1)
+    >>> timed = TimedFleet(fleet, TiFLDevices(speed=50.0), run, epochs=1)
     >>> timed.declare(run.roster)
     >>> sorted(run.roster.figure("ready_seconds").round(2).tolist())  # five kinds of devices
     [0.01, 0.01, 0.02, 0.04, 0.2]
@@ -48,16 +48,16 @@ class Timed(Wrapper):
     def __init__(self, fleet: Fleet, model: Draw, run: Run, epochs: int, wanted: int | float = 1.0) -> None:
         super().__init__(fleet)
         self.wanted = wanted
-        self.model, self.run, self.epochs = with_defaults(model, Model), run, epochs  # type: ignore[type-abstract]
+        self.model, self.run, self.epochs = with_defaults(model, DeviceModel), run, epochs  # type: ignore[type-abstract]
         self.deadline, self.jitter = self.model.deadline or math.inf, self.model.jitter
         self._devices: Devices | None = None
         self._seconds, self._joules, self._asked = 0.0, 0.0, 0
         self._costs: Costs = {}
-        self._flights: Flights | None = None
+        self._flights: PendingRequests | None = None
 
     def stagger(self, buffer: int, at_once: int) -> None:
         """Let requests to train return with the first replies on the clock; those on their way are the run's."""
-        self._flights = Flights(self.run, buffer, at_once)
+        self._flights = PendingRequests(self.run, buffer, at_once)
 
     def awaited(self) -> frozenset[ClientId]:
         """Who is on the way, by the clock."""
@@ -83,7 +83,7 @@ class Timed(Wrapper):
         if flights is not None and all(request.do == "train" for request in requests.values()):
             outcomes = answers.replies | answers.failures
             began = flights.clock
-            flights.add(requests, (Flight(c, outcomes[c], *costs[c]) for c in requests))
+            flights.add(requests, (PendingRequest(c, outcomes[c], *costs[c]) for c in requests))
             heard = {flight.client: flight for flight in flights.land()}
             self._seconds += flights.clock - began
             self._spend({c: (flight.seconds, flight.joules) for c, flight in heard.items()})

@@ -48,7 +48,7 @@ class Devices:
 Draw = Callable[[Sequence[ClientId], np.random.Generator], Devices]
 
 
-class Model(Protocol):
+class DeviceModel(Protocol):
     """Draws the devices of clients, and says how long a round waits for whom."""
 
     @property

@@ -23,7 +23,7 @@ from mutirao.randomness import rng
 NOW = "now"  # under which a request tells the round, where it is not one of training
 
 
-class Turn(NamedTuple):
+class DataChange(NamedTuple):
     """From which round a client has other data, and whose they would be."""
 
     round: int
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Around:
+class DriftContext:
     """What a drift may look at: all clients by name, the seed, and how many classes there are, if there are any."""
 
     population: Mapping[ClientId, Any]
@@ -44,30 +44,30 @@ class Around:
         return sorted(self.population)
 
     @cached_property
-    def _turns(self) -> dict["Turning", dict[ClientId, Turn]]:
+    def _turns(self) -> dict["PartialDrift", dict[ClientId, DataChange]]:
         return {}
 
-    def turns(self, drift: "Turning") -> dict[ClientId, Turn]:
+    def turns(self, drift: "PartialDrift") -> dict[ClientId, DataChange]:
         """Whose data change, and when: found once."""
         if drift not in self._turns:
             self._turns[drift] = drift.turns(self.names, self.seed)
         return self._turns[drift]
 
 
-Drift = Callable[[ClientId, Any, int, Around], Any]
+Drift = Callable[[ClientId, Any, int, DriftContext], Any]
 
 
-def none(client: ClientId, data: Any, round: int, around: Around) -> Any:
+def none(client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
     """Data that do not change.
 
-    >>> none("ana", "her data", 50, Around({}, seed=0))
+    >>> none("ana", "her data", 50, DriftContext({}, seed=0))
     'her data'
     """
     return data
 
 
 @dataclass(frozen=True)
-class Turning:
+class PartialDrift:
     """A `share` of the clients, drawn, whose data change at round `at`, or one by one over the `over` rounds from it.
 
     Of m such clients the j-th (j = 0, 1, ...) changes at round at + floor(j over / m).
@@ -81,56 +81,56 @@ class Turning:
         if not (self.at >= 1 and 0 <= self.share <= 1 and self.over >= 1):
             raise ValueError("at and over must be at least 1, and share between 0 and 1")
 
-    def turns(self, names: list[ClientId], seed: int) -> dict[ClientId, Turn]:
+    def turns(self, names: list[ClientId], seed: int) -> dict[ClientId, DataChange]:
         """When each of those clients changes, and who comes after it: the first after the last."""
         many = round(self.share * len(names))
         who = [names[i] for i in rng(seed, 0, "drift").permutation(len(names))[:many]]
-        return {c: Turn(self.at + j * self.over // many, who[(j + 1) % many]) for j, c in enumerate(who)}
+        return {c: DataChange(self.at + j * self.over // many, who[(j + 1) % many]) for j, c in enumerate(who)}
 
-    def has_turned(self, client: ClientId, round: int, around: Around) -> bool:
+    def has_turned(self, client: ClientId, round: int, around: DriftContext) -> bool:
         """Whether the client has other data by then."""
         turn = around.turns(self).get(client)
         return turn is not None and round >= turn.round
 
 
 @dataclass(frozen=True)
-class Swap(Turning):
+class Swap(PartialDrift):
     """Clients get each other's data: each of the drawn clients gets what the next one started with.
 
-    >>> around = Around({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
+    >>> around = DriftContext({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
     >>> [Swap(share=1.0, at=10)("ana", "a", round, around) for round in (9, 10)]  # from round 10 on another's data
     ['a', 'd']
     """
 
-    def __call__(self, client: ClientId, data: Any, round: int, around: Around) -> Any:
+    def __call__(self, client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
         if not self.has_turned(client, round, around):
             return data
         return around.population[around.turns(self)[client].other]
 
 
 @dataclass(frozen=True)
-class Rename(Turning):
+class Rename(PartialDrift):
     """All class labels of a client are permuted, for each client in the same way: concept drift.
 
     >>> import torch
     >>> from mutirao import Samples
     >>> data = {"ana": Samples(torch.zeros(3, 1), torch.tensor([0, 1, 2]))}
-    >>> around = Around(data, seed=0, classes=3)
+    >>> around = DriftContext(data, seed=0, classes=3)
     >>> [Rename(share=1.0, at=10)("ana", data["ana"], round, around).y.tolist() for round in (9, 10)]
     [[0, 1, 2], [2, 0, 1]]
     """
 
-    def __call__(self, client: ClientId, data: Any, round: int, around: Around) -> Any:
+    def __call__(self, client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
         if not self.has_turned(client, round, around):
             return data
-        return rename(data, new_names(around.classes or 0, around.seed))
+        return relabel(data, new_labels(around.classes or 0, around.seed))
 
 
 NAMES: dict[str, Any] = {"none": none, "swap": Swap, "rename": Rename}
 
 
 @lru_cache(maxsize=8)
-def new_names(classes: int, seed: int) -> tuple[int, ...]:
+def new_labels(classes: int, seed: int) -> tuple[int, ...]:
     """What each class is called after the drift: the next in an order drawn, so that none keeps its name."""
     order = rng(seed, 0, "drift names").permutation(classes)
     out = np.empty(classes, np.int64)
@@ -138,24 +138,24 @@ def new_names(classes: int, seed: int) -> tuple[int, ...]:
     return tuple(out.tolist())
 
 
-def rename(data: Any, names: tuple[int, ...]) -> Any:
+def relabel(data: Any, names: tuple[int, ...]) -> Any:
     """Samples, or those a client trains on and judges by, with their classes renamed."""
     from mutirao.training.samples import ClientData, Samples  # late: it brings torch
 
     if isinstance(data, ClientData):
-        return replace(data, train=rename(data.train, names), test=rename(data.test, names))
-    return Samples(data.x, renamed(data.y, names), data.index)
+        return replace(data, train=relabel(data.train, names), test=relabel(data.test, names))
+    return Samples(data.x, relabelled(data.y, names), data.index)
 
 
 @lru_cache(maxsize=8)
-def renamed(y: Any, names: tuple[int, ...]) -> Any:
+def relabelled(y: Any, names: tuple[int, ...]) -> Any:
     """Labels by their new names; made once for a storage that clients share."""
     import torch
 
     return torch.tensor(names)[y]
 
 
-def can_drift(drift: Drift, around: Around) -> None:
+def check_drift(drift: Drift, around: DriftContext) -> None:
     """Refuse a drift that these clients cannot have, before the first round."""
     if not isinstance(drift, Swap | Rename):
         return
@@ -171,10 +171,10 @@ def can_drift(drift: Drift, around: Around) -> None:
             raise ConfigError("drift=rename: the clients of this task have no samples with classes; use swap")
 
 
-class Drifted:
+class DriftHandler:
     """A handler whose clients have the data of the round that they are asked in."""
 
-    def __init__(self, handler: AnyHandler, drift: Drift, around: Around) -> None:
+    def __init__(self, handler: AnyHandler, drift: Drift, around: DriftContext) -> None:
         self.handler, self.drift, self.around = as_handler(handler), drift, around
         self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
         self.schedule, self.agreed, self.agree = self.handler.schedule, self.handler.agreed, self.handler.agree
@@ -206,7 +206,7 @@ def undated(request: Request) -> Request:
     return replace(request, config={k: v for k, v in request.config.items() if k != NOW})
 
 
-class Dated(Wrapper):
+class DriftFleet(Wrapper):
     """A fleet whose clients are told the round also where a request is not of one, such as a warm-up."""
 
     def __init__(self, fleet: Fleet, drift: Drift, run: Run) -> None:
@@ -214,7 +214,7 @@ class Dated(Wrapper):
         if fleet.is_remote():
             raise ConfigError("drift: it is a simulation's, and these clients are other parties with data of their own")
         self.drift, self.run = drift, run
-        self.around = Around(dict.fromkeys(fleet.clients()), run.seed)
+        self.around = DriftContext(dict.fromkeys(fleet.clients()), run.seed)
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask with the round being made told to those whose request does not say it."""
@@ -228,13 +228,15 @@ class Dated(Wrapper):
 
     def record(self, done: Round) -> None:
         """Add to the record of a round how many clients have other data than they began with."""
-        if isinstance(self.drift, Turning):
+        if isinstance(self.drift, PartialDrift):
             turns = self.around.turns(self.drift).values()
             done.row["drifted"] = sum(turn.round <= self.run.round for turn in turns)
         self.fleet.record(done)
 
 
-def groups_after(drift: Drift, truth: Mapping[ClientId, int], round: int, around: Around) -> dict[ClientId, int] | None:
+def groups_after(
+    drift: Drift, truth: Mapping[ClientId, int], round: int, around: DriftContext
+) -> dict[ClientId, int] | None:
     """Which clients are alike by then, given who was at first; None if the drift does not tell."""
     if drift is none:
         return dict(truth)

@@ -16,7 +16,7 @@ from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Repl
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.torch_threads import one_thread
 from mutirao.errors import Damaged
-from mutirao.simulation.client_states import States
+from mutirao.simulation.client_states import ClientStates
 
 log = logging.getLogger("mutirao")
 
@@ -78,7 +78,7 @@ class LocalFleet(Fleet):
 
         There are none in it if they are many: then they are kept where they lodge.
         """
-        if isinstance(self.states, States) and self.states.many:
+        if isinstance(self.states, ClientStates) and self.states.many:
             return {}
         return {
             json.dumps([client, name]): value

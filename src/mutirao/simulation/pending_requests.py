@@ -21,7 +21,7 @@ TABLE = PREFIX + "table"
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingRequest:
     """What will be heard of a client, what that costs it in seconds and joules, and when (infinite: it waits)."""
 
     client: ClientId
@@ -31,18 +31,18 @@ class Flight:
     arrives: float = math.inf
 
 
-class Flights:
+class PendingRequests:
     """The clients at work and those in the queue, in the order in which they begin; `clock` is the time by now."""
 
     def __init__(self, run: Run, buffer: int, at_once: int) -> None:
         self.run, self.buffer, self.at_once = run, buffer, at_once
-        self.clock, self.flights = read_flights(run.memory)
+        self.clock, self.flights = read_pending(run.memory)
 
     def clients(self) -> frozenset[ClientId]:
         """Who is at work or in the queue."""
         return frozenset(self.flights)
 
-    def add(self, requests: Mapping[ClientId, Request], outcomes: Iterable[Flight]) -> None:
+    def add(self, requests: Mapping[ClientId, Request], outcomes: Iterable[PendingRequest]) -> None:
         """Put clients into the queue in the order of their requests; what is wrong with a reply is found here."""
         found = {flight.client: flight for flight in outcomes}
         for client, request in requests.items():
@@ -50,9 +50,9 @@ class Flights:
             wrong = fault(request.arrays, outcome) if isinstance(outcome, Reply) else None
             self.flights[client] = replace(found[client], outcome=wrong or outcome)
 
-    def land(self) -> list[Flight]:
+    def land(self) -> list[PendingRequest]:
         """Let time pass until `buffer` replies are in, or nobody is left; whoever was heard of, in order of time."""
-        landed: list[Flight] = []
+        landed: list[PendingRequest] = []
         while sum(isinstance(flight.outcome, Reply) for flight in landed) < self.buffer:
             self._begin()
             if not self.flights:
@@ -66,7 +66,7 @@ class Flights:
     def save(self) -> None:
         """Keep all of it in the run's memory."""
         others = {k: v for k, v in self.run.memory.items() if not k.startswith(PREFIX)}
-        self.run.memory = others | write_flights(self.clock, self.flights)
+        self.run.memory = others | write_pending(self.clock, self.flights)
 
     def _begin(self) -> None:
         """Those first in the queue begin, as far as there is room."""
@@ -76,7 +76,7 @@ class Flights:
             self.flights[client] = replace(flight, arrives=self.clock + flight.seconds)
 
 
-def write_flights(clock: float, flights: Mapping[ClientId, Flight]) -> Arrays:
+def write_pending(clock: float, flights: Mapping[ClientId, PendingRequest]) -> Arrays:
     """Flights as arrays: replies under the number of their line in a table, which is JSON."""
     out: Arrays = {}
     lines = []
@@ -95,8 +95,8 @@ def write_flights(clock: float, flights: Mapping[ClientId, Flight]) -> Arrays:
     return out | {TABLE: np.frombuffer(text.encode(), np.uint8)}
 
 
-def read_flights(memory: Arrays) -> tuple[float, dict[ClientId, Flight]]:
-    """The time and the flights that `write_flights` has put into a memory; none at the beginning of time."""
+def read_pending(memory: Arrays) -> tuple[float, dict[ClientId, PendingRequest]]:
+    """The time and the flights that `write_pending` has put into a memory; none at the beginning of time."""
     if TABLE not in memory:
         return 0.0, {}
     table = json.loads(memory[TABLE].tobytes())
@@ -109,7 +109,7 @@ def read_flights(memory: Arrays) -> tuple[float, dict[ClientId, Flight]]:
             arrays, extras = (part_under(memory, f"{PREFIX}{i}.{kind}.") for kind in ("arrays", "extras"))
             outcome = Reply(arrays, extras, line["metrics"], line["n"])
         arrives = math.inf if line["arrives"] is None else line["arrives"]
-        flights[line["client"]] = Flight(line["client"], outcome, line["seconds"], line["joules"], arrives)
+        flights[line["client"]] = PendingRequest(line["client"], outcome, line["seconds"], line["joules"], arrives)
     return table["clock"], flights
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mutirao.config import Common, Part, setting
 from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
 from mutirao.experiments.task import Recipe, Task
-from mutirao.systems.classification import deal_labelled
+from mutirao.systems.classification import partition_labelled
 from mutirao.systems.images.choices import NETWORK_NAMES
 
 
@@ -26,7 +26,7 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Training images dealt to the clients; the test images, which nobody trains on, judge the model."""
-    dealt = deal_labelled(config, judge_by=config.judge_by)
+    dealt = partition_labelled(config, judge_by=config.judge_by)
 
     from mutirao.systems.images.networks import make_network
 

@@ -22,7 +22,7 @@ Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Dealt:
+class PartitionedData:
     """The set, which rows each client trains on, and the rows of the test set that are like its own."""
 
     data: Labelled
@@ -74,29 +74,31 @@ class Dealt:
         )
 
 
-def deal_labelled(
+def partition_labelled(
     config: Common,
     seed: int | None = None,
     most: int = 100,
     equal: bool = False,
     judge_by: str = "test",
     split: int | None = None,
-) -> Dealt:
+) -> PartitionedData:
     """The set that `data` names, dealt as `partition` says, `equal` if it can: equally many samples a client.
 
     `split` is the seed that draws a test part where the set has none of its own, if it is not the one that deals.
     """
     seed = config.seed if seed is None else seed
     data = load_for_evaluation(config.data, seed if split is None else split, judge_by)
-    parts = deal_samples(config, data, rng(seed, 0, "partition"), equal)
+    parts = partition_samples(config, data, rng(seed, 0, "partition"), equal)
     own = split_test_set(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
         theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
         own = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own, strict=True)]
-    return Dealt(data, parts, own, seed, noise_levels(config.partition.name, config.partition.settings, len(parts)))
+    return PartitionedData(
+        data, parts, own, seed, noise_levels(config.partition.name, config.partition.settings, len(parts))
+    )
 
 
-def deal_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:
+def partition_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:
     """The rows of each client, by their labels or by whose they are."""
     y = data.y_train
     split = build("partition", config.partition, **{"size": len(y) // config.clients} if equal else {})

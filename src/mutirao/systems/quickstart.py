@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mutirao.config import Common, Part, setting
 from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
 from mutirao.experiments.task import Recipe, Task
-from mutirao.systems.classification import deal_labelled
+from mutirao.systems.classification import partition_labelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Config(Common):
 
 def task(config: Config) -> Task:
     """Samples dealt to the clients with skewed labels; a network by their shape, dense for digits."""
-    dealt = deal_labelled(config, judge_by=config.judge_by)
+    dealt = partition_labelled(config, judge_by=config.judge_by)
 
     from mutirao.systems.images.networks import make_network  # late: a mistyped setting is told without torch
 

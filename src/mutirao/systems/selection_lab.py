@@ -15,7 +15,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Recipe, Task
-from mutirao.systems.classification import deal_labelled
+from mutirao.systems.classification import partition_labelled
 from mutirao.systems.images.choices import NETWORK_NAMES
 
 
@@ -58,7 +58,7 @@ def task(config: Config) -> Task:
     """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
     refuse_others(config.data)
     seed, split = (config.partition_seed,) * 2 if config.partition_seed >= 0 else (config.seed, 0)
-    dealt = deal_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
+    dealt = partition_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
     shape, outputs = dealt.data.shape, len(dealt.data.names)
     if len(shape) == 1 and config.model in NETWORK_NAMES:
         raise ConfigError(

@@ -360,7 +360,7 @@ def test_what_a_request_leaves_out_must_not_be_few_either(policy: Policy, hospit
 def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, do: str) -> None:
     """A server of groups names the classes of a head, and so which samples are trained on or judged by."""
     from mutirao.clustering.signatures import Bias
-    from mutirao.experiments.group_client import Member
+    from mutirao.experiments.group_client import GroupMember
 
     def trainers(outputs: int) -> Trainer:
         from torch import nn
@@ -370,7 +370,7 @@ def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, d
     draw, y = np.random.default_rng(0), np.array([0] * 60 + [1] * 60 + [2] * 3)
     data = Samples(draw.normal(size=(123, 6)).astype(np.float32), y)
     site = Site("recife", ClientData(data, data))
-    member = Member(trainers, 3, Bias(), 1, "weight")
+    member = GroupMember(trainers, 3, Bias(), 1, "weight")
     strict = replace(policy, asked=Asked(requests=(do,), min_samples=50), reply=Leaving(arrays=("*",), metrics=("*",)))
 
     def told(classes: str) -> Reply:

@@ -19,7 +19,7 @@ from mutirao.core.rounds import Run
 from mutirao.datasets.tile_folders import Scale, write_scale
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
-from mutirao.experiments.party_agreement import play, sworn
+from mutirao.experiments.party_agreement import require_agreement, run_recipe
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.research_notice import NOTICE
@@ -142,7 +142,7 @@ def test_hospitals_tell_the_figures_of_the_test_set_of_what_they_keep_back(feder
         found.append(diagnose(p, kept.y.numpy(), ("abnormal", "normal"), np.array([True, False])))
     for name in FIGURES:  # the hospitals keep equally many back
         assert done.row[name] == pytest.approx(np.mean([figures[name] for figures in found]), rel=1e-5), name
-    assert set(recipe.exchange(settings, task).metrics) >= FIGURES  # so that a site's policy lets them out
+    assert set(recipe.disclosure(settings, task).metrics) >= FIGURES  # so that a site's policy lets them out
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ class Elsewhere(LocalFleet):
 
 def hospitals(task: Task, **odd: Any) -> Elsewhere:
     """The task's hospitals as sites; some of them hold or do something else."""
-    own = sworn(task)
+    own = require_agreement(task)
     handlers: dict[str, Any] = {c: h for c, h in odd.items() if callable(h)}
     data = {c: task.population[c] for c in task.population} | {c: d for c, d in odd.items() if c not in handlers}
     return Elsewhere(lambda request, site: handlers.get(site.id, own.handler)(request, site), data)
@@ -196,7 +196,7 @@ def test_a_hospital_with_another_class_list_takes_no_part_whatever_may_leave(
     fleet = hospitals(task, client_3=swapped, client_4=data["client_1"])
     masked = Elsewhere(task.secure.at_client(fleet.handler), fleet.population)
     with caplog.at_level("WARNING", "mutirao"):
-        (done,) = play(recipe, masked, settings, task, Run(task.initial()))
+        (done,) = run_recipe(recipe, masked, settings, task, Run(task.initial()))
     assert (done.row["selected"], done.row["replied"]) == (3, 3)
     assert "client_3 takes no part: refused: agreed.classes: classes" in caplog.text
     assert [r["client"] for r in done.clients if r["failure"]] == ["client_3"]
@@ -208,8 +208,8 @@ def test_a_hospital_with_another_body_takes_no_part(federation: Path, caplog: py
     hospital: Any = task.handler
     other = replace(hospital, backbone="0" * 64)
     assert task.agreed.keys() == {"classes", "body", "preprocessing"}
-    fleet = hospitals(task, client_2=sworn(replace(task, handler=other, agreed={})).handler)
-    (done,) = play(recipe, fleet, settings, task, Run(task.initial()))
+    fleet = hospitals(task, client_2=require_agreement(replace(task, handler=other, agreed={})).handler)
+    (done,) = run_recipe(recipe, fleet, settings, task, Run(task.initial()))
     assert done.row["replied"] == 2
     assert "client_2 takes no part: refused: agreed.body: body" in caplog.text
 
@@ -228,7 +228,7 @@ def test_hospitals_most_of_whose_classes_differ_are_refused(federation: Path) ->
     recipe, task = find("cytology"), find("cytology").prepare(settings)
     odd = {c: replace(task.population[c], classes=("abnormal", "healthy")) for c in ("client_2", "client_3")}
     with pytest.raises(ConfigError, match=r"2 of 3 clients do not agree on .*classes.*client_3: refused"):
-        next(play(recipe, hospitals(task, **odd), settings, task, Run(task.initial())))
+        next(run_recipe(recipe, hospitals(task, **odd), settings, task, Run(task.initial())))
     with pytest.raises(ConfigError, match="lacks fungus"):
         recipe.task(config(federation, classes="abnormal,normal,fungus")).population["client_1"]
 

@@ -108,10 +108,10 @@ def test_models_of_groups_are_combined_over_the_union_of_classes(tmp_path: Path)
     execute("groups", config, tmp_path / "run", pictures=False)
     task, run = RECIPE.task(config), load_run(tmp_path / "run")
     own = task.population["c03"]
-    p, classes = task.knows.member.opinions(run, own.test)
+    p, classes = task.knows.member.predictions(run, own.test)
     y = own.test.y.numpy()
     few = Samples(own.train.x, own.train.y, own.train.index[:20])
-    small, _ = task.knows.member.opinions(run, few)
+    small, _ = task.knows.member.predictions(run, few)
     weights = weights_by_sample(small, classes, own.train.y.numpy()[few.index])
     assert max(weights.values()) > 0.99  # the asker's own group
     guess = combine(p, classes, weights, total=10).argmax(1)

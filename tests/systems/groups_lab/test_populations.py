@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.partitioning import sample_like
-from mutirao.systems.groups_lab.populations import deal_populations, draw_populations, furnish, true_groups, turn, view
+from mutirao.systems.groups_lab.populations import (
+    draw_populations,
+    make_clients,
+    partition_populations,
+    true_groups,
+    turn,
+    view,
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -19,7 +26,7 @@ def test_skewed_populations_get_all_samples_once_and_mostly_their_own_classes(
     labels = draw.permutation(np.repeat(np.arange(10), 200))
     who = draw_populations(each * populations, populations, draw)
     assert np.bincount(who).tolist() == [each] * populations
-    parts = deal_populations("skewed", labels, who, draw)
+    parts = partition_populations("skewed", labels, who, draw)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(2000))
     if populations > 1:
         shares = np.array([[np.mean(np.isin(labels[p], c)) for c in range(10)] for p in parts])
@@ -46,7 +53,7 @@ def test_test_samples_have_the_clients_own_mix_and_its_own_names() -> None:
     assert np.bincount(labels[kept], minlength=4).tolist() == [0, 30, 0, 10]
     x, y = draw.normal(size=(400, 4)).astype(np.float32), labels
     parts = [np.arange(0, 400, 2), np.arange(1, 400, 2)]
-    clients = furnish("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, judge=40)
+    clients = make_clients("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, judge=40)
     assert [len(c.train) for c in clients.values()] == [50, 50]
     second = clients["c1"]
     renaming = {int(a): int(b) for a, b in zip(y[second.train.index], second.train.y[second.train.index], strict=True)}
@@ -62,4 +69,4 @@ def test_clients_with_the_same_classes_belong_together() -> None:
     with pytest.raises(ConfigError, match="3 clients cannot be of 4 populations"):
         draw_populations(3, 4, np.random.default_rng(0))
     with pytest.raises(ConfigError, match="3 classes cannot be dealt to 4"):
-        deal_populations("skewed", labels, np.arange(4), np.random.default_rng(0))
+        partition_populations("skewed", labels, np.arange(4), np.random.default_rng(0))

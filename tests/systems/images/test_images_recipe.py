@@ -221,7 +221,7 @@ def test_sites_judge_by_what_they_keep_back_though_the_server_has_pictures(feder
     fleet, run = LocalFleet(whole.handler, whole.population), Run(task.initial(), seed=server.seed)
     there = [done.row for done in RECIPE.flow(fleet, server, task, run)]
     assert plain(there) == plain(rows)
-    assert "evaluate" in RECIPE.exchange(server, task).requests
+    assert "evaluate" in RECIPE.disclosure(server, task).requests
 
 
 def test_pooled_is_all_that_clients_have(federation: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_policy_lets_moments_leave_only_if_it_says_so(tmp_path: Path) -> None:
     file = write(tmp_path / "own.txt", lines_of(0))
     config = resolve(Config, SETTINGS | {"sites": True, "data": str(file)})
     task = recipe.prepare(config)
-    exchange = recipe.exchange(config, task)
+    exchange = recipe.disclosure(config, task)
     assert {"profile", "evaluate", "train"} <= set(exchange.requests)
     assert (exchange.extras, exchange.comes) == (("profile",), ("scale",))
     about = {"seed": 0, "round": 0}

@@ -175,5 +175,5 @@ def test_what_is_asked_of_users_is_what_a_policy_lists() -> None:
         ({"download": "blocks", "secure": "secagg+"}, True, (BLOCKS,)),
     ):
         config = resolve(RECIPE.config, {}, list(settings.items()))
-        found = RECIPE.exchange(config, RECIPE.prepare(config))
+        found = RECIPE.disclosure(config, RECIPE.prepare(config))
         assert ("rows" in found.requests, found.comes, found.extras) == (requests, (), extras)

@@ -116,7 +116,7 @@ def test_over_flower_all_is_as_in_process_and_nothing_of_the_user_crosses_the_wi
     states = {str(node.node_config["name"]): unpack(node.state[STATE]) for node in kept}  # type: ignore[arg-type]
     assert {c: digest(s) for c, s in states.items()} == {c: digest(s) for c, s in alone.states.items()}
     assert bool(states) == (method != "fcf")
-    allowed = RECIPE.exchange(config, task)
+    allowed = RECIPE.disclosure(config, task)
     for do, arrays, extras, metrics in seen:
         wanted = {"rows": (set(), {"items"}), "train": ({"items", "items" + ROWS}, set()), "evaluate": (set(), set())}
         assert (arrays, extras) == wanted[do]

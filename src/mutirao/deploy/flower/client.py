@@ -24,7 +24,7 @@ from mutirao.deploy.site.state_files import States
 from mutirao.deploy.site.task_stamp import Order
 from mutirao.deploy.site.worker_client import Warm
 from mutirao.errors import ConfigError, Refused
-from mutirao.experiments.party_agreement import sworn
+from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import Task
 from mutirao.flower.compat import is_stock, stock_reply, stock_request_in
 from mutirao.flower.messages import (
@@ -184,7 +184,7 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
     by_recipe = task_of is recipe_task
 
     def cold() -> Task:
-        return sworn(recipe_task(context, instead) if by_recipe else task_of(context))
+        return require_agreement(recipe_task(context, instead) if by_recipe else task_of(context))
 
     switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
     if warm is None or switch in OFF:

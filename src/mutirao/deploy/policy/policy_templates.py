@@ -9,7 +9,7 @@ from mutirao.core.fleet import failure_of
 from mutirao.deploy.policy.pins import prepared
 from mutirao.deploy.policy.rules import policy_template
 from mutirao.errors import ConfigError
-from mutirao.experiments.disclosure import Exchange
+from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.task import Recipe, find
 
 UNSAID = "a figure of that name, over the samples used"
@@ -71,19 +71,19 @@ def fitting_policy(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] 
 
     Where what a recipe needs cannot be found out here, the policy says why, and lets nothing leave.
     """
-    text, needed, unknown = policy_template(recipes, sets), Exchange(), list[str]()
+    text, needed, unknown = policy_template(recipes, sets), Disclosure(), list[str]()
     for name in recipes:
         if ":" in name and not isinstance(load_name(name), Recipe):
             unknown.append(f"{name} is code of this site: only its authors know what it asks and tells")
             continue
         try:
-            needed |= find(name).exchange(*prepared(name, tuple(sets)))
+            needed |= find(name).disclosure(*prepared(name, tuple(sets)))
         except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
             unknown.append(f"what {name} needs is not known yet: {failure_of(error).reason[:160]}")
-    return fill(text, needed, unknown) if needed != Exchange() else text + "".join(f"# {why}\n" for why in unknown)
+    return fill(text, needed, unknown) if needed != Disclosure() else text + "".join(f"# {why}\n" for why in unknown)
 
 
-def fill(text: str, needed: Exchange, unknown: Sequence[str] = ()) -> str:
+def fill(text: str, needed: Disclosure, unknown: Sequence[str] = ()) -> str:
     """The template with what is needed in its empty lists."""
     asked, _, reply = text.partition("\n[reply]\n")
     told = {line: TELLS[line.partition("=")[0]] for line in needed.told}

@@ -8,7 +8,7 @@ from mutirao.core.fleet import ClientId
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_at_site
 from mutirao.deploy.policy.pins import ARCHITECTURE
 from mutirao.deploy.policy.rules import Policy
-from mutirao.experiments.party_agreement import sworn
+from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import find
 
 SHORT = 12  # characters of a digest that are read out
@@ -44,7 +44,7 @@ def held_for(policy: Policy, client: ClientId) -> Iterator[Held | tuple[str, str
         pinned = {k: v for k, v in policy.pinned.get(recipe, {}).items() if k != ARCHITECTURE}
         try:
             name, config = recipe_from(settings_at_site({"recipe": recipe, **pinned}, {}, policy.settings))
-            task = sworn(find(name).prepare(config))
+            task = require_agreement(find(name).prepare(config))
             count = getattr(task.population, "counts", None)
             yield Held(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
         except Exception as error:  # a site's own data may raise anything: whoever asks is told which recipe it was

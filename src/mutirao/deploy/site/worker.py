@@ -30,7 +30,7 @@ from mutirao.deploy.site.launcher import birth, same_user
 from mutirao.deploy.site.task_stamp import Order
 from mutirao.deploy.site.worker_client import listen_at
 from mutirao.errors import Refused
-from mutirao.experiments.party_agreement import sworn
+from mutirao.experiments.party_agreement import require_agreement
 from mutirao.privacy.secure_aggregation.kinds import to_table
 
 log = logging.getLogger("mutirao")
@@ -179,7 +179,7 @@ def task_of(key: str) -> Any:
     order = Order(**json.loads(key))
     run, node_config, run_config = int(order.run or 0), dict(order.node_config), dict(order.run_config)
     context = Context(run, order.node, node_config, RecordDict(), run_config)
-    return sworn(load_name(order.task)(context) if order.task else recipe_task(context, order.instead))
+    return require_agreement(load_name(order.task)(context) if order.task else recipe_task(context, order.instead))
 
 
 def remove_leftovers(top: Path) -> None:

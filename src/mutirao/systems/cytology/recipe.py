@@ -14,7 +14,7 @@ from mutirao.datasets.class_folders import ImageSet
 from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
-from mutirao.experiments.disclosure import Exchange, check_kept, is_private
+from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import evaluate_logits
@@ -94,7 +94,7 @@ def task(config: Config) -> Task:
     from mutirao.training.samples import agree_on_classes
 
     check_backbone(config.body)
-    check_kept(config, "validation", is_private(config))
+    check_validation_share(config, "validation", is_private(config))
     plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
     told: dict[str, Any] = plan.agreed() | plan.training(config)  # before slides are made: weights may be missing
     look = BagExtractor(plan.extract, config.tiles, config.seed) if config.head in BAG_HEADS else plan.extract
@@ -167,9 +167,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-def asks(config: Config, task: Task) -> Exchange:
+def asks(config: Config, task: Task) -> Disclosure:
     """Hospitals judge each round's model on what they kept back."""
-    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+    return Disclosure(("evaluate",)) if config.validation and not is_private(config) else Disclosure()
 
 
 HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})

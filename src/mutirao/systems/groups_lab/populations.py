@@ -25,7 +25,7 @@ def draw_populations(clients: int, populations: int, draw: np.random.Generator) 
     return draw.permutation(np.arange(clients) % populations)
 
 
-def deal_populations(
+def partition_populations(
     kind: str, labels: Array, population: npt.NDArray[np.intp], draw: np.random.Generator, own: float = OWN
 ) -> list[Indices]:
     """Samples dealt to clients: alike, or skewed so that each population has mostly classes of its own.
@@ -83,7 +83,7 @@ def true_groups(parts: Sequence[Indices], labels: Array) -> list[int]:
     return [order[s] for s in sets]
 
 
-def furnish(
+def make_clients(
     kind: str,
     train: tuple[Array, Array],
     test: tuple[Array, Array],

@@ -15,16 +15,16 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES, Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
-from mutirao.experiments.disclosure import Exchange
+from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.group_evaluation import GAIN
-from mutirao.experiments.group_flow import Kind, group_rounds
-from mutirao.experiments.group_references import WAYS, References, compare, directions_of
+from mutirao.experiments.group_flow import GroupOptions, group_rounds
+from mutirao.experiments.group_references import SERVED_MODELS, References, compare_with_references, directions_of
 from mutirao.experiments.grouping import (
-    compares,
+    group_settings_in,
     grouper_of,
+    has_references,
+    reference_rounds,
     references_in,
-    rounds_of_fedavg,
-    settings_of_groups,
     signature_of,
 )
 from mutirao.experiments.task import Recipe, Task
@@ -33,11 +33,11 @@ from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, noise_
 from mutirao.randomness import derive_seed, rng
 from mutirao.registry import is_dotted
 from mutirao.robustness.attacks import Attacked, malicious_among
-from mutirao.simulation.drift import Around, groups_after
-from mutirao.systems.classification import deal_samples
+from mutirao.simulation.drift import DriftContext, groups_after
+from mutirao.systems.classification import partition_samples
 from mutirao.systems.images.choices import NETWORK_NAMES, check_network
 
-SERVES = ("auto", *WAYS)
+SERVES = ("auto", *SERVED_MODELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,13 @@ class Config(Common):
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
     """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
-    from mutirao.systems.groups_lab.populations import deal_populations, draw_populations, true_groups
+    from mutirao.systems.groups_lab.populations import draw_populations, partition_populations, true_groups
 
     draw, y = rng(config.seed, 0, "partition"), data.y_train
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
-        return deal_populations(config.hidden, y, population, draw), population.tolist()
-    parts = deal_samples(config, data, draw)
+        return partition_populations(config.hidden, y, population, draw), population.tolist()
+    parts = partition_samples(config, data, draw)
     return parts, true_groups(parts, y)
 
 
@@ -99,8 +99,8 @@ def task(config: Config) -> Task:
     """Clients of groups that the server has to find, each with test samples like its own."""
     from torch import nn
 
-    from mutirao.experiments.group_client import Member, last_layer
-    from mutirao.systems.groups_lab.populations import furnish
+    from mutirao.experiments.group_client import GroupMember, last_layer
+    from mutirao.systems.groups_lab.populations import make_clients
     from mutirao.systems.images.networks import make_network, replace_head
     from mutirao.training.samples import poison
     from mutirao.training.trainer import Trainer
@@ -115,7 +115,7 @@ def task(config: Config) -> Task:
     )
     x, sees = disturb_rows(noise, config.seed, parts, x), partial(disturb_test, noise, config.seed)
     most, judge = config.samples, config.judge_samples
-    clients = furnish(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
+    clients = make_clients(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
     classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
 
     def network(outputs: int) -> nn.Module:
@@ -126,13 +126,15 @@ def task(config: Config) -> Task:
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).blank())
     signature, privacy = signature_of(config), build("privacy", config.privacy)
-    hold = config.hold if chooses(config) else 0.0
-    member = Member(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
+    hold = config.hold if holds_out_samples(config) else 0.0
+    member = GroupMember(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
     liars = malicious_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
     clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
     left = {c: clients[c] for c in clients if c not in parse_names(config.exclude)}
-    around, drift = Around(left, config.seed, classes), build("drift", config.drift)
-    knows = Known(member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around))
+    around, drift = DriftContext(left, config.seed, classes), build("drift", config.drift)
+    knows = GroundTruth(
+        member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around)
+    )
     return Task(
         handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
         population=clients,
@@ -141,7 +143,7 @@ def task(config: Config) -> Task:
         classes=classes,
         noise=noise,
         basis=lambda: {"data": data.digest},
-        opinions=lambda run, samples: member.opinions(run, samples)[0],
+        opinions=lambda run, samples: member.predictions(run, samples)[0],
         knows=knows,
         exhibits=Exhibits(
             pictures={
@@ -153,7 +155,7 @@ def task(config: Config) -> Task:
             findings=lambda run: {
                 **summarise_groups(run, knows.truth_at(run.round)),
                 **references_in(run),
-                **settings_of_groups(run, config),
+                **group_settings_in(run, config),
             },
             constant=frozenset({"groups", "rand"}),
         ),
@@ -165,9 +167,9 @@ def start_of(seed: int, which: int) -> int:
     return derive_seed(seed, 0, f"start {which}") if which else seed
 
 
-def chooses(config: Config) -> bool:
+def holds_out_samples(config: Config) -> bool:
     """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
-    may = compares(config) and config.serve == "auto" and config.cluster.name == "auto"
+    may = has_references(config) and config.serve == "auto" and config.cluster.name == "auto"
     return may and config.hold > 0 and config.drift.name == "none"
 
 
@@ -187,7 +189,7 @@ def check_head(config: Config) -> None:
 
 
 @dataclass(frozen=True)
-class Known:
+class GroundTruth:
     """What only a simulation knows of its clients."""
 
     member: Any  # a Member
@@ -203,37 +205,39 @@ class Known:
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     knows, member = task.knows, task.knows.member
-    kind = Kind(
+    kind = GroupOptions(
         model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
         head=member.head,
         classes=member.classes,
-        reduced=config.head == "reduced",
+        reduced_heads=config.head == "reduced",
         noise=config.noise,
-        founders=config.founders,
+        initial_clients=config.founders,
         stable=config.stable,
-        told=("accuracy", "accuracy_known", "loss"),
-        truth=knows.truth_at,
-        liars=knows.liars,
-        compare=partial(compare, settings=references_of(config)) if compares(config) else None,
+        metrics=("accuracy", "accuracy_known", "loss"),
+        true_groups=knows.truth_at,
+        malicious=knows.liars,
+        compare=partial(compare_with_references, settings=references_of(config)) if has_references(config) else None,
     )
     yield from group_rounds(fleet, config, task, run, kind)
 
 
 def references_of(config: Config) -> References:
     """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
-    serve = "groups" if config.serve == "auto" and not chooses(config) else config.serve
-    return References(rounds_of_fedavg(config), config.epochs, config.alone_epochs, config.per_round, serve)
+    serve = "groups" if config.serve == "auto" and not holds_out_samples(config) else config.serve
+    return References(reference_rounds(config), config.epochs, config.alone_epochs, config.per_round, serve)
 
 
-def asks(config: Config, task: Task) -> Exchange:
+def extra_disclosure(config: Config, task: Task) -> Disclosure:
     """Of groups with a head of their own a warm-up also tells which classes a client has.
 
     One that comes when its group has settled is handed that group's model to take.
     """
-    held = ("holdings",) if config.head == "reduced" and grouper_of(config).warms else ()
+    held = ("holdings",) if config.head == "reduced" and grouper_of(config).uses_warm_up else ()
     judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
-    kept = ("accuracy_held",) if chooses(config) else ()
-    return Exchange(("take",), extras=held, metrics=(*judged, *kept))
+    kept = ("accuracy_held",) if holds_out_samples(config) else ()
+    return Disclosure(("take",), extras=held, metrics=(*judged, *kept))
 
 
-recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=asks)
+recipe = Recipe(
+    Config, task, flow, heeds=frozenset({"privacy", "secure", "compress", "drift", "cluster"}), asks=extra_disclosure
+)

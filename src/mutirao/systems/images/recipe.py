@@ -12,11 +12,11 @@ from mutirao.datasets.labelled import JUDGES, is_arrays
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
-from mutirao.experiments.disclosure import Exchange, check_kept, is_private
+from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import evaluate_logits
-from mutirao.systems.classification import deal_labelled
+from mutirao.systems.classification import partition_labelled
 from mutirao.systems.images.choices import BACKBONE_CHOICES, ELSEWHERE, NETWORK_NAMES, check_backbone
 from mutirao.systems.images.image_sources import find_image_sources, read_own
 from mutirao.systems.images.metrics import Confusion
@@ -73,7 +73,7 @@ def task(config: Config) -> Task:
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
-    check_kept(config, "validation", is_private(config))
+    check_validation_share(config, "validation", is_private(config))
     if config.sites or elsewhere:
         found = read_own(None if elsewhere else place, config.clients, config.group, names)
     else:
@@ -122,7 +122,7 @@ def array_task(config: Config) -> Task:
     if config.body not in NETWORK_NAMES:
         right = ", ".join(NETWORK_NAMES)
         raise ConfigError(f"body={config.body} looks at files of pictures, and {config.data!r} is arrays; use {right}")
-    dealt = deal_labelled(config, judge_by=config.judge_by)
+    dealt = partition_labelled(config, judge_by=config.judge_by)
 
     from mutirao.systems.images.networks import make_network
 
@@ -143,9 +143,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-def asks(config: Config, task: Task) -> Exchange:
+def asks(config: Config, task: Task) -> Disclosure:
     """Sites judge by what they kept back, where the server's pictures do not."""
-    return Exchange(("evaluate",)) if config.validation and not is_private(config) else Exchange()
+    return Disclosure(("evaluate",)) if config.validation and not is_private(config) else Disclosure()
 
 
 HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})

@@ -17,10 +17,10 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, partition_of
-from mutirao.experiments.disclosure import Exchange, promises
-from mutirao.experiments.early_stopping import Ending, check_one_model
+from mutirao.experiments.disclosure import Disclosure, privacy_guarantee
+from mutirao.experiments.early_stopping import EarlyStopping, check_one_model
 from mutirao.experiments.grouping import has_one_model
-from mutirao.experiments.party_agreement import agree_before, read_given
+from mutirao.experiments.party_agreement import agree_on_profile, read_given
 from mutirao.experiments.personal_models import as_global, personal_of
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.io import load_arrays, write_whole
@@ -117,7 +117,7 @@ def own_scale(config: Any, source: Any) -> bytes:
 
 def check_private(config: Any, own: bytes) -> None:
     """Refuse a promise that moments in the clear would break."""
-    if (promised := promises(config)) and not own:
+    if (promised := privacy_guarantee(config)) and not own:
         raise ConfigError(
             f"{promised}: clients would tell counts, sums and squares of their features in the clear; name a scale "
             "agreed on beforehand, scale=FILE.json (every run leaves one), or set moments=false"
@@ -259,7 +259,7 @@ def task(config: Config) -> Task:
         population=pool_held(source.holders) if config.centralised else source.holders,
         initial=lambda: client.initial(read_scale(own), config.seed) if own else {},
         evaluate=not_yet if source.judged is not None else None,
-        ending=Ending(config.patience, partial(judge_at_end, client, source) if config.patience else None),
+        ending=EarlyStopping(config.patience, partial(judge_at_end, client, source) if config.patience else None),
         judge=f"vali_{names[0]}" if config.patience else names[0],
         basis=cache(partial(digest_of_dealt, source.set)),
         metrics=(*(f"vali_{name}" for name in names if config.patience), *names),
@@ -285,7 +285,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     known, source, personal = task.knows, task.knows.source, personal_of(config)
     client: Any = personal.at_client(known.client)
     check_private(config, bytes_from_extra(MEMORY, run.memory) or client.own)
-    fleet, task, content = agree_before(
+    fleet, task, content = agree_on_profile(
         *(fleet, config, task, run, SCALE, client.own),
         lambda told: join_profiles(told, config.transform, config.grades or source.highest, config.features).content(),
     )
@@ -297,20 +297,20 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         by, named = (source.vali, "vali_") if config.patience else (source.judged(scale), "")
         judge = partial(known.client.judge, data=by, scale=scale, named=named)
         task = replace(task, evaluate=judge if isinstance(personal, OneModel) else as_global(judge))
-    here = task.evaluate is not None or promises(config) or not config.test or not has_one_model(config)
+    here = task.evaluate is not None or privacy_guarantee(config) or not config.test or not has_one_model(config)
     for done in federate(fleet, config, task, run):
         if not here and (run.round % config.evaluate_every == 0 or run.round == config.rounds):
             done.row.update(weighted_client_metrics(fleet, run, task.metrics, config.size_cap))
         yield done
 
 
-def asks(config: Config, task: Task) -> Exchange:
+def asks(config: Config, task: Task) -> Disclosure:
     """Clients tell their moments unless a scale is given, keep to what came of it, and sites judge by their queries."""
     if task.knows is None:
-        return Exchange()
-    judged = task.evaluate is None and config.test and not promises(config)
+        return Disclosure()
+    judged = task.evaluate is None and config.test and not privacy_guarantee(config)
     told = () if task.knows.client.own else (PROFILE,)
-    return Exchange((*told, *(("evaluate",) if judged else ())), (SCALE,), told)
+    return Disclosure((*told, *(("evaluate",) if judged else ())), (SCALE,), told)
 
 
 HEEDS = frozenset({"privacy", "secure", "compress", "drift", "personal", "cluster"})

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mutirao.clustering.late_joiners import place_clients
 from mutirao.clustering.membership import Groups
-from mutirao.clustering.signature_handler import WARM, Signing
+from mutirao.clustering.signature_handler import WARM, SignatureHandler
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply, Request, Site
 from mutirao.errors import ConfigError
@@ -331,7 +331,7 @@ class GroupEvaluator:
 
     def parts(self, groups: Groups) -> dict[str, Part]:
         """The evaluation on each group's users, made once."""
-        key = groups.labels.tobytes() + repr(sorted(groups.later.items())).encode()
+        key = groups.labels.tobytes() + repr(sorted(groups.admitted.items())).encode()
         if key not in self._found:
             owners, home = self.test.owners(), self.homes(groups)
             table = {}
@@ -368,7 +368,7 @@ class GroupEvaluator:
 
 
 def sign_all(
-    signing: Signing, first: Arrays, seed: int, tastes: Mapping[ClientId, Taste]
+    signing: SignatureHandler, first: Arrays, seed: int, tastes: Mapping[ClientId, Taste]
 ) -> dict[ClientId, npt.NDArray[np.float64]]:
     """The signatures of users who warm up here; who cannot, for want of ratings, has none."""
     request = Request(WARM, first, {"seed": seed, "round": 0})

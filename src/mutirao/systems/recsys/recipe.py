@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.clustering.signature_handler import Signing
+from mutirao.clustering.signature_handler import SignatureHandler
 from mutirao.config import Common, Part, build, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.digests import fingerprint
@@ -17,7 +17,7 @@ from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.disclosure import Exchange
+from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.grouping import has_groups, signature_of
 from mutirao.experiments.simulated_parts import sums_of
 from mutirao.experiments.task import Recipe, Task, federate
@@ -178,7 +178,7 @@ def group_evaluator(config: Config, method: Any, evaluator: Any, first: Arrays) 
         return None
     if not isinstance(evaluator, Evaluator):
         raise ConfigError(f"cluster: split={config.split} evaluates one model on all users; use split=users or time")
-    sign = partial(sign_all, Signing(method, method, signature_of(config)), first, config.seed)
+    sign = partial(sign_all, SignatureHandler(method, method, signature_of(config)), first, config.seed)
 
     def make(test: Ratings, known: npt.NDArray[np.bool_]) -> Evaluator:
         return Evaluator(method, test, known, config.seed)
@@ -195,11 +195,11 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield from evaluated_rounds(rounds, fleet, run, config, task.metrics)
 
 
-def asks(config: Config, task: Task) -> Exchange:
-    """Some users evaluate by themselves; and what `promises` says of rows."""
-    evaluation = Exchange() if config.method.name == "fedrecon" else Exchange(("evaluate",))
+def asks(config: Config, task: Task) -> Disclosure:
+    """Some users evaluate by themselves; and what `privacy_guarantee` says of rows."""
+    evaluation = Disclosure() if config.method.name == "fedrecon" else Disclosure(("evaluate",))
     requests, extras = item_privacy.rows_asked(config)
-    return evaluation | Exchange(requests, extras=extras)
+    return evaluation | Disclosure(requests, extras=extras)
 
 
 recipe = Recipe(Config, task, flow, heeds=frozenset({"privacy", "cluster", "secure"}), asks=asks)

@@ -16,9 +16,9 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import JUDGES
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
-from mutirao.experiments.disclosure import Exchange, check_kept, promises
+from mutirao.experiments.disclosure import Disclosure, check_validation_share, privacy_guarantee
 from mutirao.experiments.grouping import has_groups
-from mutirao.experiments.party_agreement import agree_before, read_given
+from mutirao.experiments.party_agreement import agree_on_profile, read_given
 from mutirao.experiments.personal_models import as_global, personal_of
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.io import write_whole
@@ -82,7 +82,7 @@ def task(config: Config) -> Task:
 
     source, own = find_source(config), read_given("schema", config.schema, read_schema)
     check_private(config, own)
-    check_kept(config, "test", bool(promises(config)) and not source.everything)
+    check_validation_share(config, "test", bool(privacy_guarantee(config)) and not source.everything)
     trainers = Trainers(config, config.model, config.hidden, config.layers)
     client = TableClient(trainers, source.target, source.task, config.least, own)
     population: Mapping[str, Any] = pool_held(source.holders) if config.centralised else source.holders
@@ -107,7 +107,7 @@ def task(config: Config) -> Task:
 
 def check_private(config: Config, own: bytes) -> None:
     """Refuse a promise that profiles in the clear would break."""
-    if (promised := promises(config)) and not own:
+    if (promised := privacy_guarantee(config)) and not own:
         raise ConfigError(
             f"{promised}: clients would tell counts, means and categories of their tables in the clear; "
             "name a schema agreed on beforehand: schema=FILE.json (every run without it leaves one)"
@@ -120,9 +120,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
     known, personal = task.knows, personal_of(config)
     client: Any = personal.at_client(known.client)
-    private = promises(config)
+    private = privacy_guarantee(config)
     check_private(config, bytes_from_extra(MEMORY, run.memory) or client.own)
-    fleet, task, content = agree_before(
+    fleet, task, content = agree_on_profile(
         *(fleet, config, task, run, SCHEMA, client.own),
         lambda told: join_profiles(client.target, client.task, told).content(),
     )
@@ -150,12 +150,12 @@ def judge_by(trainer: Any, test: Any, arrays: Arrays) -> dict[str, float]:
     return found
 
 
-def asks(config: Config, task: Task) -> Exchange:
+def asks(config: Config, task: Task) -> Disclosure:
     """Clients tell a profile unless a schema is given, keep to what came of it, and judge by rows they kept back."""
-    if promises(config):
-        return Exchange(comes=(SCHEMA,))
+    if privacy_guarantee(config):
+        return Disclosure(comes=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
-    return Exchange((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
+    return Disclosure((*profile, *(("evaluate",) if config.test else ())), (SCHEMA,), profile)
 
 
 HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
