@@ -14,7 +14,7 @@ import torch
 from benchmarks import jobs, work
 from mutirao import Request, Trainer
 from mutirao.core.fleet import Site
-from mutirao.training.engine.thread_pool import hold_memory
+from mutirao.training.engine.thread_pool import keep_freed_memory
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    hold_memory()
+    keep_freed_memory()
     print("| job | torch's layers, ms a step | ours | ratio |\n|---|---:|---:|---:|")
     for name in args.job or ["T", "L", "F"]:
         job, draw = jobs.JOBS[name], np.random.default_rng(0)

@@ -28,7 +28,7 @@ from mutirao.core.rounds import Run
 from mutirao.experiments.task import Recipe, Task, find
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.quickstart import Config as Ordinary
-from mutirao.training.samples import own_test_of
+from mutirao.training.samples import own_test_samples
 
 GROUPS = find("groups")
 ROUNDS, AT = 10, 6  # rounds, and the one in which half of the clients get others' data where they drift
@@ -143,7 +143,7 @@ def fine_tune(settings: Mapping[str, Any], task: Task, run: Run) -> list[float]:
     for client in sorted(task.population):
         data = present(config, task, client)
         grown = trainer(Request("train", model, told), Site(client, data, {})).arrays
-        out.append(float(trainer.evaluate(grown, own_test_of(data))["accuracy"]))
+        out.append(float(trainer.evaluate(grown, own_test_samples(data))["accuracy"]))
     return out
 
 

@@ -33,7 +33,7 @@ from mutirao.errors import Diverged, TooFewReplies
 from mutirao.experiments.group_client import GroupMember, last_layer
 from mutirao.experiments.personal_models import personal_of
 from mutirao.experiments.task import Recipe, Task
-from mutirao.personalization.handler import together
+from mutirao.personalization.handler import ask_together
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.groups_lab import recipe as groups
 from mutirao.systems.ranking import recipe as ranking
@@ -135,7 +135,7 @@ def rank_by_clients(run: Run, config: Any) -> float:
     evaluate: Any = settled.evaluate
     ask = Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round})
     sites = {c: Site(c, data) for c, data in settled.population.items()}
-    models, failed = trainer.fit(together, dict.fromkeys(sites, ask), sites)
+    models, failed = trainer.fit(ask_together, dict.fromkeys(sites, ask), sites)
     assert not failed
     return float(np.mean([evaluate(arrays)["ndcg@5"] for arrays in models.values()]))
 

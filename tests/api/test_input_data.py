@@ -20,7 +20,7 @@ import mutirao as mu
 from mutirao.api.data_partition import hold_back, join
 from mutirao.api.input_data import read_given
 from mutirao.errors import ConfigError
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Samples
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -258,7 +258,7 @@ def test_a_dict_of_columns_without_the_target_is_no_dict_of_clients(target: str 
 
 def test_samples_that_are_read_when_needed_make_the_same_run() -> None:
     lazy = Samples.of(Items(), limit=500)  # bytes
-    assert isinstance(lazy.x, Lazy)
+    assert isinstance(lazy.x, LazyInputs)
     found = mu.run(model, lazy, clients=5, **SMALL)
     assert found.digest == mu.run(model, Items(), clients=5, **SMALL).digest
     told = read_given(lazy, None, None, None).told

@@ -7,12 +7,12 @@ from mutirao.core.agreed_handler import AgreedHandler, own_digests
 from mutirao.core.agreement import agreement_config, bytes_from_extra, bytes_to_extra, digest_of
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import Refused
-from mutirao.training.samples import ClientData, agree_on_classes
+from mutirao.training.samples import ClientData, agreed_classes
 
 HELD = ClientData(
     (np.zeros((4, 2), np.float32), np.array([0, 0, 1, 0])), (np.zeros((1, 2), np.float32), np.array([1])), ("a", "b")
 )
-CLASSES = agree_on_classes(("a", "b"))
+CLASSES = agreed_classes(("a", "b"))
 
 
 def seen(request: Request, site: Site) -> Reply:
@@ -33,8 +33,8 @@ def test_a_request_on_the_same_ground_is_done_and_the_handler_need_not_know_of_a
     ("told", "rule"),
     [
         ({"body": "b2", **CLASSES}, "agreed.body"),
-        ({"body": "b1", **agree_on_classes(("a", "columnar_normal"))}, "agreed.classes"),
-        ({"body": "b1", **agree_on_classes(("b", "a"))}, "agreed.classes"),
+        ({"body": "b1", **agreed_classes(("a", "columnar_normal"))}, "agreed.classes"),
+        ({"body": "b1", **agreed_classes(("b", "a"))}, "agreed.classes"),
         ({"body": "b1", "data": "d2", **CLASSES}, "agreed.data"),
         ({"body": "b1", "columns": "c1", **CLASSES}, "agreed.columns"),
         ({"body": "b1"}, "agreed.classes"),  # omitted

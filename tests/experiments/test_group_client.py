@@ -12,9 +12,9 @@ from mutirao.clustering.signatures import Bias, gaussian_sigma
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
 from mutirao.experiments.group_client import GroupMember, class_map, classes_in, last_layer, relabel
-from mutirao.privacy import DPSGD, RELEASES, Central, Local, Open
+from mutirao.privacy import DPSGD, RELEASES, Central, Local, NoPrivacy
 from mutirao.privacy.accounting import add_releases, epsilon
-from mutirao.training.plain import attempt
+from mutirao.training.plain import answer_or_failure
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import PROVIDED, Trainer
 
@@ -23,7 +23,7 @@ def net(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, outputs))
 
 
-def member(privacy: Any = Open(), epsilon: float = 0.0) -> GroupMember:  # noqa: B008  # it is frozen
+def member(privacy: Any = NoPrivacy(), epsilon: float = 0.0) -> GroupMember:  # noqa: B008  # it is frozen
     signature = Bias(epsilon, clip=2.0, repeatable=True)
     return GroupMember(cache(lambda outputs: Trainer(lambda: net(outputs), lr=0.1)), 5, signature, 3, "0", privacy)
 
@@ -97,7 +97,7 @@ def both_ways(me: GroupMember, request: Request, **more: Any) -> list[tuple[Repl
     alone, among = site([1, 1, 4], [1, 4]), site([1, 1, 4], [1, 4])
     alone.state.update(more)
     among.state.update(more)
-    return [(attempt(me, request, alone), alone), (me.many({"ana": request}, {"ana": among})["ana"], among)]
+    return [(answer_or_failure(me, request, alone), alone), (me.many({"ana": request}, {"ana": among})["ana"], among)]
 
 
 TOLD: dict[str, Scalar] = {"seed": 0, "round": 1}
@@ -144,7 +144,7 @@ def test_a_signature_is_entered_into_the_clients_own_account(kind: Any) -> None:
 def test_where_the_server_is_trusted_clients_answer_as_without_privacy() -> None:
     arrays = member().trainers(5).initial(0)
     for do in ("warm", "train", "evaluate", "probe"):
-        trusting, plain = (both_ways(member(p), Request(do, arrays, TOLD))[1][0] for p in (Central(), Open()))
+        trusting, plain = (both_ways(member(p), Request(do, arrays, TOLD))[1][0] for p in (Central(), NoPrivacy()))
         assert isinstance(trusting, Reply)
         assert isinstance(plain, Reply)
         assert (digest(trusting.arrays), trusting.metrics, trusting.n) == (digest(plain.arrays), plain.metrics, plain.n)

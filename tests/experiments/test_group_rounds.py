@@ -19,7 +19,7 @@ from mutirao.experiments.group_client import TAKEN
 from mutirao.experiments.group_evaluation import fault_of_evaluation
 from mutirao.experiments.task import Task
 from mutirao.privacy import tables_in
-from mutirao.privacy.settings import IF_SECRET
+from mutirao.privacy.settings import EPSILON_IF_SECRET
 from mutirao.report import execute
 from mutirao.robustness.attacks import Sybils
 from mutirao.runs.csv_tables import Table
@@ -324,7 +324,7 @@ def test_groups_can_be_private_and_the_warm_up_is_in_the_account(kind: str) -> N
     run = Run(task.initial(), seed=0)
     fleet = LocalFleet(task.handler, task.population)
     rows = [done.row for done in RECIPE.flow(fleet, config, task, run)]
-    assert 0 < rows[0][IF_SECRET] < rows[1][IF_SECRET]
+    assert 0 < rows[0][EPSILON_IF_SECRET] < rows[1][EPSILON_IF_SECRET]
     if kind == "central":
         assert rows[-1]["accuracy"] > 0  # the server is trusted, and clients tell it how the model does
         sums = {table[:, 2].sum() for table in tables_in(run.memory)}
@@ -342,7 +342,7 @@ def test_a_private_group_knows_only_its_own_releases_and_new_ones_inherit_the_wo
     task = RECIPE.prepare(config)
     run = Run(task.initial(), seed=0)
     rows = [d.row for d in RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run)]
-    spent = [row[IF_SECRET] for row in rows]
+    spent = [row[EPSILON_IF_SECRET] for row in rows]
     assert spent == sorted(spent)
     for table in tables_in(run.memory):
         signatures = table[table[:, 1] == 1.0]
@@ -357,7 +357,7 @@ def test_a_budget_ends_a_run_of_groups() -> None:
     with pytest.raises(BudgetSpent, match="the privacy budget ends the run after round"):
         list(RECIPE.flow(LocalFleet(task.handler, task.population), config, task, run))
     assert 0 < run.round < 50
-    assert 200.0 < run.history[-1][IF_SECRET] <= 260.0
+    assert 200.0 < run.history[-1][EPSILON_IF_SECRET] <= 260.0
     small = replace(config, privacy=Part("central", {**config.privacy.settings, "budget": 60.0}))
     fresh, fleet = Run(task.initial(), seed=0), Coming(LocalFleet(task.handler, task.population), {}, run)
     with pytest.raises(BudgetSpent, match="ends the run after round 0 of 50"):

@@ -171,11 +171,11 @@ def test_a_task_whose_clients_are_no_trainer_is_refused_by_name() -> None:
 def test_who_is_new_is_decided_by_the_seed_alone() -> None:
     names = [f"c{i}" for i in range(20)]
     kind = FedPer(new=0.1)
-    assert kind.strangers(names, 0) == kind.strangers(names[::-1], 0)
-    assert len(kind.strangers(names, 0)) == 2
-    assert len({kind.strangers(names, seed) for seed in range(5)}) > 1
-    assert FedPer(new=0.01).strangers(names, 0)  # at least one
-    assert not FedPer().strangers(names, 0)
+    assert kind.new_clients(names, 0) == kind.new_clients(names[::-1], 0)
+    assert len(kind.new_clients(names, 0)) == 2
+    assert len({kind.new_clients(names, seed) for seed in range(5)}) > 1
+    assert FedPer(new=0.01).new_clients(names, 0)  # at least one
+    assert not FedPer().new_clients(names, 0)
 
 
 OTHERS = {

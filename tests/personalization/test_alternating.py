@@ -15,7 +15,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.errors import ConfigError
 from mutirao.personalization import FedRecon
-from mutirao.personalization.alternating import halves, support_size
+from mutirao.personalization.alternating import split_support, support_size
 from mutirao.personalization.handler import PersonalTrainer
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
@@ -76,7 +76,7 @@ def test_the_local_part_is_fitted_to_the_support_and_the_shared_one_to_the_query
             model.user.fill_(0.1)
         arrays = {k: v.detach().numpy().copy() for k, v in model.named_parameters() if k != "user"}
         request = Request("train", arrays, {"seed": 0, "round": round})
-        one, two = (Samples.of(half) for half in halves(site.data, support, request, "ana"))
+        one, two = (Samples.of(half) for half in split_support(site.data, support, request, "ana"))
         fitted(model, {"user"}, one, FAST, PASSES)
         fitted(model, {"items.weight", "mix.weight", "mix.bias"}, two, LR, EPOCHS)
         reply = handler(request, site)
@@ -102,7 +102,9 @@ def test_to_be_judged_a_client_fits_its_part_to_all_it_has_and_keeps_nothing() -
 def test_support_and_query_share_nothing_and_leave_nothing_out(count: int, share: float) -> None:
     data = Samples(np.arange(count)[:, None], np.arange(count, dtype=np.float32))
     request = Request("train", {}, {"seed": 3, "round": 7})
-    one, two = (set(half.batch(np.arange(len(half)))[1].tolist()) for half in halves(data, share, request, "bia"))
+    one, two = (
+        set(half.batch(np.arange(len(half)))[1].tolist()) for half in split_support(data, share, request, "bia")
+    )
     assert one | two == set(range(count))
     assert not one & two
     assert len(one) == support_size(share, count)
@@ -110,7 +112,7 @@ def test_support_and_query_share_nothing_and_leave_nothing_out(count: int, share
 
 def test_the_support_is_drawn_anew_each_round_for_each_client() -> None:
     def drawn(round: int, client: str) -> list[float]:
-        half, _ = halves(site_of().data, 0.5, Request("train", {}, {"seed": 0, "round": round}), client)
+        half, _ = split_support(site_of().data, 0.5, Request("train", {}, {"seed": 0, "round": round}), client)
         return Samples.of(half).batch(slice(None))[1].tolist()
 
     assert drawn(1, "ana") == drawn(1, "ana")

@@ -15,7 +15,7 @@ from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.errors import ConfigError
 from mutirao.personalization import Ditto, FedBN, FedPer, FedRep, Finetune, Settings
-from mutirao.personalization.handler import PREFIX, PersonalTrainer, by_itself
+from mutirao.personalization.handler import PREFIX, PersonalTrainer, ask_each
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.samples import ClientData, Samples
@@ -224,13 +224,13 @@ def test_a_new_client_of_fedbn_fits_its_normalisation_and_leaves_the_rest() -> N
     handler, site = made(FedBN(epochs=30), normed), Site("new", data())
     arrays = handler.initial(0)
     asked = {"new": Request("evaluate", arrays, ABOUT)}
-    models, failed = handler.fit(by_itself, asked, {"new": site})
+    models, failed = handler.fit(ask_each, asked, {"new": site})
     assert not failed
     assert all((models["new"][k] == arrays[k]).all() for k in arrays)
     z = X @ arrays["0.weight"].T.astype(np.float64)
     close = 0.9**30  # of the first mean, 0, is left
     np.testing.assert_allclose(models["new"]["1.running_mean"], z.mean(0) * (1 - close), rtol=1e-4)
-    before = handler.trainer.evaluate({**arrays, **handler.whole({}, 0)}, site.data)["loss"]  # type: ignore[attr-defined]
+    before = handler.trainer.evaluate({**arrays, **handler.complete_model({}, 0)}, site.data)["loss"]  # type: ignore[attr-defined]
     assert ask(handler, site, arrays, do="evaluate").metrics["loss"] < before
 
 

@@ -5,8 +5,8 @@ from torch import nn
 
 from mutirao.errors import ConfigError
 from mutirao.personalization import FedBN, FedPer, FedRep, Settings
-from mutirao.personalization.handler import names_kept
-from mutirao.personalization.personal_layers import batch_norms, last_layer, named_layers, trained_alone
+from mutirao.personalization.handler import personal_names
+from mutirao.personalization.personal_layers import batch_norms, freeze_others, last_layer_names, matching_names
 from mutirao.training.trainer import Trainer
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -18,16 +18,16 @@ def deep() -> nn.Module:
 
 def test_the_last_layer_is_the_last_with_weights_of_its_own() -> None:
     names = list(deep().state_dict())
-    assert last_layer(deep(), names) == ["4.weight", "4.bias"]
-    assert last_layer(deep(), names[:7]) == [f"1.{name}" for name in NORM]
+    assert last_layer_names(deep(), names) == ["4.weight", "4.bias"]
+    assert last_layer_names(deep(), names[:7]) == [f"1.{name}" for name in NORM]
 
 
 def test_layers_by_name_are_arrays_or_whole_layers() -> None:
     names = list(deep().state_dict())
-    assert named_layers(names, "4, 3.bias") == ["3.bias", "4.weight", "4.bias"]
-    assert named_layers(names, "*.bias") == ["0.bias", "1.bias", "3.bias", "4.bias"]
+    assert matching_names(names, "4, 3.bias") == ["3.bias", "4.weight", "4.bias"]
+    assert matching_names(names, "*.bias") == ["0.bias", "1.bias", "3.bias", "4.bias"]
     with pytest.raises(ConfigError, match=r"personal\.layers: 'head' fits none of the arrays that travel: 0\.weight"):
-        named_layers(names, "4,head")
+        matching_names(names, "4,head")
 
 
 def test_batch_normalisation_is_found_with_its_statistics() -> None:
@@ -36,7 +36,7 @@ def test_batch_normalisation_is_found_with_its_statistics() -> None:
 
 
 def test_one_part_alone_is_trained() -> None:
-    module = trained_alone(deep, {"4.weight"})
+    module = freeze_others(deep, {"4.weight"})
     assert [name for name, p in module.named_parameters() if p.requires_grad] == ["4.weight"]
 
 
@@ -60,4 +60,4 @@ def frozen_body() -> nn.Module:
 )
 def test_what_cannot_be_personal_is_refused_by_name(model: object, kind: Settings, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        names_kept(Trainer(model), kind)  # type: ignore[arg-type]
+        personal_names(Trainer(model), kind)  # type: ignore[arg-type]

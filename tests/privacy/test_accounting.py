@@ -14,7 +14,7 @@ from mutirao.privacy.accounting import (
     NOTHING,
     ORDERS,
     Accountant,
-    _one,
+    _rdp_of_release,
     add_releases,
     epsilon,
     find_noise,
@@ -45,7 +45,7 @@ def test_both_accountants_agree_with_dp_accounting(
 
 def test_the_published_epsilon_of_dpsgd() -> None:
     """Abadi et al., 2016, section 3.2: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 give epsilon 1.26."""
-    total = 10_000 * _one(4.0, 0.01)
+    total = 10_000 * _rdp_of_release(4.0, 0.01)
     theirs = min(r + math.log(1e5) / (order - 1) for order, r in zip(ORDERS, total, strict=True))
     assert theirs == pytest.approx(1.26, abs=0.005)
     assert epsilon(add_releases(None, 4.0, 0.01, 10_000), 1e-5) < theirs  # today's conversion is tighter

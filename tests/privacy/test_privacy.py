@@ -24,8 +24,8 @@ from mutirao.errors import BudgetSpent, ConfigError
 from mutirao.experiments.task import find
 from mutirao.privacy import RELEASES, Central, Local, clip_update
 from mutirao.privacy.accounting import add_releases, epsilon
-from mutirao.privacy.central_noise import Noised, Poisson
-from mutirao.privacy.settings import IF_SECRET
+from mutirao.privacy.central_noise import NoisyMean, Poisson
+from mutirao.privacy.settings import EPSILON_IF_SECRET
 from mutirao.randomness import rng
 from mutirao.report import execute
 from mutirao.runs.execute import reopen
@@ -42,9 +42,9 @@ def reply(scale: float, seed: int = 0, n: int = 10) -> Reply:
     return Reply(moved | {"seen": np.array(99)}, n=n)
 
 
-def noised(noise: float, clip: float, expected: float, rate: float = 1.0, then: Any = None) -> Noised:
+def noised(noise: float, clip: float, expected: float, rate: float = 1.0, then: Any = None) -> NoisyMean:
     draw = partial(Central(repeatable=True).draw, 3)
-    return Noised(then or FedAvg(), noise, clip, rate, expected, draw=draw)
+    return NoisyMean(then or FedAvg(), noise, clip, rate, expected, draw=draw)
 
 
 def iris_config(**settings: Any) -> Any:
@@ -200,8 +200,10 @@ def test_a_run_that_is_interrupted_goes_on_counting_exactly(kind: str, tmp_path:
     parts = execute("iris:iris", config, tmp_path / "parts", resume=True, pictures=False)
     assert parts["digest"] == whole["digest"]
     rows = [json.loads((tmp_path / name / "history.json").read_text()) for name in ("whole", "parts")]
-    assert [r[IF_SECRET] for r in rows[0]] == [r[IF_SECRET] for r in rows[1]]
-    assert parts["privacy"][IF_SECRET] == parts["final"][IF_SECRET] == rows[0][-1][IF_SECRET] > 0
+    assert [r[EPSILON_IF_SECRET] for r in rows[0]] == [r[EPSILON_IF_SECRET] for r in rows[1]]
+    assert (
+        parts["privacy"][EPSILON_IF_SECRET] == parts["final"][EPSILON_IF_SECRET] == rows[0][-1][EPSILON_IF_SECRET] > 0
+    )
     assert parts["privacy"]["kind"] == kind
     assert parts["privacy"]["delta"] == 1e-5
 
@@ -343,7 +345,7 @@ def test_parts_by_name() -> None:
     assert kinds.NAMES.keys() == {"none", "central", "local", "dpsgd"}
     select, aggregate = Central().at_server(Uniform(0.5), FedAdam(), 20, iris_config())
     assert select == Poisson(0.5)
-    assert isinstance(aggregate, Noised)
+    assert isinstance(aggregate, NoisyMean)
     assert aggregate.expected == 10
     with pytest.raises(ConfigError):
         Central().at_server(Uniform(3), FedMedian(), 20, iris_config())
@@ -416,7 +418,7 @@ def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCap
     assert "epsilon" not in summary["privacy"]
     assert "epsilon" not in summary["final"]
     assert summary["privacy"]["protects"].startswith("nobody: repeatable=true")
-    assert summary["privacy"][IF_SECRET] > 0
+    assert summary["privacy"][EPSILON_IF_SECRET] > 0
     assert "epsilon" not in (tmp_path / "run" / "history.csv").read_text().splitlines()[0].split(",")
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Not private" in page
@@ -438,7 +440,7 @@ def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resu
         privacy="central", rounds=4, clients=6, per_round=6, **settings | {"privacy.clip_quantile": 0.0}
     )
     fixed = execute("iris:iris", plain, tmp_path / "fixed", pictures=False)
-    assert fixed["privacy"][IF_SECRET] == whole["privacy"][IF_SECRET]  # the count costs nothing besides
+    assert fixed["privacy"][EPSILON_IF_SECRET] == whole["privacy"][EPSILON_IF_SECRET]  # the count costs nothing besides
     assert "clip" not in json.loads((tmp_path / "fixed" / "history.json").read_text())[0]
 
 

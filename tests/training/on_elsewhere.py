@@ -29,7 +29,7 @@ THERE = elsewhere.device()
 class There(Trainer):
     """A Trainer on the other device."""
 
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         return THERE
 
     def generator(self, seed: int) -> torch.Generator:
@@ -86,7 +86,7 @@ def sites_for(shape: tuple[int, ...], whole: bool = False, clients: int = 3) -> 
 
 @pytest.fixture(autouse=True)
 def _there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer, "memory_of", lambda t: getattr(t, "inner", t).untyped_storage().data_ptr())
+    monkeypatch.setattr(tracer, "storage_pointer", lambda t: getattr(t, "inner", t).untyped_storage().data_ptr())
 
 
 def round_of(kind: type[Trainer], network: str, **settings: Any) -> dict[str, Reply]:

@@ -21,7 +21,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.training.class_labels import number_classes, renumber
 from mutirao.training.inputs import call_model
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Samples, poison
 from mutirao.training.trainer import Trainer
 
@@ -112,7 +112,7 @@ def test_each_way_to_hold_the_same_numbers_trains_the_same_model(name: str) -> N
     data, more = SAME[name]
     samples = Samples.of(data, **more)
     assert samples.y.dtype is torch.int64
-    assert isinstance(samples.x, Lazy) == ("limit" in more)
+    assert isinstance(samples.x, LazyInputs) == ("limit" in more)
     assert digest(trained(samples).arrays) == digest(trained((X, Y)).arrays)
 
 

@@ -47,8 +47,10 @@ def follow(trainer: Trainer, request: Request, site: Site, b: Arrays, a: Arrays,
     module = trainer.model()
     module.load_state_dict({k: torch.tensor(v) for k, v in request.arrays.items()})
     speed: dict[str, Any] = {}
-    pace = trainer.pace(request.config)
-    for rows in pace.plan(rng(request.config["seed"], request.config["round"], "batches", site.id), SAMPLES, True):
+    hyperparameters = trainer.hyperparameters(request.config)
+    for rows in hyperparameters.plan(
+        rng(request.config["seed"], request.config["round"], "batches", site.id), SAMPLES, True
+    ):
         x, y = site.data.batch(rows)
         module.zero_grad()
         nn.functional.cross_entropy(module(x), y).backward()
@@ -56,7 +58,7 @@ def follow(trainer: Trainer, request: Request, site: Site, b: Arrays, a: Arrays,
             g = p.grad.numpy().astype(np.float64) + trainer.weight_decay * p.detach().numpy()
             g = g + b.get(name, 0.0) + mu * (p.detach().numpy() - a[name])
             speed[name] = trainer.momentum * speed.get(name, 0.0) + g
-            p.data.sub_(torch.tensor(pace.lr * speed[name], dtype=torch.float32))
+            p.data.sub_(torch.tensor(hyperparameters.lr * speed[name], dtype=torch.float32))
     return {k: v.numpy() for k, v in module.state_dict().items()}
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import Samples, pool_clients, virtual_clients
 
 X = torch.arange(60, dtype=torch.float32).view(20, 3)
@@ -27,7 +27,7 @@ def both(i: int) -> dict[str, torch.Tensor]:
 @given(st.integers(0, 25), st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=30), min_size=1, max_size=6))
 def test_batches_are_those_of_the_whole_whatever_is_kept(kept: int, batches: list[list[int]]) -> None:
     example = {"x": X[:1], "other": OTHER[:1]}
-    lazy = Lazy(both, 20, example, kept * ONE)
+    lazy = LazyInputs(both, 20, example, kept * ONE)
     reads: list[int] = []
     lazy.read = lambda i: (reads.append(i), both(i))[1]
     for rows in batches:
@@ -50,7 +50,7 @@ def test_threads_that_fetch_at_once_see_whole_samples_and_read_one_at_a_time() -
         inside[0] -= 1
         return made
 
-    lazy = Lazy(read, 200, torch.zeros(1, 100), 100 * 400)
+    lazy = LazyInputs(read, 200, torch.zeros(1, 100), 100 * 400)
 
     def work(seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ def test_threads_that_fetch_at_once_see_whole_samples_and_read_one_at_a_time() -
 
 
 def test_what_is_kept_while_a_model_is_judged_can_be_trained_on() -> None:
-    lazy = Lazy(lambda i: X[i], 20, X[:1], 1 << 20)
+    lazy = LazyInputs(lambda i: X[i], 20, X[:1], 1 << 20)
     with torch.inference_mode():
         lazy.fetch(np.arange(20))
     layer = torch.nn.Linear(3, 1)
@@ -86,7 +86,7 @@ def test_clients_share_one_lazy_set() -> None:
             return X[i], int(OTHER[i])
 
     whole = Samples.of(Items(), limit=60)
-    assert isinstance(whole.x, Lazy)
+    assert isinstance(whole.x, LazyInputs)
     clients = virtual_clients(whole.x, whole.y, [np.arange(5), np.arange(5, 20)])
     x, y = Samples.of(clients["c1"]).batch(np.array([1, 0]))
     assert torch.equal(x, X[[6, 5]])
@@ -148,5 +148,5 @@ def grown(limit: int) -> tuple[str, int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
 def test_a_set_of_more_than_a_gigabyte_trains_under_a_limit_of_one() -> None:
     kind, total, growth = grown(1 << 30)
-    assert kind == "Lazy"
+    assert kind == "LazyInputs"
     assert growth < 1 << 30 < total

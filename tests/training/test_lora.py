@@ -12,7 +12,7 @@ from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.training.lora import Adapted, lora, merge
+from mutirao.training.lora import LoRALinear, lora, merge
 from mutirao.training.optimizers import seeded
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
@@ -71,7 +71,7 @@ def test_the_formula_by_hand() -> None:
         layer = nn.Linear(4, 3)
         adapted = stirred(lora(layer, rank=2, alpha=6.0))
         x = torch.randn(7, 4)
-    assert isinstance(adapted, Adapted)
+    assert isinstance(adapted, LoRALinear)
     w, b, a, low = (t.detach().double().numpy() for t in (layer.weight, layer.bias, adapted.a, adapted.b))
     by_hand = x.double().numpy() @ (w + 6.0 / 2 * low @ a).T + b
     np.testing.assert_allclose(adapted(x).detach().numpy(), by_hand, rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.randomness import rng
-from mutirao.training.optimizers import Descent, seeded
+from mutirao.training.optimizers import LocalOptimizer, seeded
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
 
@@ -60,7 +60,7 @@ def test_names_are_torch_optim_to_the_bit(
 ) -> None:
     given = {"weight_decay": decay} | ({"momentum": momentum} if name in ("sgd", "rmsprop") else {})
     ours, theirs = copies()
-    mine = Descent(list(ours.parameters()), mu, optimizer=name, lr=lr, clip=clip, **given)  # type: ignore[arg-type]
+    mine = LocalOptimizer(list(ours.parameters()), mu, optimizer=name, lr=lr, clip=clip, **given)  # type: ignore[arg-type]
     reference = TORCH[name](theirs.parameters(), lr=lr, **given)
     start = [p.detach().clone() for p in theirs.parameters()]
     for step in range(8):
@@ -89,7 +89,7 @@ def by_torch(make: Any, epochs: int = 1) -> Arrays:
     model = net()
     model.load_state_dict({k: torch.from_numpy(v) for k, v in trainer.initial(0).items()})
     optimizer = make(model.parameters())
-    for rows in trainer.pace({"round": 1}).plan(rng(0, 1, "batches", "ana"), len(Y)):
+    for rows in trainer.hyperparameters({"round": 1}).plan(rng(0, 1, "batches", "ana"), len(Y)):
         model.zero_grad()
         nn.functional.cross_entropy(model(torch.from_numpy(X)[rows]), torch.from_numpy(Y)[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -299,7 +299,7 @@ def test_nothing_is_moved_by_it() -> None:
     trainer.check(arrays, population)
     assert digest(arrays) == digest(before)
     assert torch.equal(state, torch.get_rng_state())
-    assert trainer.blank() is spare
+    assert trainer.thread_module() is spare
     assert all(torch.equal(held[k], v) for k, v in spare.state_dict().items())
     assert all(p.grad is None for p in spare.parameters())
     assert population.x.numpy().tobytes() == X.tobytes()

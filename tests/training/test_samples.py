@@ -14,8 +14,8 @@ from mutirao.training.samples import (
     Population,
     Samples,
     VirtualClients,
-    can_judge,
-    own_test_of,
+    can_evaluate,
+    own_test_samples,
     poison,
     pool_clients,
     virtual_clients,
@@ -51,7 +51,7 @@ def test_clients_judge_by_their_own_rows_of_a_common_test_set() -> None:
     assert [len(data) for data in own] == [20, 20]
     assert {data.test.x.data_ptr() for data in own} == {test.x.data_ptr()}
     assert own[1].test.batch(slice(0, 3))[1].tolist() == Y[[43, 44, 49]].tolist()
-    assert own_test_of(pool_clients(clients)["pooled"]) is test
+    assert own_test_samples(pool_clients(clients)["pooled"]) is test
     assert len(pool_clients(clients)["pooled"]) == 40
     with pytest.raises(ValueError, match="1 lists of test rows for 2 clients"):
         halves(test=test, tests=[np.array([0])])
@@ -59,13 +59,13 @@ def test_clients_judge_by_their_own_rows_of_a_common_test_set() -> None:
 
 def test_data_of_a_client_are_what_it_trains_on_and_what_it_judges_by() -> None:
     data = ClientData((X[:9], Y[:9]), Samples(X[9:12], Y[9:12]))  # type: ignore[arg-type]
-    assert (len(data), len(data.train), len(own_test_of(data))) == (9, 9, 3)
+    assert (len(data), len(data.train), len(own_test_samples(data))) == (9, 9, 3)
     assert Samples.of(data) is data.train
     assert [Held.of(d).train for d in (data, data.train, (X, Y))] == [9, 9, 50]  # what a site's policy counts
     assert [Held.of(several).train for several in (((X, X), Y), ({"a": X}, Y))] == [50, 50]
     for plain in (data.train, (X, Y), None):
         with pytest.raises(ValueError, match=r"no test data of its own: give it ClientData\(train, test\)"):
-            own_test_of(plain)
+            own_test_samples(plain)
 
 
 def test_only_what_is_trained_on_gets_other_labels_or_inputs() -> None:
@@ -76,7 +76,7 @@ def test_only_what_is_trained_on_gets_other_labels_or_inputs() -> None:
         assert len(changed) == 5
         assert isinstance(changed, ClientData) == (given is data)
         assert np.array_equal(Samples.of(poison(given, lambda x, y: (x + 1, y))).x, X[:5] + 1)
-    assert own_test_of(poison(data, lambda x, y: (x, y + 7))) is data.test
+    assert own_test_samples(poison(data, lambda x, y: (x, y + 7))) is data.test
 
 
 class Unread(Population):
@@ -104,10 +104,10 @@ class Unread(Population):
 
 def test_who_can_judge_is_known_without_reading_any_data() -> None:
     own = ClientData(Samples(X, Y), Samples(X, Y))
-    assert can_judge({"ana": own, "bia": own})
-    assert not can_judge({"ana": own, "bia": (X, Y)})
-    assert not can_judge(halves())
-    assert can_judge(halves(test=Samples(X, Y), tests=[np.arange(2)] * 2))
+    assert can_evaluate({"ana": own, "bia": own})
+    assert not can_evaluate({"ana": own, "bia": (X, Y)})
+    assert not can_evaluate(halves())
+    assert can_evaluate(halves(test=Samples(X, Y), tests=[np.arange(2)] * 2))
     for has_tests in (True, False):
-        assert can_judge(Unread(has_tests)) == has_tests
-        assert can_judge(PopulationWithout(Unread(has_tests), ["ana"])) == has_tests
+        assert can_evaluate(Unread(has_tests)) == has_tests
+        assert can_evaluate(PopulationWithout(Unread(has_tests), ["ana"])) == has_tests

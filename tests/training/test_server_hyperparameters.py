@@ -67,7 +67,7 @@ def test_a_schedule_does_not_record_steps_anew_and_gives_the_plain_paths_model(o
     for round in range(1, 7):
         for ours, theirs in zip(models(ask(stacked, round)), models(ask(plain, round)), strict=True):
             np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-4, atol=1e-5)
-    machines = [m for k, m in stacked._recorded.items() if isinstance(k, tuple)]
+    machines = [m for k, m in stacked._cache.items() if isinstance(k, tuple)]
     assert len(machines) == 1
     assert machines[0] is not None
 

@@ -13,7 +13,7 @@ from mutirao import Trainer
 from mutirao.errors import ConfigError
 from mutirao.systems.quickstart import Config
 from mutirao.training import torch_device
-from mutirao.training.torch_device import Copies, autocast, find_device, is_heavy
+from mutirao.training.torch_device import DeviceCache, autocast, find_device, is_heavy
 
 HERE = Path(__file__).parent
 
@@ -60,7 +60,7 @@ def test_auto_takes_a_gpu_where_there_is_one_and_a_step_is_work_enough(
     there: str, model: Any, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_device, "count_devices", lambda kind: int(kind == there))
-    assert Trainer(model, device="auto").place().type == found
+    assert Trainer(model, device="auto").torch_device().type == found
 
 
 def test_what_is_heavy_is_as_the_page_says() -> None:
@@ -76,11 +76,11 @@ def test_bf16_is_refused_on_the_cpu() -> None:
 
 
 def test_a_copy_on_a_device_is_made_once_and_goes_with_its_tensor() -> None:
-    copies, place, tensor = Copies(), torch.device("meta"), torch.zeros(3)
-    first = copies.bring(tensor, place)
+    copies, device, tensor = DeviceCache(), torch.device("meta"), torch.zeros(3)
+    first = copies.bring(tensor, device)
     assert first is not None
-    assert first.device == place
-    assert copies.bring(tensor, place) is first
+    assert first.device == device
+    assert copies.bring(tensor, device) is first
     assert copies.bring(tensor, tensor.device) is tensor
     del tensor
     gc.collect()
@@ -88,10 +88,10 @@ def test_a_copy_on_a_device_is_made_once_and_goes_with_its_tensor() -> None:
 
 
 def test_what_does_not_fit_is_not_brought(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_device, "free_bytes", lambda place: 100.0)
-    copies, place = Copies(), torch.device("meta")
-    assert copies.bring(torch.zeros(13), place) is None  # 52 bytes: half of the memory is for the model
-    assert copies.bring(torch.zeros(12), place) is not None
+    monkeypatch.setattr(torch_device, "free_bytes", lambda device: 100.0)
+    copies, device = DeviceCache(), torch.device("meta")
+    assert copies.bring(torch.zeros(13), device) is None  # 52 bytes: half of the memory is for the model
+    assert copies.bring(torch.zeros(12), device) is not None
 
 
 def test_autocast_computes_in_bfloat16_and_keeps_weights_and_loss_as_they_are() -> None:

@@ -26,7 +26,7 @@ from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.optimizers import arrays_of, seeded
 from mutirao.training.samples import ClientData, Samples
-from mutirao.training.trainable_state import find_travel
+from mutirao.training.trainable_state import find_state_names
 from mutirao.training.trainer import Trainer
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -73,13 +73,13 @@ def ask(trainer: Trainer, arrays: Arrays | None = None, do: str = "train") -> di
 
 
 def test_the_names_that_travel_are_what_is_trained_and_the_buffers_beside_it() -> None:
-    found = find_travel(Transfer())
+    found = find_state_names(Transfer())
     assert [n for n in found.shared if not n.startswith("head.")] == []
     assert {"head.1.running_mean", "head.1.num_batches_tracked", "head.0.weight"} <= set(found.shared)
     assert {"body.0.weight", "body.1.running_var", "body.3.running_mean"} <= set(found.frozen)
-    assert found.still == {"body.1", "body.3"}
+    assert found.frozen_modules == {"body.1", "body.3"}
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert find_travel(plain).shared == tuple(plain.state_dict())
+    assert find_state_names(plain).shared == tuple(plain.state_dict())
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked", "threads", "auto"])
@@ -91,10 +91,10 @@ def test_on_every_way_only_what_is_trained_comes_back_and_nothing_else_moves(
     before = digest(trainer.frozen())
     ours, theirs = ask(trainer), ask(plain)
     for client, reply in ours.items():
-        assert tuple(reply.arrays) == trainer.travel.shared
+        assert tuple(reply.arrays) == trainer.state_names.shared
         np.testing.assert_allclose(flat(reply.arrays), flat(theirs[client].arrays), rtol=1e-3, atol=1e-4)
         assert reply.metrics == pytest.approx(theirs[client].metrics, rel=1e-3)
-    assert digest(arrays_of(trainer.blank(), trainer.travel.frozen)) == before
+    assert digest(arrays_of(trainer.thread_module(), trainer.state_names.frozen)) == before
 
 
 def test_training_is_that_of_torch_with_the_frozen_norms_in_evaluation_mode() -> None:
@@ -161,7 +161,7 @@ def test_patterns_say_what_else_travels_or_stays() -> None:
     trainer = Trainer(normed, share="*.weight, *.bias", batch_size=8)  # statistics that do not travel do not move
     before = digest(trainer.frozen())
     assert all("running" not in name for name in ask(trainer)["c0"].arrays)
-    assert digest(arrays_of(trainer.blank(), trainer.travel.frozen)) == before
+    assert digest(arrays_of(trainer.thread_module(), trainer.state_names.frozen)) == before
 
 
 def test_a_wholly_frozen_model_is_refused() -> None:
@@ -181,7 +181,7 @@ def test_private_training_moves_and_sends_the_same_names() -> None:
     start = trainer.initial(0)
     request = Request("train", start, {"seed": 0, "round": 1, **agreement_config(trainer.agreed())})
     reply = trainer.private_training(privacy)(request, Site("ana", SITES["c0"].data))
-    assert tuple(reply.arrays) == trainer.travel.shared == ("2.weight", "2.bias")
+    assert tuple(reply.arrays) == trainer.state_names.shared == ("2.weight", "2.bias")
     assert digest(reply.arrays) != digest(start)
     with pytest.raises(Refused, match=r"^agreed\.frozen: "):
         Trainer(lambda: model(8)).private_training(privacy)(request, Site("ana", SITES["c0"].data))

@@ -15,7 +15,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.training.optimizers import Descent
+from mutirao.training.optimizers import LocalOptimizer
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
 
@@ -100,7 +100,7 @@ def test_descent_is_torch_optim_to_the_bit(name: str, settings: dict[str, float]
 
     with torch.random.fork_rng(devices=[]):
         ours, theirs = net(), net()
-    mine = Descent(list(ours.parameters()), optimizer=name, lr=0.03, **settings)  # type: ignore[arg-type]
+    mine = LocalOptimizer(list(ours.parameters()), optimizer=name, lr=0.03, **settings)  # type: ignore[arg-type]
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
     reference = kind(theirs.parameters(), lr=0.03, foreach=False, **settings)  # type: ignore[arg-type]
     for _ in range(20):
@@ -146,7 +146,7 @@ def test_batch_normalisation_keeps_integer_buffers_and_survives_a_batch_of_one()
 
 def test_steps_replace_epochs() -> None:
     trainer = Trainer(linear, batch_size=20, steps=4)
-    sizes = [len(batch) for batch in trainer.pace(CONFIG).plan(np.random.default_rng(0), 50)]
+    sizes = [len(batch) for batch in trainer.hyperparameters(CONFIG).plan(np.random.default_rng(0), 50)]
     assert sizes == [20, 20, 10, 20]
 
 

@@ -58,7 +58,10 @@ def test_every_way_and_any_number_of_workers_give_the_same_bits(model: Any) -> N
 
 def test_it_equals_training_on_what_it_would_have_made() -> None:
     trainer = Trainer(dense, batch_size=15, transform=flip, engine="plain")
-    draw, rows = rng(3, 1, "transform", "c2"), trainer.pace({"round": 1}).plan(rng(3, 1, "batches", "c2"), 15)
+    draw, rows = (
+        rng(3, 1, "transform", "c2"),
+        trainer.hyperparameters({"round": 1}).plan(rng(3, 1, "batches", "c2"), 15),
+    )
     own = CLIENTS["c2"].batch(np.arange(15))  # type: ignore[union-attr]
     x = own[0].clone()
     x[rows[0]] = flip(x[rows[0]], draw)

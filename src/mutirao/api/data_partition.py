@@ -14,7 +14,7 @@ from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
 from mutirao.partitioning import PartitionSummary, describe, split_test_set
 from mutirao.randomness import derive_seed, rng
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Index, Samples, virtual_clients
 
 Labels = npt.NDArray[Any]
@@ -110,7 +110,7 @@ def join(sets: Sequence[Samples], what: str) -> Samples:
     first = sets[0]
     if all(one.y is first.y for one in sets) and all(one.index is not None for one in sets):
         return Samples(first.x, first.y, np.concatenate([one.index for one in sets if one.index is not None]))
-    if any(isinstance(one.x, Lazy) for one in sets):
+    if any(isinstance(one.x, LazyInputs) for one in sets):
         raise ConfigError(f"data: {what} that do not fit in memory cannot be put together; give test= a set of its own")
     if any(one.kind != first.kind for one in sets):
         raise ConfigError(f"data: {what} differ in shape or type: {first.kind} and others")

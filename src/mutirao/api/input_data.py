@@ -15,9 +15,9 @@ from mutirao.errors import ConfigError
 from mutirao.partitioning.flwr_partitioners import partition_by
 from mutirao.randomness import rng
 from mutirao.training.adapters import is_frame, is_table
-from mutirao.training.class_labels import number_classes, plain, renumber
-from mutirao.training.inputs import leaves
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.class_labels import label_array, number_classes, renumber
+from mutirao.training.inputs import tensors_in
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Samples
 
 LOOKED_AT = 16  # samples of a set that is read when batches need it, by which it is known
@@ -106,7 +106,7 @@ def dealt_by(dealer: Any, sets: Mapping[str, Held]) -> dict[str, Held]:
 def read_labelled(given: Sequence[Any], target: str) -> tuple[list[Samples], tuple[str, ...]]:
     """Sets as samples, and the names of the classes, numbered in sorted order over all sets at once."""
     told = [labels_of(data, target) for data in given]
-    texts = [np.asarray(y) for y in told if y is not None and plain(y).dtype.kind in "US"]
+    texts = [np.asarray(y) for y in told if y is not None and label_array(y).dtype.kind in "US"]
     if texts:
         if len(texts) < len(given):
             raise ValueError("some labels are text and some are numbers; make them one or the other")
@@ -197,7 +197,7 @@ def part_from(data: Any, client: str) -> tuple[dict[str, Any], Any]:
         raise ConfigError(f"client={client!r}: a {type(data).__name__} has no columns; {right}")
     if client not in columns:
         raise ConfigError(f"client={client!r}: there is no such column{nearest(client, columns)}")
-    whose = plain(columns.pop(client))
+    whose = label_array(columns.pop(client))
     return columns, whose
 
 
@@ -207,9 +207,9 @@ def digest_of(sets: Mapping[str, Held], test: Samples | None) -> str:
     for name, held in [*sets.items(), ("\x1f", (test, None))]:
         sha.update(f"{name}\x1e".encode())
         for samples in (one for one in held if one is not None):
-            for stored in (*([samples.x] if isinstance(samples.x, Lazy) else leaves(samples.x)), samples.y):
+            for stored in (*([samples.x] if isinstance(samples.x, LazyInputs) else tensors_in(samples.x)), samples.y):
                 if id(stored) not in seen:  # a storage that clients share is read once
-                    for tensor in leaves(look_at(stored)) if isinstance(stored, Lazy) else [stored]:
+                    for tensor in tensors_in(look_at(stored)) if isinstance(stored, LazyInputs) else [stored]:
                         sha.update(f"{tensor.dtype} {tuple(tensor.shape)}\x1e".encode())
                         sha.update(np.ascontiguousarray(tensor.numpy()).data)
                 sha.update(f"{seen.setdefault(id(stored), len(seen))}\x1e".encode())
@@ -218,6 +218,6 @@ def digest_of(sets: Mapping[str, Held], test: Samples | None) -> str:
     return sha.hexdigest()[:32]
 
 
-def look_at(x: Lazy) -> Any:
+def look_at(x: LazyInputs) -> Any:
     """A few samples, from the first to the last."""
     return x.fetch(np.unique(np.linspace(0, len(x) - 1, LOOKED_AT).astype(np.intp)))

@@ -18,7 +18,7 @@ from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
 from mutirao.runs.progress import Progress, in_notebook
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import check_trust, distrust, is_own_run
-from mutirao.training.lr_schedules import same_past
+from mutirao.training.lr_schedules import has_same_past
 
 if TYPE_CHECKING:
     from torch import nn
@@ -158,7 +158,7 @@ def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
     if not resume:
         raise ConfigError(f"out: {folder} already holds a run; resume=True goes on with it, or choose another")
     other, then = differing(folder, name, config), Record.of(folder).config
-    if "rounds" in other and same_past(config.schedule, int(then["rounds"]), config.rounds):
+    if "rounds" in other and has_same_past(config.schedule, int(then["rounds"]), config.rounds):
         other.remove("rounds")
     if fixed := [key for key in other if key == "rounds" or key not in MAY_CHANGE]:
         here = name if fixed[0] == "recipe" else getattr(config, fixed[0])

@@ -17,7 +17,7 @@ from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, 
 from mutirao.core.parts import AnyHandler, Many, as_handler
 from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import Refused
-from mutirao.privacy import RELEASES, AtClient, Central, Open
+from mutirao.privacy import RELEASES, AtClient, Central, NoPrivacy
 
 WARM, FIT = "warm", "fit"
 MOST_TIMES = 10_000  # that a client trains by itself when it is asked
@@ -32,7 +32,7 @@ class SignatureHandler:
     plain: AnyHandler
     signature: Any
     told: Mapping[str, Scalar] = field(default_factory=dict)  # how the test model is trained: epochs, rate
-    privacy: Any = Open()  # what each client does for its own
+    privacy: Any = NoPrivacy()  # what each client does for its own
 
     @property
     def provides(self) -> frozenset[str]:
@@ -160,7 +160,7 @@ def reply_or_failure(answer: Callable[[], Reply]) -> Reply | Failure:
 
 def has_local_privacy(privacy: Any) -> bool:
     """Whether nothing but noised updates and signatures may leave a client."""
-    return not isinstance(privacy, Open | Central)
+    return not isinstance(privacy, NoPrivacy | Central)
 
 
 def charge_signature(privacy: Any, site: Site, signature: Any) -> Any:

@@ -25,15 +25,15 @@ from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_o
 from mutirao.core.hyperparameters import check_hyperparameter
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
-from mutirao.privacy import RELEASES, SPENT, AtClient, Central, Open
+from mutirao.privacy import RELEASES, SPENT, AtClient, Central, NoPrivacy
 from mutirao.privacy.accounting import Releases
 from mutirao.randomness import rng
-from mutirao.training.inputs import call_model, change
+from mutirao.training.inputs import call_model, map_tensors
 from mutirao.training.lr_schedules import Constant, Schedule
 from mutirao.training.optimizers import one_thread
-from mutirao.training.plain import Outcomes, Requests, Sites, attempt
-from mutirao.training.samples import Samples, own_test_of
-from mutirao.training.torch_device import place_of
+from mutirao.training.plain import Outcomes, Requests, Sites, answer_or_failure
+from mutirao.training.samples import Samples, own_test_samples
+from mutirao.training.torch_device import device_of
 from mutirao.training.trainer import Trainer
 
 OF_CLASSES = {"classes", "holdings"}  # settings of a request by which a client's answer depends on its classes
@@ -53,7 +53,7 @@ class GroupMember:
     signature: Any
     warm_epochs: int
     head: str
-    privacy: Any = Open()  # what each client does for its own
+    privacy: Any = NoPrivacy()  # what each client does for its own
     hold: float = 0.0  # share of its training samples that a client keeps back, to say which model serves it best
 
     @property
@@ -65,7 +65,7 @@ class GroupMember:
     @property
     def private(self) -> bool:
         """Whether nothing but noised updates and signatures may leave a client."""
-        return not isinstance(self.privacy, Open | Central)
+        return not isinstance(self.privacy, NoPrivacy | Central)
 
     @property
     def schedule(self) -> Schedule:
@@ -98,7 +98,7 @@ class GroupMember:
             for c, reply in made.items():
                 out[c] = reply
                 if isinstance(reply, Reply):
-                    out[c] = attempt(partial(self.answer, made=reply), requests[c], sites[c])
+                    out[c] = answer_or_failure(partial(self.answer, made=reply), requests[c], sites[c])
         return dict(sorted(out.items()))
 
     def inside(self, request: Request) -> bool:
@@ -161,7 +161,7 @@ class GroupMember:
             raise ValueError(f"a member of groups can {kinds}, not {request.do!r}")
         if request.do == "take":
             site.state.update({TAKEN + k: v.copy() for k, v in request.arrays.items()})
-        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_of(site.data))
+        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_samples(site.data))
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def fit(self, request: Request, site: Site) -> Reply:
@@ -170,7 +170,7 @@ class GroupMember:
         The model stays; if the request says `keep`, it is the one the client goes on with.
         """
         _, held = self.part(request, site)
-        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_of(site.data))
+        metrics, used = self.evaluate(request, Samples.of(site.data), own_test_samples(site.data))
         if len(held):
             metrics["accuracy_held"] = self.evaluate(request, Samples.of(site.data), held)[0]["accuracy"]
         if request.config.get("keep"):
@@ -299,12 +299,12 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
     """What a model says of each sample, and the labels."""
     if not len(samples):
         raise ValueError("has no samples to judge by")
-    place = place_of(model)
+    place = device_of(model)
     with one_thread(), torch.inference_mode():
         batches = [samples.batch(np.arange(i, min(i + CHUNK, len(samples)))) for i in range(0, len(samples), CHUNK)]
-        return torch.cat([call_model(model, change(x, lambda t: t.to(place))).cpu() for x, _ in batches]), torch.cat(
-            [y for _, y in batches]
-        ).numpy()
+        outputs = [call_model(model, map_tensors(x, lambda t: t.to(place))).cpu() for x, _ in batches]
+        labels = [y for _, y in batches]
+        return torch.cat(outputs), torch.cat(labels).numpy()
 
 
 def last_layer(model: nn.Module) -> str:

@@ -33,7 +33,7 @@ from mutirao.experiments.grouping import (
 )
 from mutirao.experiments.population_checks import check_clients_per_round
 from mutirao.experiments.simulated_parts import build_aggregate, build_screen, overcommit_of, simulate
-from mutirao.privacy import Outlook, Settings, build_privacy, within_budget
+from mutirao.privacy import NextRound, Settings, build_privacy, within_budget
 from mutirao.privacy.secure_aggregation.kinds import secure_of
 from mutirao.randomness import rng
 from mutirao.robustness.attacks import detection_rates
@@ -189,7 +189,7 @@ def is_over(run: Run, rounds: int) -> bool:
     return run.round >= rounds or (state is not None and len(state.settled) == state.groups.count)
 
 
-def look_ahead(run: Run, plan: Plan) -> Outlook:
+def look_ahead(run: Run, plan: Plan) -> NextRound:
     """What the next round adds to: the account of each group, or of those that the round is about to form."""
     state = Grouping.from_memory(run.memory)
     members = state.groups.members() if state else {}

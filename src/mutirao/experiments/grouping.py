@@ -122,9 +122,9 @@ def add_signatures(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandle
 
 def evaluated_by_clients(config: Any, task: Any) -> bool:
     """Whether clients judge the model of their group on test data of their own."""
-    from mutirao.training.samples import can_judge  # late: it brings torch
+    from mutirao.training.samples import can_evaluate  # late: it brings torch
 
-    has = "evaluate" in task.provides or can_judge(task.population, surely=not getattr(config, "sites", False))
+    has = "evaluate" in task.provides or can_evaluate(task.population, surely=not getattr(config, "sites", False))
     return bool(has and config.privacy.name in ("none", "central"))  # else nothing but noised updates leaves a client
 
 
@@ -191,11 +191,11 @@ def group_settings_in(run: Run, config: Any, higher: bool = True) -> dict[str, s
 def predictions_by(task: Any) -> Predictions | None:
     """What the models of groups say of samples, if the task's clients are a Trainer of classes."""
     from mutirao.experiments.group_client import outputs_of  # late: it brings torch
-    from mutirao.training.measurements import OwnFigures
+    from mutirao.training.measurements import CustomLoss
     from mutirao.training.trainer import Trainer
 
     trainer = task.handler
-    if not task.classes or not isinstance(trainer, Trainer) or isinstance(trainer.loss, OwnFigures):
+    if not task.classes or not isinstance(trainer, Trainer) or isinstance(trainer.loss, CustomLoss):
         return None
 
     def say(run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:

@@ -16,7 +16,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.disclosure import privacy_guarantee
 from mutirao.experiments.task import Recipe, Task
 from mutirao.privacy import SPENT
-from mutirao.privacy.secure_aggregation import Open
+from mutirao.privacy.secure_aggregation import NoSecureAggregation
 
 
 def require_agreement(task: Task) -> Task:
@@ -25,7 +25,9 @@ def require_agreement(task: Task) -> Task:
         return task
     handler = as_handler(task.handler)
     agreed = {**handler.agreed(), **task.agreed}
-    tells = isinstance(task.secure, Open) and handler.provides.isdisjoint(SPENT)  # else nothing but updates leaves
+    tells = isinstance(task.secure, NoSecureAggregation) and handler.provides.isdisjoint(
+        SPENT
+    )  # else nothing but updates leaves
     return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, tells))
 
 

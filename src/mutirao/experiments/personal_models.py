@@ -42,9 +42,9 @@ def personal_of(config: Any) -> Personal:
 
 def check_test_data(kind: Personal, provides: frozenset[str], population: Mapping[ClientId, Any]) -> None:
     """Refuse clients that have nothing of their own to be judged by."""
-    from mutirao.training.samples import can_judge  # late: it brings torch
+    from mutirao.training.samples import can_evaluate  # late: it brings torch
 
-    if "evaluate" not in provides and not can_judge(population):
+    if "evaluate" not in provides and not can_evaluate(population):
         raise ConfigError(f"personal={kind.name}: the clients of this task hold no test data of their own to judge by")
 
 
@@ -110,7 +110,7 @@ class ClientRoles:
     def of(cls, config: Any, population: Mapping[ClientId, Any]) -> "ClientRoles":
         """Of all clients of a task; the seed decides who is new."""
         kind = personal_of(config)
-        return cls(kind, kind.strangers(list(population), config.seed) if kind.new else frozenset())
+        return cls(kind, kind.new_clients(list(population), config.seed) if kind.new else frozenset())
 
     @property
     def personal(self) -> bool:

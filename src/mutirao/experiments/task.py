@@ -36,7 +36,7 @@ from mutirao.experiments.population_checks import check_clients_per_round, check
 from mutirao.experiments.simulated_parts import build_aggregate, build_screen, build_select, simulate
 from mutirao.metrics import direction_of
 from mutirao.privacy import build_privacy, within_budget
-from mutirao.privacy.secure_aggregation import Open, Secure
+from mutirao.privacy.secure_aggregation import NoSecureAggregation, Secure
 from mutirao.privacy.secure_aggregation.kinds import secure_of
 from mutirao.registry import check_module
 from mutirao.simulation.drift import DriftContext, DriftHandler, check_drift
@@ -113,7 +113,7 @@ class Task:
     directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
     classes: int | None = None  # how many the model tells apart, if it does
     noise: tuple[float, ...] = ()  # its deviation on each client's inputs, where the partition asks for that
-    secure: Secure = Open()  # what clients do so that the server sees sums alone
+    secure: Secure = NoSecureAggregation()  # what clients do so that the server sees sums alone
     compress: Compression = NoCompression()  # how updates are made shorter before they leave
     agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
     basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
@@ -156,16 +156,16 @@ def client_evaluation_interval(config: Any, task: "Task") -> int:
     If nobody says, it is done once, at the end, of simulated clients that have such data and may tell of it. Refused is
     to judge clients on what they were trained on, before the first round.
     """
-    from mutirao.training.samples import can_judge  # late: it brings torch
+    from mutirao.training.samples import can_evaluate  # late: it brings torch
 
     asked, rounds = int(config.clients_every), int(config.rounds)
-    if asked > 0 and "evaluate" not in task.provides and not can_judge(task.population):
+    if asked > 0 and "evaluate" not in task.provides and not can_evaluate(task.population):
         raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
     if asked:
         return max(0, asked)
     others = config.centralised or getattr(config, "sites", False) or len(task.population) > MAX_EVALUATING_CLIENTS
     told = f"{task.judge}_worst_decile" in task.metrics  # the task sees to it by itself
-    can = f"metrics:{task.judge}" in task.provides and not told and can_judge(task.population, surely=True)
+    can = f"metrics:{task.judge}" in task.provides and not told and can_evaluate(task.population, surely=True)
     return rounds if can and not others and not is_private(config) else 0
 
 

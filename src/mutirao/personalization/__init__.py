@@ -30,7 +30,7 @@ class Personal:
         """The handler as the client runs it."""
         return handler
 
-    def strangers(self, clients: Collection[ClientId], seed: int) -> frozenset[ClientId]:
+    def new_clients(self, clients: Collection[ClientId], seed: int) -> frozenset[ClientId]:
         """The new clients: a share `new` of all by lot, at least one if there are to be any."""
         if not self.new:
             return frozenset()
@@ -98,7 +98,7 @@ class FedPer(Keeps):
 
     layers: str = ""
     name = "fedper"
-    handler = "mutirao.personalization.handler:Kept"
+    handler = "mutirao.personalization.handler:KeptLayersTrainer"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FedRep(Keeps):
 
     layers: str = ""
     name = "fedrep"
-    handler = "mutirao.personalization.alternating:Alternating"
+    handler = "mutirao.personalization.alternating:AlternatingTrainer"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class FedRecon(Keeps):
     support: float = 0.5
     lr: float = 0.0
     name = "fedrecon"
-    handler = "mutirao.personalization.alternating:Rebuilding"
+    handler = "mutirao.personalization.alternating:ReconstructingTrainer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,7 +165,7 @@ class FedBN(Keeps):
     """
 
     name = "fedbn"
-    handler = "mutirao.personalization.handler:Kept"
+    handler = "mutirao.personalization.handler:KeptLayersTrainer"
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Ditto(Settings):
 
     lam: float = 0.1
     name = "ditto"
-    handler = "mutirao.personalization.handler:Beside"
+    handler = "mutirao.personalization.handler:SecondModelTrainer"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,20 +10,20 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.errors import ConfigError
 from mutirao.personalization import FedRecon, Settings
-from mutirao.personalization.handler import Kept, Work, alone, failures, plain
+from mutirao.personalization.handler import KeptLayersTrainer, Work, only_failures, restricted_trainer, without_common
 from mutirao.randomness import rng
 from mutirao.training.measurements import PROBED
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import ClientData, Samples
 
-FIRST = PROBED | {"start_loss"}  # what is told of the model as it was received
+ON_RECEIVED = PROBED | {"start_loss"}  # what is told of the model as it was received
 
 
 @dataclass(frozen=True)
-class Alternating(Kept):
+class AlternatingTrainer(KeptLayersTrainer):
     """FedRep: the personal layers with the others frozen, then the others with those frozen, on the new head."""
 
-    body: PlainTrainer | None = None
+    backbone: PlainTrainer | None = None
 
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
@@ -33,71 +33,76 @@ class Alternating(Kept):
                 f"personal={kind.name} trains in two turns, each with a fresh optimiser; keep_optimizer is not"
             )
         made = super().of(trainer, kind)
-        rest = [name for name in trainer.travel.shared if name not in made.names]
-        return replace(made, body=alone(trainer, trainer, rest))
+        rest = [name for name in trainer.state_names.shared if name not in made.names]
+        return replace(made, backbone=restricted_trainer(trainer, trainer, rest))
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """Two turns; what is told is of the second, but for what is asked of the model as it was received."""
-        over = {c: self.laid_over(r, sites[c]) for c, r in requests.items()}
-        first = {c: replace(r, config=asked_for(plain(r.config), r.config, FIRST), extras={}) for c, r in over.items()}
-        one, two = self.turns(requests, sites)
+        over = {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}
+        first = {
+            c: replace(r, config=select_extras(without_common(r.config), r.config, ON_RECEIVED), extras={})
+            for c, r in over.items()
+        }
+        one, two = self.phases(requests, sites)
         heads = work(self.fitter, first, one)
-        own = {c: self.own(r.arrays) for c, r in heads.items() if isinstance(r, Reply)}
+        own_layers = {c: self.own_layers(r.arrays) for c, r in heads.items() if isinstance(r, Reply)}
         then = {
             c: replace(
-                r, arrays={**over[c].arrays, **own[c]}, config=asked_for(r.config, r.config, FIRST, instead=True)
+                r,
+                arrays={**over[c].arrays, **own_layers[c]},
+                config=select_extras(r.config, r.config, ON_RECEIVED, instead=True),
             )
             for c, r in requests.items()
-            if c in own
+            if c in own_layers
         }
-        out = failures(heads)
-        for c, reply in work(self.body, then, {c: two[c] for c in then}).items():
+        out = only_failures(heads)
+        for c, reply in work(self.backbone, then, {c: two[c] for c in then}).items():
             if isinstance(reply, Reply):
                 head = heads[c]
-                told = {k: v for k, v in head.metrics.items() if k in FIRST} if isinstance(head, Reply) else {}
+                told = {k: v for k, v in head.metrics.items() if k in ON_RECEIVED} if isinstance(head, Reply) else {}
                 reply = replace(reply, metrics=reply.metrics | told)
-                out[c] = self.leave(reply, own[c], sites[c])
+                out[c] = self.finish_reply(reply, own_layers[c], sites[c])
             else:
                 out[c] = reply
         return out
 
-    def turns(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
+    def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
         """The sites of the first turn, which leaves nothing in their states, and those of the second."""
         return {c: Site(c, sites[c].data) for c in requests}, sites
 
 
 @dataclass(frozen=True)
-class Rebuilding(Alternating):
+class ReconstructingTrainer(AlternatingTrainer):
     """FedRecon: the personal layers are fitted to a part of the data, the support, the others to the rest, the query.
 
     Nothing is kept: whoever needs its own layers fits them again, from where all begin; to be judged, to all it has.
     """
 
-    def turns(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
+    def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
         """The sites with their support alone, and with their query alone."""
         kind, one, two = self.kind, dict[str, Site](), dict[str, Site]()
         share = kind.support if isinstance(kind, FedRecon) else 1.0
         for c, request in requests.items():
             site = sites[c]
-            support, query = halves(site.data, share, request, c)
+            support, query = split_support(site.data, share, request, c)
             one[c], two[c] = Site(c, support), Site(c, query, site.state)
         return one, two
 
-    def kept(self, request: Request, site: Site) -> Arrays | None:
+    def own_model(self, request: Request, site: Site) -> Arrays | None:
         """Nothing."""
         return None
 
-    def leave(self, reply: Reply, arrays: Arrays, site: Site) -> Reply:
+    def finish_reply(self, reply: Reply, arrays: Arrays, site: Site) -> Reply:
         """The reply without what is personal, which is forgotten."""
         return replace(reply, arrays=self.shared(reply.arrays))
 
-    def look(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
+    def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """The client's own model, fitted for it."""
         models, failed = self.fit(work, requests, sites)
         return failed | work(self.trainer, {c: replace(requests[c], arrays=a) for c, a in models.items()}, sites)
 
 
-def halves(data: Any, share: float, request: Request, client: str) -> tuple[Any, Any]:
+def split_support(data: Any, share: float, request: Request, client: str) -> tuple[Any, Any]:
     """A client's support and query, drawn for the round; with a share of 1, or of a single sample, both are all."""
     samples = Samples.of(data)
     count = len(samples)
@@ -106,7 +111,7 @@ def halves(data: Any, share: float, request: Request, client: str) -> tuple[Any,
     seed, round = int(request.config["seed"]), int(request.config["round"])
     order = rng(seed, round, "support", client).permutation(count)
     first = support_size(share, count)
-    return part(data, samples, np.sort(order[:first])), part(data, samples, np.sort(order[first:]))
+    return with_rows(data, samples, np.sort(order[:first])), with_rows(data, samples, np.sort(order[first:]))
 
 
 def support_size(share: float, count: int) -> int:
@@ -114,13 +119,13 @@ def support_size(share: float, count: int) -> int:
     return min(max(1, round(share * count)), count - 1)
 
 
-def part(data: Any, samples: Samples, rows: Any) -> Any:
+def with_rows(data: Any, samples: Samples, rows: Any) -> Any:
     """The client with these of its samples to train on."""
     some = samples.rows(rows)
     return replace(data, train=some) if isinstance(data, ClientData) else some
 
 
-def asked_for(
+def select_extras(
     config: Mapping[str, Scalar], said: Mapping[str, Scalar], names: Collection[str], instead: bool = False
 ) -> dict[str, Scalar]:
     """A configuration that asks for what `said` asks for of these names, or `instead` of all others."""

@@ -13,23 +13,23 @@ from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.errors import ConfigError
 from mutirao.personalization import Ditto, FedBN, FedRecon, Settings
-from mutirao.personalization.personal_layers import batch_norms, last_layer, named_layers, trained_alone
+from mutirao.personalization.personal_layers import batch_norms, freeze_others, last_layer_names, matching_names
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.pull import ANCHOR
 
 PREFIX = "personal."
 # What corrects the steps of a whole model: its vectors do not fit a part of one.
-OF_THE_WHOLE = {"config:correct", "comes:control", "extras:control"}
+WHOLE_MODEL_ONLY = {"config:correct", "comes:control", "extras:control"}
 Work = Callable[[Any, Requests, Sites], Outcomes]  # how clients are asked: each by itself, or all at once
 Models = dict[ClientId, Arrays]
 
 
-def by_itself(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
+def ask_each(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
     """One client after the other, as over a network; what one raises is raised."""
     return {client: trainer(requests[client], sites[client]) for client in sorted(requests)}
 
 
-def together(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
+def ask_together(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
     """All at once, by the trainer's engine."""
     return dict(trainer.many(requests, sites)) if requests else {}
 
@@ -45,7 +45,7 @@ class PersonalTrainer:
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
         """Around a trainer."""
-        return cls(trainer, kind, for_oneself(trainer, kind))
+        return cls(trainer, kind, personal_trainer(trainer, kind))
 
     @property
     def provides(self) -> frozenset[str]:
@@ -69,13 +69,13 @@ class PersonalTrainer:
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """As the trainer does, of the model with what is personal."""
         trainer: Any = self.trainer
-        trainer.check(self.whole(arrays, 0), population)
+        trainer.check(self.complete_model(arrays, 0), population)
 
     def shared(self, arrays: Arrays) -> Arrays:
         """What travels of a whole model."""
         return arrays
 
-    def whole(self, arrays: Arrays, seed: int) -> Arrays:
+    def complete_model(self, arrays: Arrays, seed: int) -> Arrays:
         """What travels, with what is personal as it is at first."""
         return arrays
 
@@ -85,20 +85,20 @@ class PersonalTrainer:
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One client's answer."""
-        answer = self.answer(by_itself, {site.id: request}, {site.id: site})[site.id]
+        answer = self.answer(ask_each, {site.id: request}, {site.id: site})[site.id]
         if isinstance(answer, Failure):
             raise ValueError(answer.reason)
         return answer
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
         """The answers of many clients."""
-        return self.answer(together, requests, sites)
+        return self.answer(ask_together, requests, sites)
 
     def answer(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """What each client answers, sorted by client."""
         outcomes: Outcomes = {}
         for do in sorted({request.do for request in requests.values()}):
-            way = {"train": self.train, "evaluate": self.judge}.get(do, self.look)
+            way = {"train": self.train, "evaluate": self.evaluate}.get(do, self.answer_as_received)
             outcomes |= way(work, {c: r for c, r in requests.items() if r.do == do}, sites)
         return dict(sorted(outcomes.items()))
 
@@ -106,34 +106,34 @@ class PersonalTrainer:
         """A round's training: of the common model, as it comes."""
         return work(self.trainer, requests, sites)
 
-    def look(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
+    def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """What is asked of the model as it is received, such as a probe."""
         return work(self.trainer, requests, sites)
 
-    def judge(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
+    def evaluate(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """Each client's own model on its own test data; who has none fits one first."""
-        own = {c: found for c in requests if (found := self.kept(requests[c], sites[c])) is not None}
+        own = {c: found for c in requests if (found := self.own_model(requests[c], sites[c])) is not None}
         fitted, failed = self.fit(work, {c: r for c, r in requests.items() if c not in own}, sites)
         models = own | fitted
         return failed | work(self.trainer, {c: replace(requests[c], arrays=a) for c, a in models.items()}, sites)
 
-    def kept(self, request: Request, site: Site) -> Arrays | None:
+    def own_model(self, request: Request, site: Site) -> Arrays | None:
         """The client's own model, if it has one."""
         return None
 
     def fit(self, work: Work, requests: Requests, sites: Sites) -> tuple[Models, Outcomes]:
         """Models that clients make of what they receive on their own data, which are not kept; and who failed."""
-        asked = {c: replace(r, do="train", config=plain(r.config), extras={}) for c, r in requests.items()}
-        done = work(self.fitter, self.begin(asked), {c: Site(c, sites[c].data) for c in asked})
-        return {c: r.arrays for c, r in done.items() if isinstance(r, Reply)}, failures(done)
+        asked = {c: replace(r, do="train", config=without_common(r.config), extras={}) for c, r in requests.items()}
+        done = work(self.fitter, self.starting_requests(asked), {c: Site(c, sites[c].data) for c in asked})
+        return {c: r.arrays for c, r in done.items() if isinstance(r, Reply)}, only_failures(done)
 
-    def begin(self, requests: Requests) -> Requests:
+    def starting_requests(self, requests: Requests) -> Requests:
         """The requests as one who fits a model begins."""
         return requests
 
 
 @dataclass(frozen=True)
-class Kept(PersonalTrainer):
+class KeptLayersTrainer(PersonalTrainer):
     """A client that keeps some arrays: FedPer and FedBN train them with the others, and send what is left."""
 
     names: tuple[str, ...] = ()
@@ -142,81 +142,81 @@ class Kept(PersonalTrainer):
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
         """Around a trainer whose model has such layers, and others beside them."""
-        names = tuple(names_kept(trainer, kind))
-        return cls(trainer, kind, alone(trainer, for_oneself(trainer, kind), names), names)
+        names = tuple(personal_names(trainer, kind))
+        return cls(trainer, kind, restricted_trainer(trainer, personal_trainer(trainer, kind), names), names)
 
     @property
     def provides(self) -> frozenset[str]:
         """What the trainer does, but for what corrects the steps of a whole model."""
-        return super().provides - OF_THE_WHOLE
+        return super().provides - WHOLE_MODEL_ONLY
 
     def shared(self, arrays: Arrays) -> Arrays:
         """All but what is kept."""
         return {name: array for name, array in arrays.items() if name not in self.names}
 
-    def own(self, arrays: Arrays) -> Arrays:
+    def own_layers(self, arrays: Arrays) -> Arrays:
         """What is kept of a whole model."""
         return {name: arrays[name] for name in self.names}
 
-    def whole(self, arrays: Arrays, seed: int) -> Arrays:
+    def complete_model(self, arrays: Arrays, seed: int) -> Arrays:
         """With what is kept as everybody has it at first: the seed decides it."""
         if seed not in self._fresh:
             self._fresh.clear()
-            self._fresh[seed] = self.own(self.trainer.initial(seed))
+            self._fresh[seed] = self.own_layers(self.trainer.initial(seed))
         return {**arrays, **self._fresh[seed]}
 
-    def laid_over(self, request: Request, site: Site) -> Request:
+    def with_own_layers(self, request: Request, site: Site) -> Request:
         """The request with the whole model of this client, its own or at first the common one."""
-        found = self.kept(request, site)
-        arrays = self.whole(request.arrays, int(request.config["seed"])) if found is None else found
+        found = self.own_model(request, site)
+        arrays = self.complete_model(request.arrays, int(request.config["seed"])) if found is None else found
         return replace(request, arrays=arrays)
 
-    def kept(self, request: Request, site: Site) -> Arrays | None:
+    def own_model(self, request: Request, site: Site) -> Arrays | None:
         """What was received, with what the site keeps."""
         state = {name: site.state[PREFIX + name] for name in self.names if PREFIX + name in site.state}
         return {**request.arrays, **state} if len(state) == len(self.names) else None
 
-    def begin(self, requests: Requests) -> Requests:
+    def starting_requests(self, requests: Requests) -> Requests:
         """With what is kept as it is at first."""
-        return {c: replace(r, arrays=self.whole(r.arrays, int(r.config["seed"]))) for c, r in requests.items()}
+        return {c: replace(r, arrays=self.complete_model(r.arrays, int(r.config["seed"]))) for c, r in requests.items()}
 
     def fit(self, work: Work, requests: Requests, sites: Sites) -> tuple[Models, Outcomes]:
         """As others do, the rest as it was received: statistics of a frozen part do not move either."""
         models, failed = super().fit(work, requests, sites)
-        return {c: {**requests[c].arrays, **self.own(found)} for c, found in models.items()}, failed
+        return {c: {**requests[c].arrays, **self.own_layers(found)} for c, found in models.items()}, failed
 
-    def look(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
+    def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """The client's own model."""
-        return work(self.trainer, {c: self.laid_over(r, sites[c]) for c, r in requests.items()}, sites)
+        return work(self.trainer, {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}, sites)
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """All at once; what is personal stays."""
-        done = work(self.trainer, {c: self.laid_over(r, sites[c]) for c, r in requests.items()}, sites)
-        return {c: self.leave(r, r.arrays, sites[c]) if isinstance(r, Reply) else r for c, r in done.items()}
+        done = work(self.trainer, {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}, sites)
+        return {c: self.finish_reply(r, r.arrays, sites[c]) if isinstance(r, Reply) else r for c, r in done.items()}
 
-    def leave(self, reply: Reply, arrays: Arrays, site: Site) -> Reply | Failure:
+    def finish_reply(self, reply: Reply, arrays: Arrays, site: Site) -> Reply | Failure:
         """The reply without what is personal, which is kept of `arrays`."""
-        own = self.own(arrays)
-        return keep(site, own) or replace(reply, arrays=self.shared(reply.arrays))
+        own_layers = self.own_layers(arrays)
+        return save_personal(site, own_layers) or replace(reply, arrays=self.shared(reply.arrays))
 
 
 @dataclass(frozen=True)
-class Beside(PersonalTrainer):
+class SecondModelTrainer(PersonalTrainer):
     """Ditto: the common model is trained as it comes, and a second one beside it, pulled towards the common one."""
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """Both; only the common one leaves."""
         done = work(self.trainer, requests, sites)
         sound = {c: requests[c] for c, r in done.items() if isinstance(r, Reply)}
-        asked = {c: replace(r, config=plain(r.config), extras={}) for c, r in sound.items()}
-        starts = {c: replace(r, arrays=self.kept(r, sites[c]) or r.arrays) for c, r in asked.items()}
-        own = work(self.fitter, self.pulled(starts, sound), {c: Site(c, sites[c].data) for c in starts})
-        for c, reply in own.items():
-            failed = reply if isinstance(reply, Failure) else keep(sites[c], reply.arrays)
+        asked = {c: replace(r, config=without_common(r.config), extras={}) for c, r in sound.items()}
+        starts = {c: replace(r, arrays=self.own_model(r, sites[c]) or r.arrays) for c, r in asked.items()}
+        fitted = work(self.fitter, self.pulled(starts, sound), {c: Site(c, sites[c].data) for c in starts})
+        for c, reply in fitted.items():
+            failed = reply if isinstance(reply, Failure) else save_personal(sites[c], reply.arrays)
             done[c] = failed or done[c]
         return done
 
-    def begin(self, requests: Requests) -> Requests:
+    def starting_requests(self, requests: Requests) -> Requests:
         """From the common model, pulled towards it."""
         return self.pulled(requests, requests)
 
@@ -233,37 +233,37 @@ class Beside(PersonalTrainer):
             for c, r in requests.items()
         }
 
-    def kept(self, request: Request, site: Site) -> Arrays | None:
+    def own_model(self, request: Request, site: Site) -> Arrays | None:
         """The second model."""
         names = request.arrays.keys()
         state = {name: site.state[PREFIX + name] for name in names if PREFIX + name in site.state}
         return state if state and len(state) == len(names) else None
 
 
-def for_oneself(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
+def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
     """A trainer of what is personal, for as many epochs as the kind says; it keeps nothing, and nothing pulls it."""
-    own: dict[str, Any] = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
+    changes: dict[str, Any] = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
     if isinstance(kind, FedRecon) and kind.lr:
-        own["lr"] = kind.lr
-    return replace(trainer, mu=0.0, keep_optimizer=False, **own)
+        changes["lr"] = kind.lr
+    return replace(trainer, mu=0.0, keep_optimizer=False, **changes)
 
 
-def alone(trainer: PlainTrainer, like: PlainTrainer, names: Collection[str]) -> PlainTrainer:
+def restricted_trainer(trainer: PlainTrainer, like: PlainTrainer, names: Collection[str]) -> PlainTrainer:
     """A trainer like that one of these arrays alone; what travels to and from it is what did before."""
-    make = partial(trained_alone, trainer.model, frozenset(names))
-    return replace(like, model=make, share=",".join(trainer.travel.shared))
+    make = partial(freeze_others, trainer.model, frozenset(names))
+    return replace(like, model=make, share=",".join(trainer.state_names.shared))
 
 
-def names_kept(trainer: PlainTrainer, kind: Settings) -> list[str]:
+def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
     """The arrays that a kind keeps at the client; ConfigError if there are none, or nothing else that is trained."""
-    module, travels = trainer.blank(), trainer.travel.shared
+    module, travels = trainer.thread_module(), trainer.state_names.shared
     named = str(getattr(kind, "layers", ""))
     if isinstance(kind, FedBN):
         found = batch_norms(module, travels)
         if not found:
             raise ConfigError("personal=fedbn: the model has no batch normalisation that is trained; use fedper")
     else:
-        found = named_layers(travels, named) if named else last_layer(module, travels)
+        found = matching_names(travels, named) if named else last_layer_names(module, travels)
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     if trained.isdisjoint(found):
         raise ConfigError(f"personal={kind.name}: nothing of {', '.join(found[:3])} is trained")
@@ -273,19 +273,19 @@ def names_kept(trainer: PlainTrainer, kind: Settings) -> list[str]:
     return found
 
 
-def keep(site: Site, own: Arrays) -> Failure | None:
+def save_personal(site: Site, arrays: Arrays) -> Failure | None:
     """Put what is personal into the site's state; a failure if it cannot be used."""
-    if not is_finite(own):
+    if not is_finite(arrays):
         return Failure("not_finite", "what is personal holds NaN or infinity; try a smaller learning rate")
-    site.state.update({PREFIX + name: array for name, array in own.items()})
+    site.state.update({PREFIX + name: array for name, array in arrays.items()})
     return None
 
 
-def plain(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def without_common(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What a request says, without what it says of the common model alone."""
     return {k: v for k, v in config.items() if k not in ("extras", "epochs", "mu", "correct", "counted")}
 
 
-def failures(outcomes: Outcomes) -> Outcomes:
+def only_failures(outcomes: Outcomes) -> Outcomes:
     """Those who failed."""
     return {c: r for c, r in outcomes.items() if isinstance(r, Failure)}

@@ -6,19 +6,19 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from mutirao.errors import ConfigError
-from mutirao.training.trainable_state import shown
+from mutirao.training.trainable_state import list_some
 
 
-def last_layer(module: nn.Module, names: Sequence[str]) -> list[str]:
+def last_layer_names(module: nn.Module, names: Sequence[str]) -> list[str]:
     """The arrays of the last layer that has weights of its own, of those that are in `names`."""
     found: list[str] = []
     for path, part in module.named_modules():
-        if own := [name for k in part._parameters if (name := join(path, k)) in names]:
-            found = own + [name for k in part._buffers if (name := join(path, k)) in names]
+        if own := [name for k in part._parameters if (name := array_name(path, k)) in names]:
+            found = own + [name for k in part._buffers if (name := array_name(path, k)) in names]
     return found
 
 
-def named_layers(names: Sequence[str], patterns: str) -> list[str]:
+def matching_names(names: Sequence[str], patterns: str) -> list[str]:
     """The arrays that fit patterns separated by commas, each of an array's name or of a layer's.
 
     >>> named_layers(["0.weight", "2.weight", "2.bias"], "2")
@@ -26,12 +26,14 @@ def named_layers(names: Sequence[str], patterns: str) -> list[str]:
     """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in wanted:
-        if not any(fits(name, pattern) for name in names):
-            raise ConfigError(f"personal.layers: {pattern!r} fits none of the arrays that travel: {shown(list(names))}")
-    return [name for name in names if any(fits(name, pattern) for pattern in wanted)]
+        if not any(matches_layer(name, pattern) for name in names):
+            raise ConfigError(
+                f"personal.layers: {pattern!r} fits none of the arrays that travel: {list_some(list(names))}"
+            )
+    return [name for name in names if any(matches_layer(name, pattern) for pattern in wanted)]
 
 
-def fits(name: str, pattern: str) -> bool:
+def matches_layer(name: str, pattern: str) -> bool:
     """Whether a pattern means this array, or a layer that holds it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
@@ -47,12 +49,12 @@ def batch_norms(module: nn.Module, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.rpartition(".")[0] in norms]
 
 
-def join(path: str, name: str) -> str:
+def array_name(path: str, name: str) -> str:
     """The name of an array in a part of a module."""
     return f"{path}.{name}" if path else name
 
 
-def trained_alone(make: Callable[[], nn.Module], names: Collection[str]) -> nn.Module:
+def freeze_others(make: Callable[[], nn.Module], names: Collection[str]) -> nn.Module:
     """The module with all frozen but the parameters of these names."""
     module = make()
     for name, parameter in module.named_parameters(remove_duplicate=False):

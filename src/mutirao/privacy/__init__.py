@@ -28,16 +28,16 @@ from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_
 from mutirao.core.rounds import Round, Run
 from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import BudgetSpent, ConfigError, Refused
-from mutirao.privacy.accounting import Releases, add_releases, at_worst, epsilon
-from mutirao.privacy.central_noise import CLIP, Noised, Poisson
+from mutirao.privacy.accounting import Releases, add_releases, epsilon, worst_case
+from mutirao.privacy.central_noise import CLIP, NoisyMean, Poisson
 from mutirao.privacy.central_noise import RELEASES as RELEASES
-from mutirao.privacy.clipping import Follow
+from mutirao.privacy.clipping import AdaptiveClip
 from mutirao.privacy.clipping import add_noise as add_noise
 from mutirao.privacy.clipping import clip_update as clip_update
 from mutirao.privacy.settings import EPSILON as EPSILON
 from mutirao.privacy.settings import NEXT as NEXT
 from mutirao.privacy.settings import NOISE, AtServer
-from mutirao.privacy.settings import Outlook as Outlook
+from mutirao.privacy.settings import NextRound as NextRound
 from mutirao.privacy.settings import Privacy as Privacy
 from mutirao.privacy.settings import Settings as Settings
 from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_many
@@ -48,7 +48,7 @@ SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
 
 
 @dataclass(frozen=True)
-class Open(Privacy):
+class NoPrivacy(Privacy):
     """No differential privacy.
 
     >>> from mutirao.config import Common, resolve
@@ -101,9 +101,9 @@ class Central(Settings):
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
         select, rate, expected = self.sample(select, clients)
         noise = self.noise_for(rate, 1)
-        follow, draw = self.follow(noise, expected), functools.partial(self.draw, config.seed)
+        adaptive_clip, draw = self.adaptive_clip(noise, expected), functools.partial(self.draw, config.seed)
         added = float(config.secure.settings.get("noise", 0.0))
-        return select, Noised(aggregate, noise, self.clip, rate, expected, follow, added, draw)
+        return select, NoisyMean(aggregate, noise, self.clip, rate, expected, adaptive_clip, added, draw)
 
     def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
         """Who draws the clients, with which probability each is drawn, and how many are expected a round."""
@@ -118,7 +118,7 @@ class Central(Settings):
             f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
         )
 
-    def follow(self, noise: float, expected: float) -> Follow | None:
+    def adaptive_clip(self, noise: float, expected: float) -> AdaptiveClip | None:
         """How the clip moves, if it does."""
         if not self.clip_quantile:
             return None
@@ -127,7 +127,7 @@ class Central(Settings):
             raise ConfigError(
                 f"privacy.clip_noise is {count_noise:g}, but must be above half of the noise, {noise:.4g}"
             )
-        return Follow(self.clip_quantile, self.clip_lr, count_noise)
+        return AdaptiveClip(self.clip_quantile, self.clip_lr, count_noise)
 
     def found(self, config: Any, clients: int) -> dict[str, Scalar]:
         """The noise that the rate asks for."""
@@ -145,9 +145,9 @@ class Central(Settings):
         """What the released models cost any client: one of groups has part in those of its own alone."""
         return max((self.cost(table) for table in tables_in(run.memory)), default=0.0)
 
-    def after_another(self, run: Run, outlook: Outlook) -> float:
+    def spent_after_round(self, run: Run, outlook: NextRound) -> float:
         """With one more model released, of every group."""
-        parts = [(memory, part) for memory, part in outlook if isinstance(part, Noised)]
+        parts = [(memory, part) for memory, part in outlook if isinstance(part, NoisyMean)]
         after = [add_releases(memory.get(RELEASES), part.noise, part.rate, 1) for memory, part in parts]
         return max([self.spent(run) or 0.0, *map(self.cost, after)])
 
@@ -166,7 +166,7 @@ class AtClient(Settings):
         """What the client that spent most has told, but no more than the server finds it can have spent."""
         return self.highest(run, EPSILON, 0, 1)
 
-    def after_another(self, run: Run, outlook: Outlook) -> float:
+    def spent_after_round(self, run: Run, outlook: NextRound) -> float:
         """The same, were it asked once more; of one with next to no samples, which refuses for itself in time."""
         known = run.roster.first_n[run.roster.first_n > 0]
         return self.highest(run, NEXT, 1, lower_median(known) / SIZE_CAP if len(known) else 1)
@@ -183,7 +183,7 @@ class AtClient(Settings):
                 break
             n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
             noise, rate, times = self.releases(n)
-            table = add_releases(at_worst(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
+            table = add_releases(worst_case(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
             limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
             if told[i] > 1.001 * limit:
                 log.warning("%s tells %s=%.4g; %.4g counts, the most it can be", roster.ids[i], figure, told[i], limit)
@@ -204,7 +204,7 @@ class AtClient(Settings):
             )
         return table
 
-    def tell_spent(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
+    def spent_metrics(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
         """What a client tells of its account: nothing in it depends on its data but their number."""
         return {EPSILON: self.cost(table), NEXT: self.cost(add_releases(table, noise, rate, times))}
 
@@ -233,7 +233,7 @@ class Local(AtClient):
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler with clipping and noise around it."""
-        return Shielded(handler, self)
+        return LocalPrivacyHandler(handler, self)
 
     def releases(self, n: float) -> tuple[float, float, int]:
         """One, whatever it holds."""
@@ -271,10 +271,10 @@ class DPSGD(AtClient):
         return self.noise_for(rate, steps), rate, steps
 
 
-NAMES = {"none": Open, "central": Central, "local": Local, "dpsgd": DPSGD}
+NAMES = {"none": NoPrivacy, "central": Central, "local": Local, "dpsgd": DPSGD}
 
 
-class Shielded:
+class LocalPrivacyHandler:
     """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
 
     def __init__(self, handler: AnyHandler, privacy: Local) -> None:
@@ -327,7 +327,7 @@ class Shielded:
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table
-        return Reply(moved, metrics=self.privacy.tell_spent(table, noise / 2, 1.0, 1), n=1)
+        return Reply(moved, metrics=self.privacy.spent_metrics(table, noise / 2, 1.0, 1), n=1)
 
 
 def tables_in(memory: Arrays) -> list[Releases]:
@@ -336,7 +336,7 @@ def tables_in(memory: Arrays) -> list[Releases]:
 
 
 def within_budget(
-    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, outlook: Callable[[], Outlook]
+    rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, outlook: Callable[[], NextRound]
 ) -> Iterator[Round]:
     """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much.
 
@@ -344,7 +344,7 @@ def within_budget(
     """
     while True:
         counts = privacy.budget and run.round < wanted
-        if counts and (after := privacy.after_another(run, outlook())) > privacy.budget:
+        if counts and (after := privacy.spent_after_round(run, outlook())) > privacy.budget:
             raise BudgetSpent(
                 f"the privacy budget ends the run after round {run.round} of {wanted}: {privacy.column} is "
                 f"{privacy.spent(run) or 0.0:.4g} of {privacy.budget:g}, and another round would make it {after:.4g}; "
@@ -374,7 +374,7 @@ def build_privacy(config: Any) -> Privacy:
     return made
 
 
-def settle(config: Any, clients: int) -> Part:
+def resolve_privacy(config: Any, clients: int) -> Part:
     """The privacy of a run as it is written down: with the noise that was found, and the rounds it was found for."""
     part, privacy = config.privacy, build_privacy(config)
     found = privacy.found(config, clients)
@@ -386,14 +386,14 @@ def settle(config: Any, clients: int) -> Part:
     return Part(part.name, {**part.settings, **found}, part.home)
 
 
-def asked(part: Part) -> Part:
-    """The privacy of a run as it was asked for, without what `settle` wrote down."""
+def without_resolved(part: Part) -> Part:
+    """The privacy of a run as it was asked for, without what `resolve_privacy` wrote down."""
     said = part.settings
     drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
     return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
 
 
-def promise(part: Part, run: Run) -> dict[str, Any] | None:
+def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
     """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
     privacy: Privacy = build("privacy", part)
     spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)

@@ -51,7 +51,7 @@ def join_releases(one: Releases, other: Releases) -> Releases:
     return one
 
 
-def at_worst(tables: Sequence[Releases]) -> Releases:
+def worst_case(tables: Sequence[Releases]) -> Releases:
     """A table that costs at least as much as each of these: of equal releases, as many as in the table with most.
 
     >>> at_worst([add_releases(None, 1.0, 0.1, 2), add_releases(None, 1.0, 0.1, 5)])
@@ -115,7 +115,7 @@ def find_noise(target: float, delta: float, accountant: Accountant, rate: float,
 
 def _rdp(table: Releases, delta: float) -> float:
     opacus_rdp = import_opacus("accountants.analysis.rdp")
-    total = sum(times * _one(float(noise), float(rate)) for noise, rate, times in table)
+    total = sum(times * _rdp_of_release(float(noise), float(rate)) for noise, rate, times in table)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at the first or last order the bound is looser than it could be, not wrong
         spent, _ = opacus_rdp.get_privacy_spent(orders=ORDERS, rdp=total, delta=delta)
@@ -123,7 +123,7 @@ def _rdp(table: Releases, delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _one(noise: float, rate: float) -> Any:
+def _rdp_of_release(noise: float, rate: float) -> Any:
     """The Rényi divergences of a single release, one an order."""
     rdp = import_opacus("accountants.analysis.rdp")
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))

@@ -12,7 +12,7 @@ from mutirao.core.parts import AnyAggregator, Merged, as_aggregator
 from mutirao.core.roster import Roster
 from mutirao.core.sparse_rows import ROWS
 from mutirao.privacy.accounting import add_releases
-from mutirao.privacy.clipping import Follow, add_noise, clip_update
+from mutirao.privacy.clipping import AdaptiveClip, add_noise, clip_update
 from mutirao.randomness import Draw, Secret
 from mutirao.selection import names_in
 
@@ -45,7 +45,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class Noised:
+class NoisyMean:
     """An aggregator that gets to see one model only: the current one moved by the noised mean of clipped updates.
 
     x' = x + (sum_k d_k + N) / m, each d_k cut to length C, N Gaussian of deviation noise x C, m `expected` clients.
@@ -57,7 +57,7 @@ class Noised:
     clip: float
     rate: float
     expected: float
-    follow: Follow | None = None
+    adaptive_clip: AdaptiveClip | None = None
     added: float = 0.0  # noise that each client has added before it was summed: so much less is left to add
     draw: Callable[[int], Draw] = field(default=lambda release: Secret(), repr=False)  # for each release
 
@@ -69,7 +69,7 @@ class Noised:
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model; the release is entered into the run's account."""
         table = add_releases(memory.get(RELEASES), self.noise, self.rate, 1)
-        clip = float(memory[CLIP][1]) if self.follow and CLIP in memory else self.clip
+        clip = float(memory[CLIP][1]) if self.adaptive_clip and CLIP in memory else self.clip
         sums: Arrays = {k: np.zeros(v.shape) for k, v in current.items() if v.dtype.kind == "f"}
         scales: dict[ClientId, dict[str, float]] = {}
         for client in sorted(replies):
@@ -79,11 +79,11 @@ class Noised:
                 sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
             scales[client] = {"clip_scale": scale}
         draw, noise = self.draw(int(table[:, 2].sum())), self.noise
-        if self.follow:
+        if self.adaptive_clip:
             halves = sum(0.5 if found["clip_scale"] == 1.0 else -0.5 for found in scales.values())
-            halves += float(draw.normal(0.0, self.follow.count_noise, 1)[0])
-            memory[CLIP] = np.array([clip, self.follow.next(clip, halves, self.expected)])
-            noise = self.follow.left(noise)
+            halves += float(draw.normal(0.0, self.adaptive_clip.count_noise, 1)[0])
+            memory[CLIP] = np.array([clip, self.adaptive_clip.next(clip, halves, self.expected)])
+            noise = self.adaptive_clip.update_noise(noise)
         noise = math.sqrt(max(0.0, noise**2 - len(replies) * self.added**2))
         moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
         merged = self.then(current, {"everybody": Reply(moved, n=max(1, round(self.expected)))}, memory)

@@ -51,7 +51,7 @@ def add_noise(current: Arrays, update: Arrays, draw: Draw, deviation: float, sha
 
 
 @dataclass(frozen=True)
-class Follow:
+class AdaptiveClip:
     """A clip that follows the `quantile` of the updates' lengths, at the rate `lr`.
 
     How many were not longer is released with the updates, with noise of deviation `count_noise`.
@@ -61,7 +61,7 @@ class Follow:
     lr: float
     count_noise: float
 
-    def left(self, noise: float) -> float:
+    def update_noise(self, noise: float) -> float:
         """The noise z_u left for the updates, if both together are to cost what they alone would with `noise` z.
 
         1 / z^2 = 1 / z_u^2 + 1 / (2 count_noise)^2. A client moves the sum of `halves` by at most 1/2, whence the 2.

@@ -11,16 +11,18 @@ from mutirao.core.fleet import ClientId
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.privacy.accounting import Accountant, Releases, add_releases, at_worst, epsilon, find_noise
+from mutirao.privacy.accounting import Accountant, Releases, add_releases, epsilon, find_noise, worst_case
 from mutirao.privacy.central_noise import RELEASES
 from mutirao.randomness import Draw, Secret, rng
 from mutirao.selection import check_setting
 
-Outlook = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
+NextRound = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
 AtServer = tuple[AnySelector, AnyAggregator]
 EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
 NOISE = 1.0  # unless it is said or found
-IF_SECRET = "epsilon_if_secret"  # what it would be if the noise were not `repeatable`: nobody shall take it for epsilon
+EPSILON_IF_SECRET = (
+    "epsilon_if_secret"  # what it would be if the noise were not `repeatable`: nobody shall take it for epsilon
+)
 
 
 class Privacy:
@@ -42,7 +44,7 @@ class Privacy:
         """Epsilon so far, of the client that has spent most; None if nothing is promised."""
         return None
 
-    def after_another(self, run: Run, outlook: Outlook) -> float:
+    def spent_after_round(self, run: Run, outlook: NextRound) -> float:
         """Epsilon if one more round is made: of the one model there is, or of each group's."""
         return 0.0
 
@@ -58,7 +60,7 @@ class Privacy:
     @property
     def column(self) -> str:
         """What the history calls what was spent."""
-        return IF_SECRET if self.repeatable else EPSILON
+        return EPSILON_IF_SECRET if self.repeatable else EPSILON
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Settings(Privacy):
 
     def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
         """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
-        worst = at_worst([memory[RELEASES] for memory in before if RELEASES in memory])
+        worst = worst_case([memory[RELEASES] for memory in before if RELEASES in memory])
         return {RELEASES: add_releases(worst, noise, 1.0, 1)}
 
     def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:

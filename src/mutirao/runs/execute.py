@@ -23,7 +23,7 @@ from mutirao.experiments.task import NAMES, Recipe, Task, find, recipe_name
 from mutirao.io import load_arrays
 from mutirao.metrics import direction_of
 from mutirao.privacy import NAMES as PRIVACY
-from mutirao.privacy import asked, promise, settle
+from mutirao.privacy import privacy_summary, resolve_privacy, without_resolved
 from mutirao.registry import dotted_in
 from mutirao.runs.changed_settings import own_defaults
 from mutirao.runs.column_names import metrics_of
@@ -31,7 +31,7 @@ from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trackers import Gentle, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.training.lr_schedules import same_past
+from mutirao.training.lr_schedules import has_same_past
 
 log = logging.getLogger("mutirao")
 
@@ -73,7 +73,7 @@ def execute(
             return done | {"already": True}
         task = recipe.prepare(config)
         better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
-        config = replace(config, privacy=settle(config, len(task.population)))
+        config = replace(config, privacy=resolve_privacy(config, len(task.population)))
         at_hand = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.worker, task.population)
         text = dump(name, config)
@@ -197,7 +197,7 @@ def summarise(
         **({"classes": task.classes} if task.classes else {}),
         "bytes_down": sum(r["bytes_down"] for r in run.history),
         "bytes_up": sum(r["bytes_up"] for r in run.history),
-        **({"privacy": kept} if (kept := promise(config.privacy, run)) else {}),
+        **({"privacy": kept} if (kept := privacy_summary(config.privacy, run)) else {}),
         **({"stopped": str(stopped)} if stopped else {}),
         **(found(run) if found else {}),
         "versions": versions(),
@@ -262,13 +262,15 @@ def differing(out: Path, name: str, config: Any) -> list[str]:
     if table.pop("recipe", "") != name:
         return ["recipe"]
     made = resolve(type(config), table)
-    then, now = (vars(replace(c, privacy=asked(c.privacy))) for c in (made, config))  # a run writes down what it found
+    then, now = (
+        vars(replace(c, privacy=without_resolved(c.privacy))) for c in (made, config)
+    )  # a run writes down what it found
     return [key for key in now if then[key] != now[key]]
 
 
 def check_past(before: Any, after: Any) -> None:
     """Refuse another number of rounds where the rates of those already made were worked out from it."""
-    if not same_past(after.schedule, before.rounds, after.rounds):
+    if not has_same_past(after.schedule, before.rounds, after.rounds):
         raise ConfigError(
             f"rounds cannot change in a run that has begun with schedule={after.schedule.name}, whose rates depend on "
             "it; use another --out, and give the schedule a length of its own"

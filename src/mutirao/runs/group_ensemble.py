@@ -75,13 +75,13 @@ def combine_run(
 
 def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str, few: int) -> Combined:
     """The same of a task and a run."""
-    from mutirao.training.samples import Samples, own_test_of
+    from mutirao.training.samples import Samples, own_test_samples
 
     if task.opinions is None:
         raise ConfigError("combine: it asks models that tell classes apart, which those of this task cannot be asked")
     data = task.population[client]
-    mine, test = Samples.of(data).first(few), own_test_of(data)
-    everybody = [own_test_of(task.population[c]) for c in sorted(task.population)]
+    mine, test = Samples.of(data).first(few), own_test_samples(data)
+    everybody = [own_test_samples(task.population[c]) for c in sorted(task.population)]
     said, labels = hear(task, run, test), labels_of(test)
     union, right = zip(*((hear(task, run, part), labels_of(part)) for part in everybody), strict=True)
     classes = {g: list(names) for g, names in state.classes.items()}

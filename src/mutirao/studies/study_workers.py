@@ -12,7 +12,7 @@ from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from mutirao.training.cpu_cores import own_cores
+from mutirao.training.cpu_cores import available_cores
 
 Start = Literal["warm", "fork", "here"]
 Do = Callable[[Any, Any], Any]  # of what all were handed, and an item
@@ -128,7 +128,7 @@ def gather_crew(most: int, start: Start, handed: Any) -> Iterator[Alone | Crew]:
     if start == "here":
         yield Alone(handed)
         return
-    crew = Crew(own_cores()[:most], start, handed)
+    crew = Crew(available_cores()[:most], start, handed)
     try:
         yield crew
     finally:

@@ -68,7 +68,7 @@ def task(config: Config) -> Task:
     from torch import Tensor
 
     from mutirao.systems.images.networks import make_network
-    from mutirao.training.engine.batched_evaluation import batch_by_batch
+    from mutirao.training.engine.batched_evaluation import map_batches
 
     name = "cnn" if config.model == "auto" else config.model
     judged = dealt.task(config, lambda: make_network(name, shape, 64, outputs))
@@ -83,7 +83,7 @@ def task(config: Config) -> Task:
         def look(outputs: Tensor, y: Tensor) -> tuple[float, npt.NDArray[np.bool_]]:
             return float(trainer.loss(outputs, y)) * len(y), (outputs.argmax(-1) == y).cpu().numpy()
 
-        seen = batch_by_batch(trainer, arrays, test, look)
+        seen = map_batches(trainer, arrays, test, look)
         right = np.concatenate([r for _, r in seen])
         by_client = np.sort([right[rows].mean() for rows in own] if not dealt.noise else own_accuracies(arrays))
         return {

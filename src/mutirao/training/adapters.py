@@ -8,14 +8,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from mutirao.training.inputs import Inputs, as_inputs, as_labels, as_leaf, as_tensor, change, check_shapes, leaves
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.inputs import (
+    Inputs,
+    as_input_tensor,
+    as_inputs,
+    as_labels,
+    as_tensor,
+    check_shapes,
+    map_tensors,
+    tensors_in,
+)
+from mutirao.training.lazy_samples import LazyInputs
 
-Pair = tuple[Inputs | Lazy, Tensor]
+Pair = tuple[Inputs | LazyInputs, Tensor]
 LIMIT = 1 << 30  # bytes of a Dataset that are held in memory
-KEPT = 2  # of a larger one, one part in so many: a round needs memory, too
-NOTES = "_mutirao"  # the attribute of a Dataset where it is noted what was read of it
-RIGHT = "give a pair (x, y), a Dataset with a length, a dict of columns, a frame or a table"
+LAZY_DIVISOR = 2  # of a larger one, one part in so many: a round needs memory, too
+CACHE_ATTRIBUTE = "_mutirao"  # the attribute of a Dataset where it is noted what was read of it
+SUPPORTED = "give a pair (x, y), a Dataset with a length, a dict of columns, a frame or a table"
 
 
 def read_data(data: Any, target: str, limit: int) -> Pair:
@@ -23,7 +32,9 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
     if isinstance(data, DataLoader):
         data = dataset_of(data)
     if isinstance(data, IterableDataset):
-        raise ValueError(f"{name_of(data)} has no length, and batches cannot be drawn of it; give a map-style Dataset")
+        raise ValueError(
+            f"{describe_type(data)} has no length, and batches cannot be drawn of it; give a map-style Dataset"
+        )
     if isinstance(data, TensorDataset):
         return split_item(data.tensors, target)
     if is_table(data):
@@ -34,15 +45,15 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
         return join_columns(dict(data), target)
     if isinstance(data, tuple | list):
         if len(data) != 2:
-            raise ValueError(f"a {type(data).__name__} of {len(data)} is no pair (x, y); {RIGHT}")
+            raise ValueError(f"a {type(data).__name__} of {len(data)} is no pair (x, y); {SUPPORTED}")
         x, y = data
         return (stack_columns({str(c): x[c] for c in x.columns}) if is_frame(x) else x), y
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, str | np.ndarray | Tensor)):
-        return read_once(data, target, limit)
-    raise ValueError(f"{name_of(data)} cannot be trained on; {RIGHT}")
+        return read_cached(data, target, limit)
+    raise ValueError(f"{describe_type(data)} cannot be trained on; {SUPPORTED}")
 
 
-def name_of(data: Any) -> str:
+def describe_type(data: Any) -> str:
     """What a user would call it."""
     return f"a {type(data).__name__}"
 
@@ -69,7 +80,7 @@ def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
         raise ValueError(f"there is no column {target!r} to learn; target= says which it is: {', '.join(columns)}")
     for name, column in columns.items():
         if isinstance(column, Dataset | Mapping) or is_frame(column) or hasattr(column, "column_names"):
-            raise ValueError(f"{name!r} holds {name_of(column)}, not a column; give data[{name!r}]")
+            raise ValueError(f"{name!r} holds {describe_type(column)}, not a column; give data[{name!r}]")
     y = as_labels(columns[target], f"column {target!r}")
     return stack_columns({name: column for name, column in columns.items() if name != target}), y
 
@@ -97,17 +108,17 @@ def split_item(item: Any, target: str) -> Pair:
     if isinstance(item, Mapping):
         if target not in item:
             raise ValueError(f"a sample has no {target!r} to learn; target= says which it is: {', '.join(item)}")
-        rest = {str(k): as_leaf(v, f"{k!r} of a sample") for k, v in item.items() if k != target}
+        rest = {str(k): as_input_tensor(v, f"{k!r} of a sample") for k, v in item.items() if k != target}
         if not rest:
             raise ValueError(f"a sample has nothing but {target!r}")
         return join_tensors(rest, rows=0), as_labels(item[target], repr(target))
     if not isinstance(item, tuple | list) or len(item) < 2:
-        raise ValueError(f"a sample is {name_of(item)}, not (x, y) or a dict with the target")
+        raise ValueError(f"a sample is {describe_type(item)}, not (x, y) or a dict with the target")
     *x, y = item
     return as_inputs(x[0] if len(x) == 1 else tuple(x)), as_labels(y)
 
 
-class Notes(dict[tuple[str, int], Pair]):
+class ReadCache(dict[tuple[str, int], Pair]):
     """What was read of a Dataset, noted at it for as long as it is the same; a copy of the Dataset begins anew."""
 
     def __init__(self, mark: Any = None) -> None:
@@ -115,59 +126,61 @@ class Notes(dict[tuple[str, int], Pair]):
         self.mark = mark
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Notes, ()
+        return ReadCache, ()
 
 
-def read_once(data: Any, target: str, limit: int) -> Pair:
+def read_cached(data: Any, target: str, limit: int) -> Pair:
     """What `read_items` gives, read once: clients are asked every round, and reading may take long."""
     own = getattr(data, "__dict__", {})
-    mark = id(data), len_of(data), [(name, id(value)) for name, value in own.items() if name != NOTES]
-    notes = own.get(NOTES)
-    if not isinstance(notes, Notes) or notes.mark != mark:
-        notes = own[NOTES] = Notes(mark)
+    mark = id(data), count_samples(data), [(name, id(value)) for name, value in own.items() if name != CACHE_ATTRIBUTE]
+    notes = own.get(CACHE_ATTRIBUTE)
+    if not isinstance(notes, ReadCache) or notes.mark != mark:
+        notes = own[CACHE_ATTRIBUTE] = ReadCache(mark)
     if (target, limit) not in notes:
         notes[target, limit] = read_items(data, target, limit)
     return notes[target, limit]
 
 
-def len_of(data: Any) -> int:
+def count_samples(data: Any) -> int:
     """How many samples a Dataset has; ValueError if it does not say."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
-        raise ValueError(f"{name_of(data)} has no length; give it __len__ and __getitem__") from None
+        raise ValueError(f"{describe_type(data)} has no length; give it __len__ and __getitem__") from None
 
 
 def read_items(data: Any, target: str, limit: int) -> Pair:
     """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, or else read when needed."""
-    if not (count := len_of(data)):
-        raise ValueError(f"{name_of(data)} is empty")
+    if not (count := count_samples(data)):
+        raise ValueError(f"{describe_type(data)} is empty")
     x, y = split_item(data[0], target)
     if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:
         return join_columns(data[:], target)  # all columns at once, as Hugging Face's Datasets give them
-    example = change(x, lambda t: t[None].clone())
+    example = map_tensors(x, lambda t: t[None].clone())
     whole = size_of(x) * count <= limit
-    lazy = Lazy(lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // KEPT)
+    lazy = LazyInputs(
+        lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // LAZY_DIVISOR
+    )
     labels = y.new_empty((count, *y.shape))
-    known = None if whole else known_labels(data, target, y)
-    for i in range(count) if known is None else ():
+    stored_labels_found = None if whole else stored_labels(data, target, y)
+    for i in range(count) if stored_labels_found is None else ():
         found, label = split_item(data[i], target)
         check_shapes((y, label), "labels")
         labels[i] = label
         lazy.keep(i, found)
-    return (lazy.whole() if whole else lazy), labels if known is None else known
+    return (lazy.whole() if whole else lazy), labels if stored_labels_found is None else stored_labels_found
 
 
-def size_of(x: Inputs | Lazy) -> int:
+def size_of(x: Inputs | LazyInputs) -> int:
     """Bytes of inputs."""
-    return sum(t.nbytes for t in leaves(x))
+    return sum(t.nbytes for t in tensors_in(x))
 
 
-def known_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
+def stored_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
     """The labels a Dataset tells by itself, as a column or as torchvision's `targets`, if its samples have them."""
-    told = data[target][:] if hasattr(data, "column_names") else getattr(data, "targets", None)
-    if told is None or getattr(data, "target_transform", None) is not None:
+    stored = data[target][:] if hasattr(data, "column_names") else getattr(data, "targets", None)
+    if stored is None or getattr(data, "target_transform", None) is not None:
         return None
-    y = as_labels(told)
+    y = as_labels(stored)
     last = split_item(data[len(data) - 1], target)[1]
     return y if len(y) == len(data) and torch.equal(y[0], first) and torch.equal(y[-1], last) else None

@@ -19,7 +19,7 @@ def number_classes(*labels: Any) -> tuple[dict[Any, int], tuple[str, ...]]:
     """
     found: set[Any] = set()
     for some in labels:
-        found.update(np.unique(plain(some)).tolist())
+        found.update(np.unique(label_array(some)).tolist())
     if not found:
         raise ValueError("there are no labels to number")
     if len({isinstance(v, str) for v in found}) > 1:
@@ -39,7 +39,7 @@ def renumber(labels: Any, numbers: dict[Any, int]) -> npt.NDArray[np.int64]:
     >>> renumber(["well", "sick"], numbers)
     array([1, 0])
     """
-    values = plain(labels)
+    values = label_array(labels)
     known, place = np.unique(values, return_inverse=True)
     for value in known.tolist():
         if value not in numbers:
@@ -47,14 +47,14 @@ def renumber(labels: Any, numbers: dict[Any, int]) -> npt.NDArray[np.int64]:
     return np.array([numbers[v] for v in known.tolist()], np.int64)[place].reshape(values.shape)
 
 
-def plain(labels: Any) -> npt.NDArray[Any]:
+def label_array(labels: Any) -> npt.NDArray[Any]:
     """Labels of any kind as an array; ValueError if some are missing."""
     labels = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
     values = np.array(labels, object) if isinstance(labels, list | tuple) else np.asarray(labels)
     if values.dtype.kind == "O":
         flat = values.ravel().tolist()
         lost = [i for i, v in enumerate(flat) if not isinstance(v, str | bool | int | float) or v != v]
-        values = np.array(flat) if not lost and not mixes(flat) else values
+        values = np.array(flat) if not lost and not has_mixed_types(flat) else values
     else:
         lost = np.flatnonzero(np.isnan(values)).tolist() if values.dtype.kind == "f" else []
     if lost:
@@ -64,6 +64,6 @@ def plain(labels: Any) -> npt.NDArray[Any]:
     return values
 
 
-def mixes(values: list[Any]) -> bool:
+def has_mixed_types(values: list[Any]) -> bool:
     """Whether text is among numbers."""
     return len({isinstance(v, str) for v in values}) > 1

@@ -27,101 +27,101 @@ from mutirao.training.pull import CORRECTION, Pull
 from mutirao.training.samples import Samples
 
 CONTROL = "scaffold.c"  # c_k, as one vector
-BENT = "feddyn.h."  # h_k, before the names of the arrays
-BEFORE = "before."  # what was kept until the last update, before the names it had
-ROUND = "correct.round"  # of the last update
+FEDDYN = "feddyn.h."  # h_k, before the names of the arrays
+PREVIOUS = "before."  # what was kept until the last update, before the names it had
+LAST_ROUND = "correct.round"  # of the last update
 
 
-def lacks(trainer: PlainTrainer) -> set[str]:
+def missing_capabilities(trainer: PlainTrainer) -> set[str]:
     """What a trainer cannot provide, as its steps are not a sum of gradients, or of gradients with a correction."""
     if trainer.optimizer != "sgd" or trainer.keep_optimizer:
         return {f"metrics:{EFFECTIVE_STEPS}", "config:correct", "comes:control", "extras:control"}
     return {"config:correct", "comes:control", "extras:control"} if trainer.clip else set()
 
 
-def prepare(trainer: PlainTrainer, request: Request, site: Site) -> Request:
+def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Request:
     """The request with the correction of the client's steps, if its method has one."""
     method = request.config.get("correct")
     if method is None:
         if "counted" in request.config:
             raise Refused("told.counted", "no method was told that keeps anything here which could be undone")
         return request
-    if "config:correct" in lacks(trainer):
+    if "config:correct" in missing_capabilities(trainer):
         raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
-    undo(site, request.config)
+    undo_uncounted(site, request.config)
     if method == "feddyn":
-        correction = feddyn.correction(request.arrays, kept_in(site))
+        correction = feddyn.correction(request.arrays, feddyn_state(site))
     else:
         correction = scaffold.correct(request.arrays, request.extras, site.state.get(CONTROL))
     return replace(request, extras={CORRECTION + k: v for k, v in correction.items()})
 
 
-def finish(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
+def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
     """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
     samples = Samples.of(site.data)
     wanted, method = read_extras(request.config, samples, trainer.loss), request.config.get("correct")
     if method is None and not wanted & {EFFECTIVE_STEPS, "start_loss"}:
         return reply
-    pace = trainer.pace(request.config)
-    steps = len(pace.lengths(len(samples), trainer.needs_two()))
+    hyperparameters = trainer.hyperparameters(request.config)
+    steps = len(hyperparameters.lengths(len(samples), trainer.needs_two_samples()))
     told, extras = {}, {}
     if EFFECTIVE_STEPS in wanted:
-        told[EFFECTIVE_STEPS] = effective_steps(pace.lr, trainer.momentum, pace.mu, steps)
+        told[EFFECTIVE_STEPS] = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
     if "start_loss" in wanted:
         told["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
     if method == "feddyn":
-        state = feddyn.update_gradient(request.arrays, reply.arrays, kept_in(site), pace.mu)
-        keep(site, {BENT + k: v for k, v in state.items()}, request.config)
+        state = feddyn.update_gradient(request.arrays, reply.arrays, feddyn_state(site), hyperparameters.mu)
+        store_state(site, {FEDDYN + k: v for k, v in state.items()}, request.config)
     elif method is not None:
         correction = Pull.of(request).correction
         if method == "scaffold1":
-            own = scaffold.vector_of(gradient_at(trainer, request, site, samples))
+            own = scaffold.vector_of(full_gradient(trainer, request, site, samples))
             before = site.state.get(CONTROL)
             change = own - (before if before is not None and before.shape == own.shape else 0.0)
             extras["control"] = change.astype(np.float32)
         else:
-            reach = effective_steps(pace.lr, trainer.momentum, pace.mu, steps)
+            reach = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
             own = scaffold.update_control(request.arrays, reply.arrays, correction, reach)
-        keep(site, {CONTROL: own.astype(np.float32)}, request.config)
+        store_state(site, {CONTROL: own.astype(np.float32)}, request.config)
     return replace(reply, metrics=reply.metrics | told, extras=reply.extras | extras)
 
 
-def keep(site: Site, new: Arrays, config: Mapping[str, Scalar]) -> None:
+def store_state(site: Site, new: Arrays, config: Mapping[str, Scalar]) -> None:
     """Put what an update leaves behind into the state, and what was there until then beside it."""
-    old = {BEFORE + k: v for k, v in site.state.items() if k == CONTROL or k.startswith(BENT)}
-    forget(site, BEFORE + CONTROL, BEFORE + BENT)
-    site.state.update(old | new | {ROUND: np.asarray(int(config["round"]))})
+    old = {PREVIOUS + k: v for k, v in site.state.items() if k == CONTROL or k.startswith(FEDDYN)}
+    remove_state(site, PREVIOUS + CONTROL, PREVIOUS + FEDDYN)
+    site.state.update(old | new | {LAST_ROUND: np.asarray(int(config["round"]))})
 
 
-def undo(site: Site, config: Mapping[str, Scalar]) -> None:
+def undo_uncounted(site: Site, config: Mapping[str, Scalar]) -> None:
     """Take back what the last update left behind, if the server says that it never counted."""
     counted = config.get("counted")
-    if counted is None or int(site.state.get(ROUND, np.asarray(0))) <= int(counted):
+    if counted is None or int(site.state.get(LAST_ROUND, np.asarray(0))) <= int(counted):
         return
-    before = {k.removeprefix(BEFORE): v for k, v in site.state.items() if k.startswith(BEFORE)}
-    forget(site, CONTROL, BENT, BEFORE)
-    site.state.update(before | {ROUND: np.asarray(int(counted))})
+    before = {k.removeprefix(PREVIOUS): v for k, v in site.state.items() if k.startswith(PREVIOUS)}
+    remove_state(site, CONTROL, FEDDYN, PREVIOUS)
+    site.state.update(before | {LAST_ROUND: np.asarray(int(counted))})
 
 
-def forget(site: Site, *prefixes: str) -> None:
+def remove_state(site: Site, *prefixes: str) -> None:
     """Take what begins so out of the state."""
     for name in [name for name in site.state if name.startswith(prefixes)]:
         del site.state[name]
 
 
-def kept_in(site: Site) -> Arrays:
+def feddyn_state(site: Site) -> Arrays:
     """h_k by the names of the arrays."""
-    return {k.removeprefix(BENT): v for k, v in site.state.items() if k.startswith(BENT)}
+    return {k.removeprefix(FEDDYN): v for k, v in site.state.items() if k.startswith(FEDDYN)}
 
 
-def gradient_at(trainer: PlainTrainer, request: Request, site: Site, samples: Samples) -> Arrays:
+def full_gradient(trainer: PlainTrainer, request: Request, site: Site, samples: Samples) -> Arrays:
     """The gradient of the mean loss over all samples at the model received; 0 of what is not trained."""
-    samples, size = trainer.here(samples), trainer.pace(request.config).batch_size
-    model = trainer.travel.prepare(trainer.fill(request.arrays))
+    samples, size = trainer.to_device(samples), trainer.hyperparameters(request.config).batch_size
+    model = trainer.state_names.prepare(trainer.fill(request.arrays))
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = [torch.zeros_like(p) for p in named.values()]
     seed = derive_seed(int(request.config["seed"]), int(request.config["round"]), "gradient", site.id)
-    with one_thread(), seeded(seed, trainer.place()):
+    with one_thread(), seeded(seed, trainer.torch_device()):
         for start in range(0, len(samples), size):
             x, y = samples.batch(np.arange(start, min(start + size, len(samples))))
             loss = trainer.loss(call_model(model, x), y) * (len(y) / len(samples))

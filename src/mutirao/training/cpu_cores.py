@@ -3,7 +3,7 @@
 import os
 
 
-def own_cores() -> list[int]:
+def available_cores() -> list[int]:
     """The numbers of all cores that the system, a container or `taskset` leaves to this process; at least one."""
     try:
         return sorted(os.sched_getaffinity(0))
@@ -11,6 +11,6 @@ def own_cores() -> list[int]:
         return list(range(os.cpu_count() or 1))
 
 
-def cores() -> int:
+def core_count() -> int:
     """How many those are."""
-    return len(own_cores())
+    return len(available_cores())

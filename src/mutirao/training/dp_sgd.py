@@ -16,12 +16,12 @@ from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.privacy.accounting import import_opacus
 from mutirao.randomness import derive_seed
 from mutirao.training.inputs import call_model
-from mutirao.training.local_steps import Pace
+from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.optimizers import arrays_of, one_thread, seeded
-from mutirao.training.plain import PlainTrainer, answer_in_turn
+from mutirao.training.plain import PlainTrainer, answer_sequentially
 from mutirao.training.samples import Samples
 
-TOLD = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
+SUPPORTED = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PrivateTrainer:
     trainer: PlainTrainer
     privacy: DPSGD
 
-    provides = SPENT | {f"config:{name}" for name in TOLD}
+    provides = SPENT | {f"config:{name}" for name in SUPPORTED}
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
@@ -49,7 +49,7 @@ class PrivateTrainer:
             raise ConfigError("privacy=dpsgd begins each round with a fresh optimiser; leave keep_optimizer out")
         validator = import_opacus("validators").ModuleValidator
         with seeded(0):
-            faults = validator.validate(trainer.travel.prepare(trainer.model()), strict=False)
+            faults = validator.validate(trainer.state_names.prepare(trainer.model()), strict=False)
         if faults:
             raise ConfigError(f"privacy=dpsgd cannot train this model: {' '.join(str(faults[0]).split())}")
         return cls(trainer, privacy)
@@ -60,22 +60,24 @@ class PrivateTrainer:
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         check_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
         n = len(Samples.of(site.data))
-        read_hyperparameters(request.config, TOLD)
-        pace = self.trainer.pace(request.config)
-        steps, rate = len(pace.lengths(n)), min(1.0, pace.batch_size / n)
+        read_hyperparameters(request.config, SUPPORTED)
+        hyperparameters = self.trainer.hyperparameters(request.config)
+        steps, rate = len(hyperparameters.lengths(n)), min(1.0, hyperparameters.batch_size / n)
         noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
-        arrays = self.train(request, site, pace, noise, rate, steps)
+        arrays = self.train(request, site, hyperparameters, noise, rate, steps)
         site.state[RELEASES] = table
-        return Reply(arrays, metrics=self.privacy.tell_spent(table, noise, rate, steps), n=n)
+        return Reply(arrays, metrics=self.privacy.spent_metrics(table, noise, rate, steps), n=n)
 
-    many = answer_in_turn  # gradients sample by sample are one client's own
+    many = answer_sequentially  # gradients sample by sample are one client's own
 
     def agreed(self) -> dict[str, str]:
         """What all parties must have in common: what the trainer says."""
         return self.trainer.agreed()
 
-    def train(self, request: Request, site: Site, pace: Pace, noise: float, rate: float, steps: int) -> Arrays:
+    def train(
+        self, request: Request, site: Site, hyperparameters: LocalHyperparameters, noise: float, rate: float, steps: int
+    ) -> Arrays:
         """Steps of w <- w - lr (sum_i clip(g_i) + N) / batch_size; the proximal term is added behind the noise."""
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
@@ -83,10 +85,10 @@ class PrivateTrainer:
         trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
         seed, round = int(config["seed"]), int(config["round"])
         draw, clip = self.privacy.draw(seed, round, site.id), self.privacy.clip
-        expected = pace.batch_size if rate < 1 else len(samples)
+        expected = hyperparameters.batch_size if rate < 1 else len(samples)
         with seeded(0):  # as every module of a trainer is made, so that what is frozen is the same
             module = trainer.fill(request.arrays, trainer.model())
-        model: Any = GradSampleModule(trainer.travel.prepare(module))
+        model: Any = GradSampleModule(trainer.state_names.prepare(module))
         weights = [p for p in module.parameters() if p.requires_grad]
         private = DPOptimizer(
             torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
@@ -94,7 +96,7 @@ class PrivateTrainer:
             max_grad_norm=clip,
             expected_batch_size=expected,
         )
-        descent = trainer.descent(weights, pace)
+        optimizer = trainer.make_optimizer(weights, hyperparameters)
         with one_thread(), seeded(derive_seed(seed, round, "dropout", site.id)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
             for _ in range(steps):
@@ -110,7 +112,7 @@ class PrivateTrainer:
                 for p in weights:
                     drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
                     p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
-                descent.step()
-        trained = arrays_of(module, trainer.travel.shared)
+                optimizer.step()
+        trained = arrays_of(module, trainer.state_names.shared)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
         return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}  # no buffer leaves

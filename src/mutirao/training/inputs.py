@@ -9,26 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-WIDE = (torch.float64, torch.float16, torch.bfloat16)  # what becomes float32, as models are
+CAST_TO_FLOAT32 = (torch.float64, torch.float16, torch.bfloat16)  # what becomes float32, as models are
 
 
-KINDS = {"U": "text", "S": "text", "M": "dates", "m": "times", "c": "complex"}
-OF_TEXT = "the recipe `tabular` reads such columns"
-OF_CLASSES = "number the classes of all clients at once, with mutirao.number_classes"
+KIND_NAMES = {"U": "text", "S": "text", "M": "dates", "m": "times", "c": "complex"}
+TEXT_HINT = "the recipe `tabular` reads such columns"
+CLASS_HINT = "number the classes of all clients at once, with mutirao.number_classes"
 
 
-def as_tensor(values: Any, what: str, right: str = OF_TEXT) -> Tensor:
+def as_tensor(values: Any, what: str, right: str = TEXT_HINT) -> Tensor:
     """Numbers as a tensor, without a copy where they can stay where they are; floats of any size become float32."""
-    tensor = values if isinstance(values, Tensor) else torch_of(values, what, right)
+    tensor = values if isinstance(values, Tensor) else to_tensor(values, what, right)
     if tensor.requires_grad:
         tensor = tensor.detach()  # data are not trained
-    return tensor.to(torch.float32) if tensor.dtype in WIDE else tensor
+    return tensor.to(torch.float32) if tensor.dtype in CAST_TO_FLOAT32 else tensor
 
 
-def torch_of(values: Any, what: str, right: str) -> Tensor:
+def to_tensor(values: Any, what: str, right: str) -> Tensor:
     """An array, a column or a list as a tensor; ValueError, in one line, for what no tensor can hold."""
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
         check_shapes(values, what)
@@ -40,9 +40,9 @@ def torch_of(values: Any, what: str, right: str) -> Tensor:
     except ValueError:
         raise ValueError(f"{what}: its rows differ in shape, and a tensor needs them alike") from None
     if array.dtype.kind == "O":
-        array = numbers_in(array, what, right)
+        array = numbers_of_objects(array, what, right)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{what} is {KINDS.get(array.dtype.kind, str(array.dtype))}, not numbers; {right}")
+        raise ValueError(f"{what} is {KIND_NAMES.get(array.dtype.kind, str(array.dtype))}, not numbers; {right}")
     if array.dtype == np.longdouble or array.dtype.byteorder not in "=|<" or min(array.strides, default=0) < 0:
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=") if array.itemsize <= 8 else np.float32)
     if array.dtype.kind == "u" and array.itemsize > 1:
@@ -52,7 +52,7 @@ def torch_of(values: Any, what: str, right: str) -> Tensor:
         return torch.from_numpy(array) if array.ndim else torch.tensor(array.item())
 
 
-def numbers_in(array: np.ndarray[Any, Any], what: str, right: str) -> np.ndarray[Any, Any]:
+def numbers_of_objects(array: np.ndarray[Any, Any], what: str, right: str) -> np.ndarray[Any, Any]:
     """What objects hold: rows that are arrays, or numbers of which some are missing."""
     flat = array.ravel().tolist()
     if any(isinstance(v, str) for v in flat):
@@ -84,24 +84,24 @@ def check_shapes(rows: Any, what: str) -> None:
 
 def as_labels(values: Any, what: str = "y") -> Tensor:
     """Labels: classes as int64, whatever integers or truth values they were, and numbers as float32."""
-    y = as_tensor(values, what, OF_CLASSES)
+    y = as_tensor(values, what, CLASS_HINT)
     return y if y.is_floating_point() or y.dtype is torch.int64 else y.to(torch.int64)
 
 
-def as_inputs(values: Any) -> "Inputs | Lazy":
+def as_inputs(values: Any) -> "Inputs | LazyInputs":
     """Inputs as a model takes them: a tensor, or a tuple or a dict of them, but nothing nested."""
     if isinstance(values, Tensor):
         return as_tensor(values, "x")
-    if isinstance(values, Lazy):
+    if isinstance(values, LazyInputs):
         return values
     if isinstance(values, dict):
-        return {str(name): as_leaf(v, f"x[{name!r}]") for name, v in values.items()}
+        return {str(name): as_input_tensor(v, f"x[{name!r}]") for name, v in values.items()}
     if isinstance(values, tuple) and any(hasattr(v, "shape") for v in values):  # not rows in a tuple
-        return tuple(as_leaf(v, f"x[{i}]") for i, v in enumerate(values))
+        return tuple(as_input_tensor(v, f"x[{i}]") for i, v in enumerate(values))
     return as_tensor(values, "x")
 
 
-def as_leaf(values: Any, what: str) -> Tensor:
+def as_input_tensor(values: Any, what: str) -> Tensor:
     """One of several inputs."""
     if isinstance(values, dict | tuple):
         raise ValueError(
@@ -110,27 +110,27 @@ def as_leaf(values: Any, what: str) -> Tensor:
     return as_tensor(values, what)
 
 
-def leaves(x: "Inputs | Lazy") -> list[Tensor]:
+def tensors_in(x: "Inputs | LazyInputs") -> list[Tensor]:
     """The tensors of inputs; of lazy ones, those of a first sample."""
-    if isinstance(x, Lazy):
-        return leaves(x.example)
+    if isinstance(x, LazyInputs):
+        return tensors_in(x.example)
     return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
 
 
-def change(x: Any, how: Callable[[Any], Any]) -> Any:
+def map_tensors(x: Any, how: Callable[[Any], Any]) -> Any:
     """The same structure with each of its tensors changed."""
     if isinstance(x, dict):
         return {name: how(t) for name, t in x.items()}
     return tuple(how(t) for t in x) if isinstance(x, tuple) else how(x)
 
 
-def kind_of(x: "Inputs | Lazy") -> Any:
+def input_kind(x: "Inputs | LazyInputs") -> Any:
     """Shape and type of a sample's inputs; lazy ones are a kind by themselves, as nobody may put two sets together."""
     if isinstance(x, Tensor):
         return x.shape[1:], x.dtype
-    if isinstance(x, Lazy):
-        return "lazy", id(x), kind_of(x.example)
-    each = [(t.shape[1:], t.dtype) for t in leaves(x)]
+    if isinstance(x, LazyInputs):
+        return "lazy", id(x), input_kind(x.example)
+    each = [(t.shape[1:], t.dtype) for t in tensors_in(x)]
     return tuple(zip(x, each, strict=True)) if isinstance(x, dict) else tuple(each)
 
 

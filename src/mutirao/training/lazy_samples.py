@@ -16,7 +16,7 @@ from torch import Tensor
 Read = Callable[[int], Any]
 
 
-class Lazy:
+class LazyInputs:
     """The inputs of `count` samples, of which at most `keep` bytes are held; `read(i)` gives those of the i-th.
 
     `example` is the inputs of a first batch of one, which tell shapes and types. Several threads may fetch; one reads
@@ -59,7 +59,9 @@ class Lazy:
         tensors = self._tensors(x)
         for tensor, like in zip(tensors, self._tensors(self.example), strict=True):
             if tensor.shape != like.shape[1:] or tensor.dtype != like.dtype:
-                raise ValueError(f"sample {row} is {shown(tensor)}, and the first is {shown(like[0])}")
+                raise ValueError(
+                    f"sample {row} is {describe_tensor(tensor)}, and the first is {describe_tensor(like[0])}"
+                )
         if self._next < self.room and self._place[row] < 0:
             for held, tensor in zip(self._held, tensors, strict=True):
                 held[self._next] = tensor.detach()
@@ -78,21 +80,23 @@ class Lazy:
 
     def _tensors(self, x: Any) -> list[Tensor]:
         """The tensors of one sample, in the order of the example's."""
-        if structure(x) != structure(self.example):
-            raise ValueError(f"a sample is {structure(x)}, and the first is {structure(self.example)}")
+        if describe_structure(x) != describe_structure(self.example):
+            raise ValueError(
+                f"a sample is {describe_structure(x)}, and the first is {describe_structure(self.example)}"
+            )
         if isinstance(x, dict):
             return [x[name] for name in self.example]
         return list(x) if isinstance(x, tuple) else [x]
 
 
-def structure(x: Any) -> str:
+def describe_structure(x: Any) -> str:
     """What inputs consist of, in a few words."""
     if isinstance(x, dict):
         return f"a dict of {', '.join(sorted(map(str, x)))}"
     return f"a tuple of {len(x)}" if isinstance(x, tuple) else "one tensor"
 
 
-def shown(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Type and shape in a few characters.
 
     >>> shown(torch.zeros(3, 32))

@@ -8,7 +8,7 @@ from mutirao.training.samples import Index
 
 
 @dataclass(frozen=True)
-class Pace:
+class LocalHyperparameters:
     """The rate of a round's steps, how many there are and of how many samples, and FedProx's pull mu."""
 
     lr: float

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Adapted(nn.Module):
+class LoRALinear(nn.Module):
     """A frozen Linear layer with a trained change of low rank: W x + b + alpha / rank B A x."""
 
     def __init__(self, inner: nn.Linear, rank: int, alpha: float) -> None:
@@ -57,7 +57,7 @@ def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*
             raise ValueError(f"targets: {pattern!r} fits none of the Linear layers: {', '.join(layers) or 'none'}")
     for path in layers:
         if any(fnmatchcase(path, pattern) for pattern in patterns):
-            module = put(module, path, Adapted(module.get_submodule(path), rank, alpha))  # type: ignore[arg-type]
+            module = replace_module(module, path, LoRALinear(module.get_submodule(path), rank, alpha))  # type: ignore[arg-type]
     return module
 
 
@@ -72,14 +72,14 @@ def merge(module: nn.Module) -> nn.Module:
     """
     module = copy.deepcopy(module)
     for path, part in list(module.named_modules()):
-        if isinstance(part, Adapted):
+        if isinstance(part, LoRALinear):
             with torch.no_grad():
                 part.inner.weight.copy_(part.weight)
-            module = put(module, path, part.inner)
+            module = replace_module(module, path, part.inner)
     return module
 
 
-def put(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
+def replace_module(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
     """The module with another part at this path; the part itself if that is all."""
     if not path:
         return part

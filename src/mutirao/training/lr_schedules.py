@@ -49,7 +49,7 @@ class Cosine:
 
     def __call__(self, round: int) -> float:
         """The factor of a round."""
-        return fall(round, self.length, self.final)
+        return cosine_decay(round, self.length, self.final)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Warmup:
         if round <= self.rounds:
             return max(1, round) / self.rounds
         rest = None if self.length is None else self.length - self.rounds
-        return 1.0 if self.then == "constant" else fall(round - self.rounds, rest, 0.0)
+        return 1.0 if self.then == "constant" else cosine_decay(round - self.rounds, rest, 0.0)
 
 
 NAMES = {"constant": Constant, "cosine": Cosine, "step": Step, "warmup": Warmup}
@@ -111,7 +111,7 @@ def check_length(length: int | None) -> None:
         raise ValueError(f"length is {length!r}, but must be at least 1")
 
 
-def fall(round: int, length: int | None, final: float) -> float:
+def cosine_decay(round: int, length: int | None, final: float) -> float:
     """Half a cosine from 1 towards `final`, which would come in the round after the last."""
     if length is None:
         raise ValueError("length: say over how many rounds the cosine goes")
@@ -138,7 +138,7 @@ def factor_of(schedule: Schedule, round: int) -> float:
     return float(factor)
 
 
-def same_past(part: Part, before: int, after: int) -> bool:
+def has_same_past(part: Part, before: int, after: int) -> bool:
     """Whether the rounds made would be made alike if there were `after` of them and not `before`."""
     old, new = (build("schedule", part, length=rounds) for rounds in (before, after))
     return before == after or all(old(round) == new(round) for round in range(1, min(before, after) + 1))

@@ -18,12 +18,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 PROBE_SAMPLES = 100
 PROBED = frozenset({"entropy", "rms_loss", "gradient_norm"})  # what is measured on the model as it was received
-FEW = 16  # classes; with fewer than fill a vector register, torch's log_softmax is slow along the last axis
-BESIDE = frozenset({"reach", "start_loss", "control"})  # what is added to a reply: see `mutirao.training.corrections`
-EXTRAS = PROBED | {"squared_errors"} | BESIDE  # what a request to train may ask for
+FEW_CLASSES = 16  # classes; with fewer than fill a vector register, torch's log_softmax is slow along the last axis
+CORRECTION_EXTRAS = frozenset(
+    {"reach", "start_loss", "control"}
+)  # what is added to a reply: see `mutirao.training.corrections`
+EXTRAS = PROBED | {"squared_errors"} | CORRECTION_EXTRAS  # what a request to train may ask for
 
 
-class OwnFigures(ABC):
+class CustomLoss(ABC):
     """A loss of samples whose labels are no classes, which itself says how wrong and how undecided a model is."""
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -43,39 +45,39 @@ class OwnFigures(ABC):
         """How undecided the model is on each sample, from 0 on."""
 
 
-def has_figures(loss: Loss, y: Tensor) -> bool:
+def has_error_measures(loss: Loss, y: Tensor) -> bool:
     """Whether errors and entropies of such labels are known: they are classes, or the loss says it."""
-    return is_classes(y) or isinstance(loss, OwnFigures)
+    return is_classes(y) or isinstance(loss, CustomLoss)
 
 
-def mean_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
+def training_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
     """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
     metrics = {"loss": float(total) / seen}
     return metrics if right is None else metrics | {"accuracy": right / seen}
 
 
-def errors_of(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+def squared_errors(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The squared error of each label, (predicted class - grade)^2 or as the loss says; -1 where there is none."""
-    errors = loss.errors(outputs, y) if isinstance(loss, OwnFigures) else (outputs.argmax(-1) - y).square()
+    errors = loss.errors(outputs, y) if isinstance(loss, CustomLoss) else (outputs.argmax(-1) - y).square()
     if errors.numel() and int(errors.max()) > 255:
         raise ValueError("squared errors do not fit a byte: they are for up to 16 grades")
     return errors.to(torch.int16)
 
 
-def extras_of(errors: npt.NDArray[np.uint8], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Arrays:
+def squared_error_extras(errors: npt.NDArray[np.uint8], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Arrays:
     """Squared errors in the order of the batches, a byte each, and how many each batch had."""
     return {"squared_errors": errors, "batch_sizes": np.asarray(sizes, np.int32)}
 
 
-def join_errors(batches: Sequence[npt.NDArray[np.int16]]) -> Arrays:
+def concatenate_errors(batches: Sequence[npt.NDArray[np.int16]]) -> Arrays:
     """The same of the errors of each batch, without those below 0, where there is no label."""
     known = [batch[batch >= 0] for batch in batches]
-    return extras_of(np.concatenate(known).astype(np.uint8), [len(batch) for batch in known])
+    return squared_error_extras(np.concatenate(known).astype(np.uint8), [len(batch) for batch in known])
 
 
-def entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+def predictive_entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """How undecided the model is on each sample: -sum p ln p of the predicted classes, or as the loss says."""
-    if isinstance(loss, OwnFigures):
+    if isinstance(loss, CustomLoss):
         return loss.entropies(outputs, y)
     logs = functional.log_softmax(outputs, -1)
     return -(logs.exp() * logs).sum(-1)
@@ -86,7 +88,7 @@ def read_extras(config: Mapping[str, Scalar], samples: Samples, loss: Loss) -> f
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:
         raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
-    if (classes := names & {"entropy", "squared_errors"}) and not has_figures(loss, samples.y):
+    if (classes := names & {"entropy", "squared_errors"}) and not has_error_measures(loss, samples.y):
         raise ValueError(f"{', '.join(sorted(classes))}: only where the labels are classes")
     return names
 
@@ -101,7 +103,7 @@ def is_classes(y: Tensor) -> bool:
     return not y.is_floating_point()
 
 
-def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+def per_sample_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample by itself.
 
     Their mean is the loss of the batch if the loss is a mean over samples, which is for the caller to prove.
@@ -110,20 +112,20 @@ def row_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
         classes = torch.arange(
             outputs.shape[-1], device=outputs.device
         )  # a mask is cheaper to differentiate than a look-up
-        if len(classes) < FEW:
+        if len(classes) < FEW_CLASSES:
             logs = functional.log_softmax(outputs.t(), 0)
             return -torch.where(y == classes[:, None], logs, 0.0).sum(0)
         return -torch.where(y[:, None] == classes, functional.log_softmax(outputs, -1), 0.0).sum(-1)
-    if isinstance(loss, OwnFigures):
+    if isinstance(loss, CustomLoss):
         return loss.each(outputs, y)
     return vmap(lambda o, t: loss(o[None], t[None]))(outputs, y)
 
 
-def noted_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+def losses_without_grad(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The same numbers where nothing is to be differentiated."""
     if not is_cross_entropy(loss, outputs, y):
-        return row_losses(loss, outputs, y)
-    few = outputs.shape[-1] < FEW
+        return per_sample_losses(loss, outputs, y)
+    few = outputs.shape[-1] < FEW_CLASSES
     logs = functional.log_softmax(outputs.t(), 0).t() if few else functional.log_softmax(outputs, -1)
     return -logs.gather(1, y[:, None])[:, 0]
 

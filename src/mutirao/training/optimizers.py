@@ -17,14 +17,14 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.torch_threads import one_thread as one_thread
 from mutirao.training.torch_device import seeded_at
 
-MEMORY = "optimizer."  # before the names of what a site's state holds of it
+STATE_PREFIX = "optimizer."  # before the names of what a site's state holds of it
 CPU = torch.device("cpu")
 Optimizer = str | Callable[..., Any]  # a name, a class of torch.optim, or a function that makes one of the weights
 WITH_MOMENTUM = ("sgd", "rmsprop")
 
 
 @dataclass(eq=False)
-class Descent:
+class LocalOptimizer:
     """The optimisers by name, bit for bit as in torch.optim, whose first use imports torch's compiler, for seconds.
 
     What is no name is made by torch: a class with these settings, or whatever a function makes of the weights, its
@@ -48,7 +48,7 @@ class Descent:
         self.start = (self.anchors or [p.detach().clone() for p in self.weights]) if self.mu else []
         self.moments: dict[int, list[Tensor]] = {}
         self.count = 0
-        self.move = self.follow_own() if callable(self.optimizer) else partial(RULES[self.optimizer], self)
+        self.move = self.step_of_torch() if callable(self.optimizer) else partial(RULES[self.optimizer], self)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -64,63 +64,65 @@ class Descent:
             nn.utils.clip_grad_norm_(self.weights, self.clip)
         self.move()
 
-    def slopes(self, decay: float) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
+    def gradients(self, decay: float) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
         """The weights that have a gradient, with it and their decay."""
         for i, p in enumerate(self.weights):
             if p.grad is not None:
                 yield i, p, p.grad.add(p, alpha=decay) if decay else p.grad
 
-    def kept(self, i: int, p: Tensor, count: int) -> list[Tensor]:
+    def moments_of(self, i: int, p: Tensor, count: int) -> list[Tensor]:
         """What is remembered of a weight: so many tensors, at first 0."""
         return self.moments.setdefault(i, [torch.zeros_like(p) for _ in range(count)])
 
-    def memory(self) -> Arrays:
+    def state(self) -> Arrays:
         """What an optimiser knows by now: how many steps it made, and its moments, weight by weight."""
-        kept = {
-            f"{MEMORY}{i}.{j}": m.cpu().numpy().copy() for i, held in self.moments.items() for j, m in enumerate(held)
+        moments_of = {
+            f"{STATE_PREFIX}{i}.{j}": m.cpu().numpy().copy()
+            for i, held in self.moments.items()
+            for j, m in enumerate(held)
         }
-        return {f"{MEMORY}count": np.array(self.count, np.int64)} | kept
+        return {f"{STATE_PREFIX}count": np.array(self.count, np.int64)} | moments_of
 
-    def recall(self, state: Arrays) -> None:
+    def load_state(self, state: Arrays) -> None:
         """Go on where another was, by what is kept of its `memory`; nothing kept is a fresh start."""
-        kept = {k.removeprefix(MEMORY): v for k, v in state.items() if k.startswith(MEMORY)}
-        if not kept:
+        moments_of = {k.removeprefix(STATE_PREFIX): v for k, v in state.items() if k.startswith(STATE_PREFIX)}
+        if not moments_of:
             return
-        self.count = int(kept.pop("count", 0))
-        for name in sorted(kept, key=lambda name: [int(part) for part in name.split(".")]):
+        self.count = int(moments_of.pop("count", 0))
+        for name in sorted(moments_of, key=lambda name: [int(part) for part in name.split(".")]):
             i = int(name.partition(".")[0])
-            if i >= len(self.weights) or kept[name].shape != tuple(self.weights[i].shape):
+            if i >= len(self.weights) or moments_of[name].shape != tuple(self.weights[i].shape):
                 raise ValueError("the optimiser's state that is kept here is of another model")
-            self.moments.setdefault(i, []).append(torch.from_numpy(kept[name].copy()).to(self.weights[i]))
+            self.moments.setdefault(i, []).append(torch.from_numpy(moments_of[name].copy()).to(self.weights[i]))
 
-    def follow_sgd(self) -> None:
+    def step_sgd(self) -> None:
         """v = m v + g, w = w - lr v; without momentum v = g."""
-        for i, p, g in self.slopes(self.weight_decay):
+        for i, p, g in self.gradients(self.weight_decay):
             if self.momentum and i in self.moments:
                 self.moments[i][0].mul_(self.momentum).add_(g)
             elif self.momentum:
                 self.moments[i] = [g.clone()]
             p.add_(self.moments[i][0] if self.momentum else g, alpha=-self.lr)
 
-    def follow_adam(self, decay: float | None = None) -> None:
+    def step_adam(self, decay: float | None = None) -> None:
         """Kingma and Ba, 2015."""
-        for i, p, g in self.slopes(self.weight_decay if decay is None else decay):
-            m, v = self.kept(i, p, 2)
+        for i, p, g in self.gradients(self.weight_decay if decay is None else decay):
+            m, v = self.moments_of(i, p, 2)
             m.lerp_(g, 0.1)
             v.mul_(0.999).addcmul_(g, g, value=0.001)
             spread = (v.sqrt() / math.sqrt(1 - 0.999**self.count)).add_(1e-8)
             p.addcdiv_(m, spread, value=-self.lr / (1 - 0.9**self.count))
 
-    def follow_adamw(self) -> None:
+    def step_adamw(self) -> None:
         """Adam, before whose step weights shrink by themselves, w (1 - lr decay): Loshchilov and Hutter, 2019."""
-        for _, p, _ in self.slopes(0.0):
+        for _, p, _ in self.gradients(0.0):
             p.mul_(1 - self.lr * self.weight_decay)
-        self.follow_adam(decay=0.0)
+        self.step_adam(decay=0.0)
 
-    def follow_rmsprop(self) -> None:
+    def step_rmsprop(self) -> None:
         """w = w - lr g / sqrt(mean of g^2), with momentum of that direction: Hinton, 2012."""
-        for i, p, g in self.slopes(self.weight_decay):
-            v, b = self.kept(i, p, 2)
+        for i, p, g in self.gradients(self.weight_decay):
+            v, b = self.moments_of(i, p, 2)
             v.mul_(0.99).addcmul_(g, g, value=1 - 0.99)
             spread = v.sqrt().add_(1e-8)
             if self.momentum:
@@ -128,13 +130,13 @@ class Descent:
             else:
                 p.addcdiv_(g, spread, value=-self.lr)
 
-    def follow_adagrad(self) -> None:
+    def step_adagrad(self) -> None:
         """w = w - lr g / sqrt(sum of g^2): Duchi, Hazan and Singer, 2011."""
-        for i, p, g in self.slopes(self.weight_decay):
-            (v,) = self.kept(i, p, 1)
+        for i, p, g in self.gradients(self.weight_decay):
+            (v,) = self.moments_of(i, p, 1)
             p.addcdiv_(g, v.addcmul_(g, g).sqrt().add_(1e-10), value=-self.lr)
 
-    def follow_own(self) -> Callable[[], Any]:
+    def step_of_torch(self) -> Callable[[], Any]:
         """The step of an optimiser of torch.optim, or of one's own."""
         make: Any = self.optimizer
         if isinstance(make, type):
@@ -148,16 +150,16 @@ class Descent:
         return step
 
 
-RULES: dict[str, Callable[[Descent], None]] = {
-    "sgd": Descent.follow_sgd,
-    "adam": Descent.follow_adam,
-    "adamw": Descent.follow_adamw,
-    "rmsprop": Descent.follow_rmsprop,
-    "adagrad": Descent.follow_adagrad,
+RULES: dict[str, Callable[[LocalOptimizer], None]] = {
+    "sgd": LocalOptimizer.step_sgd,
+    "adam": LocalOptimizer.step_adam,
+    "adamw": LocalOptimizer.step_adamw,
+    "rmsprop": LocalOptimizer.step_rmsprop,
+    "adagrad": LocalOptimizer.step_adagrad,
 }
 
 
-def fault_of_optimizer(optimizer: Optimizer, momentum: float, weight_decay: float) -> str:
+def optimizer_fault(optimizer: Optimizer, momentum: float, weight_decay: float) -> str:
     """What is wrong with an optimiser, or with settings that it would ignore; nothing if it will do."""
     given = {k: v for k, v in (("momentum", momentum), ("weight_decay", weight_decay)) if v}
     if isinstance(optimizer, str) or not callable(optimizer):
@@ -186,9 +188,9 @@ def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:
 
 
 @contextlib.contextmanager
-def seeded(seed: int, place: torch.device = CPU) -> Iterator[None]:
+def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Torch's own randomness (dropout, initialisation) from `seed`, leaving the global state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the same bits as torch.manual_seed, which notes where it was called
-        with seeded_at(place, seed) if place.type != "cpu" else contextlib.nullcontext():
+        with seeded_at(device, seed) if device.type != "cpu" else contextlib.nullcontext():
             yield

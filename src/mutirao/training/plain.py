@@ -22,27 +22,27 @@ from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import derive_seed, rng
 from mutirao.training.inputs import call_model
-from mutirao.training.local_steps import Pace
+from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of, schedule_of
 from mutirao.training.measurements import (
     PROBE_SAMPLES,
     PROBED,
     Loss,
-    entropies,
-    errors_of,
-    has_figures,
+    concatenate_errors,
+    has_error_measures,
     is_classes,
-    join_errors,
-    mean_metrics,
-    noted_losses,
+    losses_without_grad,
+    predictive_entropies,
     probe_samples,
     read_extras,
+    squared_errors,
+    training_metrics,
 )
-from mutirao.training.optimizers import Descent, Optimizer, arrays_of, fault_of_optimizer, one_thread, seeded
+from mutirao.training.optimizers import LocalOptimizer, Optimizer, arrays_of, one_thread, optimizer_fault, seeded
 from mutirao.training.pull import Pull
 from mutirao.training.samples import Samples
-from mutirao.training.torch_device import DEVICES, PRECISIONS, Copies, autocast, find_device, is_device, is_heavy
-from mutirao.training.trainable_state import Travel, find_travel
+from mutirao.training.torch_device import DEVICES, PRECISIONS, DeviceCache, autocast, find_device, is_device, is_heavy
+from mutirao.training.trainable_state import StateNames, find_state_names
 
 Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]
@@ -75,8 +75,8 @@ class PlainTrainer:
     transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
     keep_optimizer: bool = False  # whether a client's optimiser goes on in the next round where it was, or begins anew
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
-    _own: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
-    _recorded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
+    _thread: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
 
     def __post_init__(self) -> None:
         for name, right, words in (
@@ -95,7 +95,7 @@ class PlainTrainer:
         ):
             if not right:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {words}")
-        if fault := fault_of_optimizer(self.optimizer, self.momentum, self.weight_decay):
+        if fault := optimizer_fault(self.optimizer, self.momentum, self.weight_decay):
             raise ValueError(fault)
         if callable(self.optimizer) and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use auto")
@@ -117,7 +117,7 @@ class PlainTrainer:
         try:
             made = cls(model, **{k: getattr(config, k) for k in names} | more)
             if made.device != "auto":
-                made.place()  # a GPU that is not there is said before anything is read
+                made.torch_device()  # a GPU that is not there is said before anything is read
             return made
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -125,7 +125,7 @@ class PlainTrainer:
     def initial(self, seed: int) -> Arrays:
         """The arrays of a fresh model; the seed decides them."""
         with seeded(derive_seed(seed, 0, "initial")):
-            return arrays_of(self.model(), self.travel.shared)
+            return arrays_of(self.model(), self.state_names.shared)
 
     def probe(
         self, arrays: Arrays, samples: Samples, most: int = PROBE_SAMPLES, extras: frozenset[str] = frozenset()
@@ -137,14 +137,16 @@ class PlainTrainer:
         if len(samples) == 0:
             raise ValueError("has no samples to be probed on")
         model = self.fill(arrays).eval()
-        x, y = self.here(samples).batch(slice(0, most))
+        x, y = self.to_device(samples).batch(slice(0, most))
         with one_thread(), torch.inference_mode():
             outputs = call_model(model, x)
             metrics = {"loss": float(self.loss(outputs, y))}
-            if has_figures(self.loss, y):
-                metrics["entropy"] = float(entropies(self.loss, outputs, y).mean())
+            if has_error_measures(self.loss, y):
+                metrics["entropy"] = float(predictive_entropies(self.loss, outputs, y).mean())
             if "rms_loss" in extras:
-                metrics["rms_loss"] = float(noted_losses(self.loss, outputs, y).cpu().double().square().mean().sqrt())
+                metrics["rms_loss"] = float(
+                    losses_without_grad(self.loss, outputs, y).cpu().double().square().mean().sqrt()
+                )
         if "gradient_norm" in extras:
             weights = [p for p in model.parameters() if p.requires_grad]
             with one_thread():
@@ -156,21 +158,23 @@ class PlainTrainer:
 
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
         """One client's training, batch by batch."""
-        samples, config = self.here(Samples.of(site.data)), request.config
+        samples, config = self.to_device(Samples.of(site.data)), request.config
         seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples, self.loss)
-        pace = self.pace(config)
+        hyperparameters = self.hyperparameters(config)
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
-        model = self.travel.prepare(self.fill(request.arrays))
+        model = self.state_names.prepare(self.fill(request.arrays))
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        descent = self.descent(list(named.values()), pace, **self.pulls(named, request))
+        optimizer = self.make_optimizer(list(named.values()), hyperparameters, **self.pulls(named, request))
         if self.keep_optimizer:
-            descent.recall(site.state)
-        place = self.place()
+            optimizer.load_state(site.state)
+        place = self.torch_device()
         total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
         errors, sizes = list[Tensor](), list[int]()
         draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
-        with one_thread(), (randomness or partial(seeded, place=place))(derive_seed(seed, round, "torch", site.id)):
-            for batch in pace.plan(rng(seed, round, "batches", site.id), len(samples), self.needs_two()):
+        with one_thread(), (randomness or partial(seeded, device=place))(derive_seed(seed, round, "torch", site.id)):
+            for batch in hyperparameters.plan(
+                rng(seed, round, "batches", site.id), len(samples), self.needs_two_samples()
+            ):
                 x, y = samples.batch(batch)
                 x = x if self.transform is None or draw is None else self.transform(x, draw)
                 model.zero_grad()
@@ -178,34 +182,38 @@ class PlainTrainer:
                     outputs = call_model(model, x)
                     loss = self.loss(outputs, y)
                 loss.backward()  # type: ignore[no-untyped-call]
-                descent.step()
+                optimizer.step()
                 total += loss.detach() * len(y)
                 sizes.append(len(y))
                 if is_classes(y):
                     right += (outputs.detach().argmax(-1) == y).sum()
                 if "squared_errors" in extras:
-                    errors.append(errors_of(self.loss, outputs.detach(), y))
-        metrics = mean_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
+                    errors.append(squared_errors(self.loss, outputs.detach(), y))
+        metrics = training_metrics(float(total), int(right) if is_classes(samples.y) else None, sum(sizes))
         metrics |= {k: v for k, v in probed.items() if k in extras}
         if self.keep_optimizer:
-            site.state.update(descent.memory())
-        noted = join_errors([some.cpu().numpy() for some in errors]) if errors else {}
-        return Reply(arrays_of(model, self.travel.shared), noted, metrics, len(samples))
+            site.state.update(optimizer.state())
+        noted = concatenate_errors([some.cpu().numpy() for some in errors]) if errors else {}
+        return Reply(arrays_of(model, self.state_names.shared), noted, metrics, len(samples))
 
-    def pace(self, config: Mapping[str, Scalar]) -> Pace:
+    def hyperparameters(self, config: Mapping[str, Scalar]) -> LocalHyperparameters:
         """How a client advances in the round of a request: as the server tells it, or as is set and scheduled."""
         told = read_hyperparameters(config)
         if self.steps and "epochs" in told:
             raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
         lr = told["lr"] if "lr" in told else self.lr * factor_of(self.schedule, int(config["round"]))
         epochs, size = told.get("epochs", self.epochs), told.get("batch_size", self.batch_size)
-        return Pace(lr, epochs, self.steps, size, told.get("mu", self.mu))
+        return LocalHyperparameters(lr, epochs, self.steps, size, told.get("mu", self.mu))
 
-    def descent(self, weights: list[nn.Parameter], pace: Pace, **pulls: Any) -> Descent:
+    def make_optimizer(
+        self, weights: list[nn.Parameter], hyperparameters: LocalHyperparameters, **pulls: Any
+    ) -> LocalOptimizer:
         """The optimiser of these weights, at its first step."""
         names = ("optimizer", "momentum", "weight_decay", "clip")
         given = {k: getattr(self, k) for k in names}
-        return Descent(weights, pace.mu, lr=pace.lr, scale=pace.lr / self.lr, **given, **pulls)
+        return LocalOptimizer(
+            weights, hyperparameters.mu, lr=hyperparameters.lr, scale=hyperparameters.lr / self.lr, **given, **pulls
+        )
 
     def pulls(self, named: Mapping[str, nn.Parameter], request: Request) -> dict[str, list[Tensor]]:
         """What a request has the steps of these weights pulled by, as tensors where they are trained."""
@@ -222,11 +230,11 @@ class PlainTrainer:
         """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""
         with seeded(0):  # making it must not move anybody's randomness
             module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return module.to(self.place()) if self.place().type != "cpu" else module
+        return module.to(self.torch_device()) if self.torch_device().type != "cpu" else module
 
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """Where it trains and judges; found once."""
-        if "place" not in self._recorded:
+        if "place" not in self._cache:
 
             def is_worth_it() -> bool:
                 with seeded(0):
@@ -235,28 +243,28 @@ class PlainTrainer:
             place = find_device(self.device, is_worth_it)
             if self.precision != "float32" and place.type == "cpu":
                 raise ValueError(f"precision={self.precision} is for a GPU; on the CPU it is slower: use float32")
-            self._recorded["place"] = place
-        return self._recorded["place"]  # type: ignore[no-any-return]
+            self._cache["place"] = place
+        return self._cache["place"]  # type: ignore[no-any-return]
 
     def generator(self, seed: int) -> torch.Generator:
         """Random numbers from `seed` for what is computed there."""
-        return torch.Generator(self.place()).manual_seed(seed)
+        return torch.Generator(self.torch_device()).manual_seed(seed)
 
-    def here(self, samples: Samples) -> Samples:
+    def to_device(self, samples: Samples) -> Samples:
         """The samples where the model is."""
-        return samples.at(self.place(), self._recorded.setdefault("copies", Copies()))
+        return samples.at(self.torch_device(), self._cache.setdefault("copies", DeviceCache()))
 
-    def blank(self) -> nn.Module:
+    def thread_module(self) -> nn.Module:
         """This thread's own module, whatever it holds; made once."""
-        if not hasattr(self._own, "module"):
-            self._own.module = self.make()
-        module: nn.Module = self._own.module
+        if not hasattr(self._thread, "module"):
+            self._thread.module = self.make()
+        module: nn.Module = self._thread.module
         return module
 
     def fill(self, arrays: Arrays, module: nn.Module | None = None) -> nn.Module:
         """This thread's own module, or another one, holding `arrays`; what does not travel stays as it is."""
-        module = module or self.blank()
-        own, names = module.state_dict(), self.travel.shared
+        module = module or self.thread_module()
+        own, names = module.state_dict(), self.state_names.shared
         if set(names) != arrays.keys():
             raise ValueError(f"the model's arrays are {', '.join(names)}; received {', '.join(arrays)}")
         with torch.no_grad():
@@ -265,53 +273,53 @@ class PlainTrainer:
         return module
 
     @property
-    def travel(self) -> Travel:
+    def state_names(self) -> StateNames:
         """What travels of the model, and what stays; found out once."""
-        if "travel" not in self._recorded:
-            self._recorded["travel"] = find_travel(self.blank(), self.share)
-        found: Travel = self._recorded["travel"]
+        if "travel" not in self._cache:
+            self._cache["travel"] = find_state_names(self.thread_module(), self.share)
+        found: StateNames = self._cache["travel"]
         return found
 
     def frozen(self) -> Arrays:
         """The arrays that do not travel, which no training moves."""
-        if not self.travel.frozen:
+        if not self.state_names.frozen:
             return {}
-        if "frozen" not in self._recorded:
-            self._recorded["frozen"] = arrays_of(self.blank(), self.travel.frozen)
-        found: Arrays = self._recorded["frozen"]
+        if "frozen" not in self._cache:
+            self._cache["frozen"] = arrays_of(self.thread_module(), self.state_names.frozen)
+        found: Arrays = self._cache["frozen"]
         return found
 
     def agreed(self) -> dict[str, str]:
         """What all parties must have in common: the frozen part, by a digest of its names, shapes and values."""
-        if not self.travel.frozen:
+        if not self.state_names.frozen:
             return {}
-        if "agreed" not in self._recorded:
-            self._recorded["agreed"] = {"frozen": digest(self.frozen())}
-        found: dict[str, str] = self._recorded["agreed"]
+        if "agreed" not in self._cache:
+            self._cache["agreed"] = {"frozen": digest(self.frozen())}
+        found: dict[str, str] = self._cache["agreed"]
         return found
 
-    def hold_told(self, config: Mapping[str, Scalar], data: Any = None) -> None:
+    def check_request(self, config: Mapping[str, Scalar], data: Any = None) -> None:
         """Refused, by name, if a request tells what is unknown here, or builds on another frozen part or class list."""
         read_hyperparameters(config)
         check_agreed(config, {**self.agreed(), **agreed_of(data)})
 
-    def needs_two(self) -> bool:
+    def needs_two_samples(self) -> bool:
         """Whether the module cannot be trained on a single sample."""
-        if "two" not in self._recorded:
-            named = self.blank().named_modules()
+        if "two" not in self._cache:
+            named = self.thread_module().named_modules()
             norms = {path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-            self._recorded["two"] = bool(norms - self.travel.still)
-        return bool(self._recorded["two"])
+            self._cache["two"] = bool(norms - self.state_names.frozen_modules)
+        return bool(self._cache["two"])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_own", "_recorded"}  # a thread's module stays with the thread, and programs with the process
+        kept = {"_thread", "_cache"}  # a thread's module stays with the thread, and programs with the process
         return {k: v for k, v in self.__dict__.items() if k not in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _own=threading.local(), _recorded={})
+        self.__dict__.update(state, _thread=threading.local(), _cache={})
 
 
-def attempt(handler: AnyHandler, request: Request, site: Site) -> Reply | Failure:
+def answer_or_failure(handler: AnyHandler, request: Request, site: Site) -> Reply | Failure:
     """One client's answer, or why there is none."""
     try:
         return handler(request, site)
@@ -319,6 +327,6 @@ def attempt(handler: AnyHandler, request: Request, site: Site) -> Reply | Failur
         return failure_of(error)
 
 
-def answer_in_turn(handler: AnyHandler, requests: Requests, sites: Sites) -> Outcomes:
+def answer_sequentially(handler: AnyHandler, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client."""
-    return {client: attempt(handler, requests[client], sites[client]) for client in sorted(requests)}
+    return {client: answer_or_failure(handler, requests[client], sites[client]) for client in sorted(requests)}

@@ -21,37 +21,37 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.training.inputs import call_model, change, leaves
-from mutirao.training.lazy_samples import Lazy, shown
+from mutirao.training.inputs import call_model, map_tensors, tensors_in
+from mutirao.training.lazy_samples import LazyInputs, describe_tensor
 from mutirao.training.measurements import is_classes
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
-from mutirao.training.sample_stores import Fault, Store, stores_of
-from mutirao.training.samples import Index, parts_of
+from mutirao.training.sample_stores import Fault, SampleStore, stores_of
+from mutirao.training.samples import Index, named_inputs
 
-FEW = 3  # clients of lazy samples whose first batch is looked at
-OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-NUMBERED = "number the classes of all clients at once, from 0, with mutirao.number_classes"
-IGNORED = -100  # what torch's losses leave out
+LAZY_CLIENTS_CHECKED = 3  # clients of lazy samples whose first batch is looked at
+CLASSIFICATION_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+NUMBERING_HINT = "number the classes of all clients at once, from 0, with mutirao.number_classes"
+IGNORE_INDEX = -100  # what torch's losses leave out
 
 
 def check_start(trainer: PlainTrainer, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
     """ConfigError for the first thing found wrong; nothing is changed by it, no randomness and no module."""
     stores = stores_of(population)
-    model = own_copy(trainer, arrays)
-    least = 2 if trainer.needs_two() else 1
-    raise_first(fault for store in stores for fault in (too_few(store, least), *not_finite(store)))
-    kinds: dict[Any, list[Store]] = {}
+    model = copy_model(trainer, arrays)
+    least = 2 if trainer.needs_two_samples() else 1
+    raise_first(fault for store in stores for fault in (find_too_few(store, least), *find_not_finite(store)))
+    kinds: dict[Any, list[SampleStore]] = {}
     for store in stores:
         kinds.setdefault(store.kind, []).append(store)
-    with one_thread(), seeded(0, trainer.place()), warnings.catch_warnings():
+    with one_thread(), seeded(0, trainer.torch_device()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="Using a target size")  # a loss that compares each with all the others
         for some in kinds.values():
             check_kind(trainer, model, some)
 
 
-def own_copy(trainer: PlainTrainer, arrays: Arrays) -> nn.Module:
+def copy_model(trainer: PlainTrainer, arrays: Arrays) -> nn.Module:
     """A module that holds `arrays`, for us alone."""
     try:
         module = trainer.fill(arrays)
@@ -59,7 +59,7 @@ def own_copy(trainer: PlainTrainer, arrays: Arrays) -> nn.Module:
         raise ConfigError(str(error)) from error
     with contextlib.suppress(RuntimeError):  # a few modules cannot be copied; the next use fills this one anew
         module = copy.deepcopy(module)
-    return trainer.travel.prepare(module)
+    return trainer.state_names.prepare(module)
 
 
 def raise_first(faults: Any) -> None:
@@ -68,78 +68,86 @@ def raise_first(faults: Any) -> None:
         raise ConfigError(min(found)[1])
 
 
-def too_few(store: Store, least: int) -> Fault | None:
+def find_too_few(store: SampleStore, least: int) -> Fault | None:
     """A client that has nothing to train on, or one sample where batch normalisation needs two."""
     sizes = np.diff(store.offsets)
     for i in np.flatnonzero(sizes < least).tolist() if not store.test else ():
         if (name := store.names[i]) not in store.without:
             has = "one sample, and batch normalisation needs two" if sizes[i] else "no samples to train on"
-            return store.say(i, f"has {has}; give it more, or leave it out with exclude={name}")
+            return store.fault(i, f"has {has}; give it more, or leave it out with exclude={name}")
     return None
 
 
-def not_finite(store: Store) -> Iterator[Fault | None]:
+def find_not_finite(store: SampleStore) -> Iterator[Fault | None]:
     """Clients with NaN or infinity among their numbers."""
-    at_hand = [] if isinstance(store.x, Lazy) else parts_of(store.x)
+    at_hand = [] if isinstance(store.x, LazyInputs) else named_inputs(store.x)
     for what, numbers in [*at_hand, ("y", store.y)]:
         if not numbers.is_floating_point() or bool(torch.isfinite(numbers.sum())):  # one such number spoils the sum
             continue
-        if (found := store.owner(by_row(~torch.isfinite(numbers)))) is not None:
+        if (found := store.owner(rows_with(~torch.isfinite(numbers)))) is not None:
             i, place = found
             words = f"{what} holds NaN or infinity, first in sample {place}; fill in or drop such samples"
-            yield store.say(i, words)
+            yield store.fault(i, words)
 
 
-def by_row(marks: Tensor) -> npt.NDArray[np.bool_]:
+def rows_with(marks: Tensor) -> npt.NDArray[np.bool_]:
     """Which rows have a mark."""
     rows: npt.NDArray[np.bool_] = (marks.flatten(1).any(1) if marks.dim() > 1 else marks).numpy()
     return rows
 
 
-def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[Store]) -> None:
+def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
     """One batch of the first client that has samples of this kind, and the labels of all."""
-    first = min((store for store in stores if any(True for _ in store.clients())), key=first_name, default=None)
+    first = min((store for store in stores if any(True for _ in store.clients())), key=first_client, default=None)
     if first is None:
         return
-    for i in itertools.islice(first.clients(), FEW if isinstance(first.x, Lazy) else 1):
-        rows = np.arange(min(len(first.owned(i)), trainer.batch_size))
-        if len(rows) > 1 or not trainer.needs_two():  # a test sample alone, or batches of one, say nothing there
-            step(trainer, model, first, i, rows, stores)
+    for i in itertools.islice(first.clients(), LAZY_CLIENTS_CHECKED if isinstance(first.x, LazyInputs) else 1):
+        rows = np.arange(min(len(first.samples_of(i)), trainer.batch_size))
+        if (
+            len(rows) > 1 or not trainer.needs_two_samples()
+        ):  # a test sample alone, or batches of one, say nothing there
+            check_batch(trainer, model, first, i, rows, stores)
 
 
-def first_name(store: Store) -> tuple[ClientId, bool]:
+def first_client(store: SampleStore) -> tuple[ClientId, bool]:
     """Who comes first in it; what is trained on before what is judged by."""
     return store.names[next(store.clients())], store.test
 
 
-def step(trainer: PlainTrainer, model: nn.Module, store: Store, i: int, rows: Index, stores: Sequence[Store]) -> None:
+def check_batch(
+    trainer: PlainTrainer, model: nn.Module, store: SampleStore, i: int, rows: Index, stores: Sequence[SampleStore]
+) -> None:
     """Some samples of a client through model, loss and backward pass; the labels of all on the way."""
 
     def refuse(words: str, error: Exception | None = None) -> None:
-        raise ConfigError(store.say(i, words)[1]) from error
+        raise ConfigError(store.fault(i, words)[1]) from error
 
-    x, y = trainer.here(store.owned(i)).batch(rows)
-    if not all(bool(torch.isfinite(t).all()) for t in leaves(x) if t.is_floating_point()):
+    x, y = trainer.to_device(store.samples_of(i)).batch(rows)
+    if not all(bool(torch.isfinite(t).all()) for t in tensors_in(x) if t.is_floating_point()):
         refuse("x holds NaN or infinity among its first samples; fill in or drop such samples")
     if trainer.transform is not None and not store.test:
-        x = transformed(trainer.transform, x, len(y), refuse)
+        x = check_transform(trainer.transform, x, len(y), refuse)
     try:
         outputs = call_model(model, x)
     except Exception as error:  # a model may raise anything at what it does not expect
-        refuse(f"the model does not take its inputs, {words_of(x)}: {told(error)}; {advice(model, x)}", error)
+        refuse(
+            f"the model does not take its inputs, {describe_inputs(x)}: {error_text(error)}; {input_hint(model, x)}",
+            error,
+        )
     if is_classes(y):
         if not isinstance(outputs, Tensor):
             refuse(f"the model gives a {type(outputs).__name__} where classes need a tensor, a number for each class")
         check_labels(trainer.loss, outputs, stores)
-    pair = f"outputs {shown(outputs) if isinstance(outputs, Tensor) else type(outputs).__name__} and labels {shown(y)}"
+    given = describe_tensor(outputs) if isinstance(outputs, Tensor) else type(outputs).__name__
+    pair = f"outputs {given} and labels {describe_tensor(y)}"
     try:
         loss = trainer.loss(outputs, y)
         if is_classes(y):
             (outputs.argmax(-1) == y).sum()
     except Exception as error:  # of a loss, too
-        refuse(f"the loss does not take {pair}: {told(error)}; {advice_on_labels(outputs, y, error)}", error)
+        refuse(f"the loss does not take {pair}: {error_text(error)}; {label_hint(outputs, y, error)}", error)
     if not isinstance(loss, Tensor) or loss.dim():
-        what = shown(loss) if isinstance(loss, Tensor) else type(loss).__name__
+        what = describe_tensor(loss) if isinstance(loss, Tensor) else type(loss).__name__
         refuse(f"the loss of a batch is {what}, not one number; it should be a mean over samples (reduction='mean')")
     if not bool(torch.isfinite(loss)):
         refuse(f"the loss of a first batch is {float(loss)}; scale its inputs, or its labels")
@@ -149,22 +157,22 @@ def step(trainer: PlainTrainer, model: nn.Module, store: Store, i: int, rows: In
     try:
         slopes = torch.autograd.grad(loss, weights, allow_unused=True)
     except RuntimeError as error:
-        refuse(f"the loss has no gradient: {told(error)}", error)
+        refuse(f"the loss has no gradient: {error_text(error)}", error)
     if all(g is None for g in slopes):
         refuse("the loss does not depend on any weight that is trained")
     if not all(bool(torch.isfinite(g).all()) for g in slopes if g is not None):
         refuse("the gradient of a first batch is not finite; scale its inputs, or its labels")
-    if is_classes(y) and not is_of_classes(trainer.loss):
+    if is_classes(y) and not is_classification_loss(trainer.loss):
         try_extremes(trainer, model, stores)
 
 
-def transformed(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> Any:
+def check_transform(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> Any:
     """The inputs as `transform` makes them, if it draws from the generator it is given alone."""
     try:
-        made = [transform(change(x, Tensor.clone), rng(0, 0, "preflight")) for _ in range(2)]
+        made = [transform(map_tensors(x, Tensor.clone), rng(0, 0, "preflight")) for _ in range(2)]
     except Exception as error:  # a user's own function
-        refuse(f"transform(x, rng) does not take its inputs, {words_of(x)}: {told(error)}", error)
-    first, again = map(leaves, made)
+        refuse(f"transform(x, rng) does not take its inputs, {describe_inputs(x)}: {error_text(error)}", error)
+    first, again = map(tensors_in, made)
     if len(first) != len(again) or not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
         refuse("transform(x, rng) gives other inputs each time; it should draw from `rng` alone")
     if any(len(t) != n for t in first):
@@ -172,66 +180,69 @@ def transformed(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> 
     return made[0]
 
 
-def is_of_classes(loss: Any) -> bool:
+def is_classification_loss(loss: Any) -> bool:
     """Whether it is one of torch's losses that takes a class number for each row of outputs."""
-    return loss in (functional.cross_entropy, functional.nll_loss) or isinstance(loss, OF_CLASSES)
+    return loss in (functional.cross_entropy, functional.nll_loss) or isinstance(loss, CLASSIFICATION_LOSSES)
 
 
-def check_labels(loss: Any, outputs: Tensor, stores: Sequence[Store]) -> None:
+def check_labels(loss: Any, outputs: Tensor, stores: Sequence[SampleStore]) -> None:
     """Refuse labels that the model has no output for, on the first client that has them."""
-    if is_of_classes(loss) and outputs.dim() > 1 and stores[0].y.dim() == outputs.dim() - 1:
-        raise_first(outside(store, outputs.shape[1], getattr(loss, "ignore_index", IGNORED)) for store in stores)
+    if is_classification_loss(loss) and outputs.dim() > 1 and stores[0].y.dim() == outputs.dim() - 1:
+        raise_first(
+            labels_out_of_range(store, outputs.shape[1], getattr(loss, "ignore_index", IGNORE_INDEX))
+            for store in stores
+        )
 
 
-def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[Store]) -> None:
+def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
     """Let a loss of one's own see the least and the largest label of all: which it takes is known to it alone."""
     stores = [store for store in stores if store.y.numel()]
     for extreme, most in ((torch.amin, min), (torch.amax, max)):
         store = most(stores, key=lambda store: int(extreme(store.y)))
         label = int(extreme(store.y))
-        found = store.owner(by_row(store.y == label))
+        found = store.owner(rows_with(store.y == label))
         if found is not None:
-            x, y = store.owned(found[0]).batch(np.array([found[1]] * 2))  # two, as batch normalisation needs
+            x, y = store.samples_of(found[0]).batch(np.array([found[1]] * 2))  # two, as batch normalisation needs
             try:
                 trainer.loss(call_model(model, x), y)
             except Exception as error:  # a loss may raise anything
-                words = f"the loss does not take label {label}: {told(error)}; {NUMBERED}"
-                raise ConfigError(store.say(found[0], words)[1]) from error
+                words = f"the loss does not take label {label}: {error_text(error)}; {NUMBERING_HINT}"
+                raise ConfigError(store.fault(found[0], words)[1]) from error
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What an error says, in one line."""
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def outside(store: Store, count: int, ignored: int) -> Fault | None:
+def labels_out_of_range(store: SampleStore, count: int, ignored: int) -> Fault | None:
     """Labels that are none of 0 to count - 1."""
     y = store.y
     if y.numel() == 0 or (int(y.min()) >= 0 and int(y.max()) < count):
         return None
     wrong = ((y < 0) | (y >= count)) & (y != ignored)
-    found = store.owner(by_row(wrong))
+    found = store.owner(rows_with(wrong))
     if found is None:
         return None
-    own = store.owned(found[0]).batch(slice(None))[1]
+    own = store.samples_of(found[0]).batch(slice(None))[1]
     own = own[own != ignored]
     low, high = int(own.min()), int(own.max())
-    right = NUMBERED + (f", or give the model {high + 1} outputs" if low >= 0 else "")
+    right = NUMBERING_HINT + (f", or give the model {high + 1} outputs" if low >= 0 else "")
     words = f"labels run from {low} to {high}, and the model has {count} outputs, for labels 0 to {count - 1}; {right}"
-    return store.say(found[0], words)
+    return store.fault(found[0], words)
 
 
-def words_of(x: Any) -> str:
+def describe_inputs(x: Any) -> str:
     """Inputs in a few words."""
     if isinstance(x, Tensor):
-        return shown(x)
-    return ", ".join(f"{name.removeprefix('x')} {shown(t)}" for name, t in parts_of(x))
+        return describe_tensor(x)
+    return ", ".join(f"{name.removeprefix('x')} {describe_tensor(t)}" for name, t in named_inputs(x))
 
 
-def advice(model: nn.Module, x: Any) -> str:
+def input_hint(model: nn.Module, x: Any) -> str:
     """What would be right for inputs that a model does not take."""
     wants = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    odd = {t.dtype for t in leaves(x)} - {wants}
+    odd = {t.dtype for t in tensors_in(x)} - {wants}
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
     if odd and not embeds:
         name = str(wants).removeprefix("torch.")
@@ -241,10 +252,10 @@ def advice(model: nn.Module, x: Any) -> str:
     return "its first layer and a sample should agree in shape"
 
 
-def advice_on_labels(outputs: Any, y: Tensor, error: Exception) -> str:
+def label_hint(outputs: Any, y: Tensor, error: Exception) -> str:
     """What would be right for labels that a loss does not take."""
     if isinstance(error, IndexError):
-        return NUMBERED
+        return NUMBERING_HINT
     if isinstance(outputs, Tensor) and outputs.shape != y.shape and outputs.numel() == y.numel():
         return f"give labels the shape {list(outputs.shape)}, or the outputs that of the labels"
     return f"this loss may want labels as {'float32' if is_classes(y) else 'classes, int64'}, or in another shape"

@@ -28,7 +28,7 @@ class Pull:
         """Those that a request holds; ValueError if they do not fit the model that comes with it."""
         if not request.extras:
             return NOTHING
-        correction, anchor = (under(request, prefix) for prefix in (CORRECTION, ANCHOR))
+        correction, anchor = (extras_under(request, prefix) for prefix in (CORRECTION, ANCHOR))
         return cls(correction, anchor) if correction or anchor else NOTHING
 
     def corrections(self, names: Iterable[str], like: Iterable[Array]) -> list[Array]:
@@ -36,7 +36,7 @@ class Pull:
         return [self.correction.get(n, np.zeros_like(x)) for n, x in zip(names, like, strict=True)]
 
 
-def under(request: Request, prefix: str) -> Arrays:
+def extras_under(request: Request, prefix: str) -> Arrays:
     """The extras of a request whose names begin so, by the names of the arrays they are for."""
     found = {k.removeprefix(prefix): v for k, v in request.extras.items() if k.startswith(prefix)}
     for name, value in found.items():

@@ -20,7 +20,7 @@ Fault = tuple[ClientId, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class SampleStore:
     """Samples that lie together, and who owns which: names[i] has the rows order[offsets[i]:offsets[i + 1]]."""
 
     x: Any
@@ -36,7 +36,7 @@ class Store:
         """Shape and type of a sample."""
         return Samples(self.x, self.y).kind
 
-    def owned(self, i: int) -> Samples:
+    def samples_of(self, i: int) -> Samples:
         """What the i-th client has of it."""
         return Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
 
@@ -53,21 +53,23 @@ class Store:
                 return i, place - int(self.offsets[i])
         return None
 
-    def say(self, i: int, words: str) -> Fault:
+    def fault(self, i: int, words: str) -> Fault:
         """What is wrong with the i-th client's."""
         return self.names[i], f"client {self.names[i]}: {'in its test data ' if self.test else ''}{words}"
 
 
-def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] = ()) -> list[Store]:
+def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] = ()) -> list[SampleStore]:
     """Where the clients' samples lie, each place once; of data that are not at hand only the first client's."""
     if isinstance(population, PopulationWithout):
         return stores_of(population.population, population.names)
     if isinstance(population, VirtualClients):
-        found = [Store(population.x, population.y, population.names, population.order, population.offsets, without)]
+        found = [
+            SampleStore(population.x, population.y, population.names, population.order, population.offsets, without)
+        ]
         if (test := population.test) is not None:
             offsets = np.cumsum([0, *map(len, population.tests)])
             rows = np.concatenate([*population.tests, np.empty(0, np.intp)]).astype(np.intp)
-            found.append(Store(test.x, test.y, population.names, rows, offsets, without, test=True))
+            found.append(SampleStore(test.x, test.y, population.names, rows, offsets, without, test=True))
         return found
     names = sorted(name for name in population if name not in without)
     if not isinstance(population, dict):
@@ -85,14 +87,14 @@ def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] 
             own = Samples.of(data)
         except ValueError as error:
             raise ConfigError(f"client {name}: {error}") from error
-        for samples, judges in [(own, False), *([(data.test, True)] if isinstance(data, ClientData) else [])]:
-            held.setdefault((id(samples.x), id(samples.y), judges), []).append((name, samples))
-    return [join(some, judges) for (_, _, judges), some in held.items()]
+        for samples, is_test in [(own, False), *([(data.test, True)] if isinstance(data, ClientData) else [])]:
+            held.setdefault((id(samples.x), id(samples.y), is_test), []).append((name, samples))
+    return [merge_store(some, is_test) for (_, _, is_test), some in held.items()]
 
 
-def join(some: Sequence[tuple[ClientId, Samples]], test: bool) -> Store:
+def merge_store(some: Sequence[tuple[ClientId, Samples]], test: bool) -> SampleStore:
     """The store of clients who share one."""
     first = some[0][1]
     rows = [np.arange(len(s)) if s.index is None else s.index for _, s in some]
     offsets = np.cumsum([0, *map(len, rows)])
-    return Store(first.x, first.y, [name for name, _ in some], np.concatenate(rows), offsets, test=test)
+    return SampleStore(first.x, first.y, [name for name, _ in some], np.concatenate(rows), offsets, test=test)

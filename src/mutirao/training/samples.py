@@ -16,9 +16,9 @@ from mutirao.core.digests import fingerprint
 from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId
 from mutirao.training.adapters import LIMIT, read_data
-from mutirao.training.inputs import Inputs, as_inputs, as_labels, change, kind_of, leaves
-from mutirao.training.lazy_samples import Lazy
-from mutirao.training.torch_device import Copies
+from mutirao.training.inputs import Inputs, as_inputs, as_labels, input_kind, map_tensors, tensors_in
+from mutirao.training.lazy_samples import LazyInputs
+from mutirao.training.torch_device import DeviceCache
 
 Index = npt.NDArray[np.intp]
 CLASSES = "classes"  # what class lists go by in an agreement
@@ -38,8 +38,8 @@ class Samples:
         self.x: Any = as_inputs(x)
         self.y = as_labels(y)
         self.index = index
-        self.place: torch.device | None = None  # where batches are brought to; None: where the samples lie
-        for name, part in parts_of(self.x):
+        self.device: torch.device | None = None  # where batches are brought to; None: where the samples lie
+        for name, part in named_inputs(self.x):
             if len(part) != len(self.y):
                 raise ValueError(f"{len(part)} rows of {name} and {len(self.y)} of y do not belong together")
 
@@ -61,12 +61,12 @@ class Samples:
         """Shape and type of a sample; samples of one kind can be put together."""
         if isinstance(self.x, Tensor):
             return self.x.shape[1:], self.x.dtype, self.y.shape[1:], self.y.dtype
-        return kind_of(self.x), self.y.shape[1:], self.y.dtype
+        return input_kind(self.x), self.y.shape[1:], self.y.dtype
 
     @property
     def width(self) -> int:
         """How many numbers a sample's inputs are."""
-        return sum(math.prod(t.shape[1:]) for t in leaves(self.x))
+        return sum(math.prod(t.shape[1:]) for t in tensors_in(self.x))
 
     def first(self, most: int) -> "Samples":
         """The first samples, at most so many."""
@@ -79,38 +79,38 @@ class Samples:
     def batch(self, rows: Index | slice) -> tuple[Any, Tensor]:
         """The samples at these positions."""
         if self.index is None and isinstance(rows, slice):
-            if isinstance(self.x, Tensor) and self.place is None:
+            if isinstance(self.x, Tensor) and self.device is None:
                 return self.x[rows], self.y[rows]
             rows = np.arange(len(self.y))[rows]
         chosen: Index = rows if self.index is None else self.index[rows]  # type: ignore[assignment]
         where = torch.from_numpy(chosen)
-        if self.place is not None:
+        if self.device is not None:
             return self._bring(chosen, where.to(self.y.device))
         if isinstance(self.x, Tensor):
             return self.x[where], self.y[where]
         return self._take(chosen, where), self.y[where]
 
     def _take(self, chosen: Index, where: Tensor) -> Any:
-        return self.x.fetch(chosen) if isinstance(self.x, Lazy) else change(self.x, lambda t: t[where])
+        return self.x.fetch(chosen) if isinstance(self.x, LazyInputs) else map_tensors(self.x, lambda t: t[where])
 
     def _bring(self, chosen: Index, where: Tensor) -> tuple[Any, Tensor]:
-        return change(self._take(chosen, where), lambda t: t.to(self.place)), self.y[where].to(self.place)
+        return map_tensors(self._take(chosen, where), lambda t: t.to(self.device)), self.y[where].to(self.device)
 
-    def at(self, place: torch.device, copies: Copies) -> "Samples":
+    def at(self, device: torch.device, copies: DeviceCache) -> "Samples":
         """The same samples with batches at that place: they are kept there whole if they fit, or brought one by one."""
-        if place.type == "cpu":
+        if device.type == "cpu":
             return self
-        y = copies.bring(self.y, place)
-        x = None if isinstance(self.x, Lazy) else change(self.x, lambda t: copies.bring(t, place))
-        fits = y is not None and x is not None and all(t is not None for t in leaves(x))
+        y = copies.bring(self.y, device)
+        x = None if isinstance(self.x, LazyInputs) else map_tensors(self.x, lambda t: copies.bring(t, device))
+        fits = y is not None and x is not None and all(t is not None for t in tensors_in(x))
         there = Samples(x, y, self.index) if fits else Samples(self.x, self.y, self.index)
-        there.place = place
+        there.device = device
         return there
 
 
-def parts_of(x: Inputs | Lazy) -> list[tuple[str, Any]]:
+def named_inputs(x: Inputs | LazyInputs) -> list[tuple[str, Any]]:
     """The inputs by the names they go by in messages."""
-    if isinstance(x, Tensor | Lazy):
+    if isinstance(x, Tensor | LazyInputs):
         return [("x", x)]
     return [(f"x[{key!r}]", part) for key, part in (x.items() if isinstance(x, dict) else enumerate(x))]
 
@@ -139,7 +139,7 @@ class ClientData:
 
     def agreed(self) -> dict[str, str]:
         """Its own names for its classes, by digest, if it has any: all must have the same, in the same order."""
-        return agree_on_classes(self.classes) if self.classes else {}
+        return agreed_classes(self.classes) if self.classes else {}
 
     def counts(self) -> dict[str, int]:
         """How many samples it has of each class, if its classes have names: to train on and kept back together."""
@@ -150,7 +150,7 @@ class ClientData:
         return dict(zip(self.classes, found, strict=False))
 
 
-def agree_on_classes(names: Sequence[str]) -> dict[str, str]:
+def agreed_classes(names: Sequence[str]) -> dict[str, str]:
     """A class list as what all clients must have in common."""
     return {CLASSES: classes_digest(tuple(names))}
 
@@ -161,7 +161,7 @@ def classes_digest(names: tuple[str, ...]) -> str:
     return fingerprint(list(names))
 
 
-def own_test_of(data: Any) -> Samples:
+def own_test_samples(data: Any) -> Samples:
     """What a client judges by; never what it trains on."""
     if not isinstance(data, ClientData):
         raise ValueError("has no test data of its own: give it ClientData(train, test)")
@@ -174,7 +174,7 @@ def poison(
     """The data with other inputs and labels to train on; what the client judges by stays as it is."""
     samples = Samples.of(data)
     x, y = samples.batch(slice(0, len(samples)))
-    changed = Samples(*how(change(x, Tensor.numpy), y.numpy()))
+    changed = Samples(*how(map_tensors(x, Tensor.numpy), y.numpy()))
     return replace(data, train=changed) if isinstance(data, ClientData) else changed
 
 
@@ -187,14 +187,14 @@ class Population(Mapping[ClientId, Any]):
         """Whether clients have test data of their own; known without making or reading any."""
 
 
-def can_judge(population: Mapping[ClientId, Any], surely: bool = False) -> bool:
+def can_evaluate(population: Mapping[ClientId, Any], surely: bool = False) -> bool:
     """Whether a Trainer's clients can answer `evaluate`; no data are read that are not at hand.
 
     Of a mapping that is neither a Population nor a dict nothing is known before a client is asked, so that it may try,
     unless it has to be certain.
     """
     if isinstance(population, PopulationWithout):
-        return can_judge(population.population, surely)
+        return can_evaluate(population.population, surely)
     if isinstance(population, Population):
         return population.has_tests
     known = isinstance(population, dict)

@@ -16,7 +16,7 @@ from mutirao.errors import Refused
 Plan = TypeVar("Plan", bound=Hashable)  # what the bytes say
 
 
-def content_in(request: Request, name: str, own: bytes) -> bytes:
+def agreed_content(request: Request, name: str, own: bytes) -> bytes:
     """What goes with a request under that name, if it is what was agreed on; a party with its own takes no other."""
     content = bytes_from_extra(name, request.extras) or own
     if not content:
@@ -27,7 +27,7 @@ def content_in(request: Request, name: str, own: bytes) -> bytes:
     return content
 
 
-def bare(request: Request, name: str) -> Request:
+def without_agreement(request: Request, name: str) -> Request:
     """The request as a trainer understands it, without what was agreed on."""
     config = {k: v for k, v in request.config.items() if k != AGREED + name}
     return replace(request, config=config, extras={k: v for k, v in request.extras.items() if k != name})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 DEVICES = "auto, cpu, cuda, cuda:N (the N-th GPU, from 0) or mps"
 PRECISIONS = ("float32", "bf16")
 HEAVY = 1 << 29  # floating-point operations a step: from here on calls cost little beside the arithmetic
-SHARE = 0.5  # of a device's free memory that samples may take; the rest is for models and what they compute
+MEMORY_SHARE = 0.5  # of a device's free memory that samples may take; the rest is for models and what they compute
 
 
 def is_device(name: str) -> bool:
@@ -57,36 +57,36 @@ def is_heavy(module: nn.Module, batch_size: int) -> bool:
     return kernels or (4 * weights + 2 * trained) * batch_size > HEAVY
 
 
-def place_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Where a model lies."""
     return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
-def free_bytes(place: torch.device) -> float:
+def free_bytes(device: torch.device) -> float:
     """How much memory a device has left; without end where nobody knows."""
-    if place.type == "cuda":
-        return float(torch.cuda.mem_get_info(place)[0])
-    if place.type == "mps":
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
         return float(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     return float("inf")
 
 
-def random_state(place: torch.device) -> Tensor:
+def random_state(device: torch.device) -> Tensor:
     """Where the random numbers of the CPU and of a device stand."""
     here = torch.get_rng_state()
-    return here if place.type == "cpu" else torch.cat([here, module_of(place).get_rng_state()])
+    return here if device.type == "cpu" else torch.cat([here, backend_of(device).get_rng_state()])
 
 
-def module_of(place: torch.device) -> Any:
+def backend_of(device: torch.device) -> Any:
     """The module of torch that is about a kind of device, such as `torch.cuda`."""
-    return getattr(torch, place.type)
+    return getattr(torch, device.type)
 
 
 @contextlib.contextmanager
-def seeded_at(place: torch.device, seed: int) -> Iterator[None]:
+def seeded_at(device: torch.device, seed: int) -> Iterator[None]:
     """A device's own randomness from `seed`, leaving its state as it was."""
-    there = module_of(place)
-    with there.device(place) if place.type == "cuda" else contextlib.nullcontext():
+    there = backend_of(device)
+    with there.device(device) if device.type == "cuda" else contextlib.nullcontext():
         before = there.get_rng_state()
         there.manual_seed(seed)
         try:
@@ -95,26 +95,26 @@ def seeded_at(place: torch.device, seed: int) -> Iterator[None]:
             there.set_rng_state(before)
 
 
-class Copies:
+class DeviceCache:
     """Tensors that were brought to a device, so that the next round finds them there; gone with the tensors."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.device], tuple[Any, Tensor]] = {}
 
-    def bring(self, tensor: Tensor, place: torch.device) -> Tensor | None:
+    def bring(self, tensor: Tensor, device: torch.device) -> Tensor | None:
         """The tensor at that place; None if it does not fit there."""
-        if tensor.device == place:
+        if tensor.device == device:
             return tensor
-        key = id(tensor), place
+        key = id(tensor), device
         if key not in self._held:
-            if tensor.nbytes > SHARE * free_bytes(place):
+            if tensor.nbytes > MEMORY_SHARE * free_bytes(device):
                 return None
-            self._held[key] = weakref.ref(tensor, lambda _: self._held.pop(key, None)), tensor.to(place)
+            self._held[key] = weakref.ref(tensor, lambda _: self._held.pop(key, None)), tensor.to(device)
         return self._held[key][1]
 
 
-def autocast(place: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
     """What a forward pass and its loss are computed in: as they are or, where that pays, in bfloat16."""
     if precision == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(place.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16)

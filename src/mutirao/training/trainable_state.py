@@ -9,22 +9,22 @@ from mutirao.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Travel:
+class StateNames:
     """The names of a module's arrays that travel, of those that stay, and the modules that must not train."""
 
     shared: tuple[str, ...]
     frozen: tuple[str, ...]
-    still: frozenset[str]  # modules with buffers that stay, such as running means: in training they would move
+    frozen_modules: frozenset[str]  # modules with buffers that stay, such as running means: in training they would move
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The module in training mode, but for normalisation and the like whose statistics stay where they are."""
         module.train()
-        for path in self.still:
+        for path in self.frozen_modules:
             module.get_submodule(path).training = False  # it alone: a layer of dropout within it goes on dropping
         return module
 
 
-def find_travel(module: nn.Module, share: str = "") -> Travel:
+def find_state_names(module: nn.Module, share: str = "") -> StateNames:
     """What travels of a module: the names that fit `share`, patterns separated by commas.
 
     By default all, or of a module with frozen parameters what has `requires_grad`, and buffers, but for those of its
@@ -35,7 +35,7 @@ def find_travel(module: nn.Module, share: str = "") -> Travel:
     patterns = [pattern.strip() for pattern in share.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in state):
-            raise ConfigError(f"share: {pattern!r} fits none of the model's arrays: {shown(list(state))}")
+            raise ConfigError(f"share: {pattern!r} fits none of the model's arrays: {list_some(list(state))}")
     if patterns:
         chosen = {name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns)}
         if lost := [name for name in state if name in trained - chosen]:
@@ -51,8 +51,8 @@ def find_travel(module: nn.Module, share: str = "") -> Travel:
         chosen = {name for name in state if name in trained or not is_frozen(module, name)}
     frozen = tuple(name for name in state if name not in chosen)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    still = frozenset(name.rpartition(".")[0] for name in frozen if name not in parameters)
-    return Travel(tuple(name for name in state if name in chosen), frozen, still)
+    frozen_modules = frozenset(name.rpartition(".")[0] for name in frozen if name not in parameters)
+    return StateNames(tuple(name for name in state if name in chosen), frozen, frozen_modules)
 
 
 def is_frozen(module: nn.Module, name: str) -> bool:
@@ -65,6 +65,6 @@ def is_frozen(module: nn.Module, name: str) -> bool:
     return bool(own) and not any(p.requires_grad for p in own)
 
 
-def shown(names: list[str]) -> str:
+def list_some(names: list[str]) -> str:
     """A few of these names."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

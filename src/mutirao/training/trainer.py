@@ -7,13 +7,13 @@ from torch import nn
 
 from mutirao.core.hyperparameters import HYPERPARAMETERS
 from mutirao.privacy import DPSGD
-from mutirao.training.corrections import lacks
+from mutirao.training.corrections import missing_capabilities
 from mutirao.training.dp_sgd import PrivateTrainer
 from mutirao.training.engine.batched_evaluation import evaluate_model
 from mutirao.training.engine.dispatch import answer_request, answer_requests
-from mutirao.training.engine.encoder import hasten_encoders
-from mutirao.training.engine.recurrent import hasten_recurrent
-from mutirao.training.engine.winograd import hasten
+from mutirao.training.engine.encoder import accelerate_encoders
+from mutirao.training.engine.recurrent import accelerate_recurrent
+from mutirao.training.engine.winograd import accelerate_convolutions
 from mutirao.training.measurements import PROBED
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.preflight import check_start
@@ -48,7 +48,7 @@ class Trainer(PlainTrainer):
     @property
     def provides(self) -> frozenset[str]:
         """What it tells, sends and can be told; some of it with plain SGD alone."""
-        return PROVIDED - lacks(self)
+        return PROVIDED - missing_capabilities(self)
 
     __call__ = answer_request
     many = answer_requests
@@ -66,5 +66,5 @@ class Trainer(PlainTrainer):
     def make(self) -> nn.Module:
         """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""
         module = super().make()
-        own = self.engine in ("auto", "threads", "processes") and self.place().type == "cpu"
-        return hasten_recurrent(hasten_encoders(hasten(module))) if own else module
+        own = self.engine in ("auto", "threads", "processes") and self.torch_device().type == "cpu"
+        return accelerate_recurrent(accelerate_encoders(accelerate_convolutions(module))) if own else module

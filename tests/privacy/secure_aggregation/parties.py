@@ -9,7 +9,7 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper
 from mutirao.privacy.secure_aggregation import SecAggPlus
-from mutirao.privacy.secure_aggregation.masking_handler import Masked
+from mutirao.privacy.secure_aggregation.masking_handler import MaskingHandler
 from mutirao.privacy.secure_aggregation.summing_fleet import SecureFleet
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -70,7 +70,7 @@ class Lossy(Wrapper):
 
 def lossy(count: int, secure: SecAggPlus, work: Any = handler, **settings: Any) -> tuple[Lossy, SecureFleet]:
     """A secure fleet, and the one inside it that sees all that is carried."""
-    inside = Lossy(LocalFleet(Masked(work, secure), dict.fromkeys(names(count))), **settings)
+    inside = Lossy(LocalFleet(MaskingHandler(work, secure), dict.fromkeys(names(count))), **settings)
     return inside, SecureFleet(inside, secure, METRICS)
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from mutirao.core.arrays import Arrays, flat, weighted_mean
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError
-from mutirao.privacy.secure_aggregation.fixed_point import METRIC, Scale
+from mutirao.privacy.secure_aggregation.fixed_point import METRIC, FixedPoint
 from mutirao.privacy.secure_aggregation.settings import Settings
 
 settings_of_sums = st.builds(
@@ -23,7 +23,7 @@ settings_of_sums = st.builds(
 )
 
 
-def total(scale: Scale, current: Arrays, replies: list[Reply], weights: list[int]) -> Any:
+def total(scale: FixedPoint, current: Arrays, replies: list[Reply], weights: list[int]) -> Any:
     parts = [scale.write(current, r, w) for r, w in zip(replies, weights, strict=True)]
     update, wide = parts[0]
     for more, wider in parts[1:]:
@@ -33,7 +33,7 @@ def total(scale: Scale, current: Arrays, replies: list[Reply], weights: list[int
 
 @given(settings_of_sums, st.integers(1, 40), st.data())
 def test_the_mean_of_a_sum_is_the_exact_one_to_half_a_step(secure: Settings, clients: int, data: st.DataObject) -> None:
-    scale = Scale(secure, clients, ("loss",))
+    scale = FixedPoint(secure, clients, ("loss",))
     within = hnp.arrays(np.float64, 5, elements=st.floats(-secure.range, secure.range))
     updates = [data.draw(within) for _ in range(clients)]
     weights = [data.draw(st.integers(1, secure.most_samples)) for _ in range(clients)]
@@ -50,7 +50,7 @@ def test_the_mean_of_a_sum_is_the_exact_one_to_half_a_step(secure: Settings, cli
 
 @given(settings_of_sums, st.integers(1, 1000), st.sampled_from([1.0, -1.0]))
 def test_a_sum_of_extremes_never_wraps(secure: Settings, clients: int, sign: float) -> None:
-    scale = Scale(secure, clients, ("loss",))
+    scale = FixedPoint(secure, clients, ("loss",))
     current = {"w": np.zeros(2), "steps": np.array([0, 5])}
     far = {"w": sign * np.array([1e300, secure.range]), "steps": np.array([0, 5]) + int(sign) * 2**61}
     part = scale.write(current, Reply(far, metrics={"loss": sign * 1e300}, n=1), secure.most_samples)
@@ -68,7 +68,7 @@ def test_integers_and_truth_values_take_the_rounded_mean_as_under_fedavg(clients
     current = {"steps": np.array([3], np.int32), "on": np.array([True])}
     replies = [Reply({"steps": np.array([i], np.int32), "on": np.array([b])}, n=1) for i, b, _ in clients]
     weights = [w for _, _, w in clients]
-    scale = Scale(Settings(most_samples=9), len(clients))
+    scale = FixedPoint(Settings(most_samples=9), len(clients))
     arrays, _, _ = total(scale, current, replies, weights)
     mean = sum(w * i for i, _, w in clients) / sum(weights)
     assert arrays["steps"].dtype == np.int32
@@ -84,20 +84,20 @@ def test_integers_and_truth_values_take_the_rounded_mean_as_under_fedavg(clients
 def test_integers_that_all_agree_on_stay_however_large() -> None:
     current = {"ids": np.array([2**62 + 1, -5], np.int64)}
     parts = [Reply({"ids": np.array([2**62 + 12, -5], np.int64)}, n=1)] * 3
-    arrays, _, _ = total(Scale(Settings(), 3), current, parts, [5, 6, 7])
+    arrays, _, _ = total(FixedPoint(Settings(), 3), current, parts, [5, 6, 7])
     assert arrays["ids"].tolist() == [2**62 + 12, -5]
 
 
 @given(hnp.arrays(np.float64, 6, elements=st.floats(-5, 5)), st.floats(0.01, 2.0), st.integers(4, 24))
 def test_no_update_in_a_sum_is_longer_than_its_clip(update: Any, clip: float, bits: int) -> None:
-    scale = Scale(Settings(clip=clip, bits=bits, most_samples=1), 1)
+    scale = FixedPoint(Settings(clip=clip, bits=bits, most_samples=1), 1)
     part = scale.write({"w": np.zeros(6)}, Reply({"w": update}, n=1), 1)
     arrays, _, _ = scale.read({"w": np.zeros(6)}, *part, trained=True)
     assert np.linalg.norm(flat(arrays)) <= clip * (1 + 1e-12)
 
 
 def test_words_are_as_small_as_they_can_be_and_what_does_not_fit_is_refused() -> None:
-    assert Scale(Settings(bits=16, most_samples=500), 10).word == np.uint32
-    assert Scale(Settings(bits=24, most_samples=500), 10).word == np.uint64
+    assert FixedPoint(Settings(bits=16, most_samples=500), 10).word == np.uint32
+    assert FixedPoint(Settings(bits=24, most_samples=500), 10).word == np.uint64
     with pytest.raises(ConfigError, match="do not fit"):
-        Scale(Settings(bits=40, most_samples=10**6), 1000)
+        FixedPoint(Settings(bits=40, most_samples=10**6), 1000)

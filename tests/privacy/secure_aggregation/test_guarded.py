@@ -54,14 +54,14 @@ def events(folder: Path, client: str) -> list[dict[str, Any]]:
 
 def test_a_policy_judges_the_update_before_it_is_masked_and_notes_what_left(tmp_path: Path) -> None:
     inside = guarded_fleet(tmp_path, privacy=Cover(clip=0.1))
-    left: dict[str, list[str]] = {name: [] for name in names(4)}
+    update_noise: dict[str, list[str]] = {name: [] for name in names(4)}
 
     plain_ask = inside.ask
 
     def tap(requests: Any) -> Any:
         answers = plain_ask(requests)
         for client, reply in answers.replies.items():
-            left[client].append(reply_fingerprint(reply))
+            update_noise[client].append(reply_fingerprint(reply))
         return answers
 
     inside.ask = tap  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ def test_a_policy_judges_the_update_before_it_is_masked_and_notes_what_left(tmp_
     for client in names(4):
         trail = events(tmp_path, client)
         assert [e["do"] for e in trail if e["event"] == "asked"] == list(STAGES)
-        assert [e["reply"] for e in trail if e["event"] == "sent"] == left[client]
+        assert [e["reply"] for e in trail if e["event"] == "sent"] == update_noise[client]
         masked = next(e for e in trail if e["event"] == "sent" and e["do"] == MASKED)
         assert (masked["arrays"], masked["metrics"], masked["n"]) == (["update", "wide"], [], 1)
 

@@ -11,7 +11,7 @@ from parties import MODEL, Lossy, ask, lossy, names
 from mutirao.core.fleet import FLEETING, Failure, Reply, Request, Site
 from mutirao.privacy.secure_aggregation import SecAggPlus
 from mutirao.privacy.secure_aggregation.key_agreement import draw_secret, public_of
-from mutirao.privacy.secure_aggregation.masking_handler import Masked
+from mutirao.privacy.secure_aggregation.masking_handler import MaskingHandler
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, UNMASK
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -56,7 +56,7 @@ def test_of_rows_only_blocks_leave() -> None:
     def work(request: Request, site: object) -> Reply:
         return Reply(MODEL, {"items": np.ones(2), "blocks": np.ones(3)}, {"loss": 1.0}, 77)
 
-    reply = Masked(work, SecAggPlus())(Request("rows", {}), Site("ana"))
+    reply = MaskingHandler(work, SecAggPlus())(Request("rows", {}), Site("ana"))
     assert reply.extras.keys() == {"blocks"}
     assert (reply.arrays, reply.metrics, reply.n) == ({}, {}, 1)
 

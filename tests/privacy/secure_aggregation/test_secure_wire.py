@@ -13,7 +13,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request
 from mutirao.experiments.task import find
 from mutirao.privacy.secure_aggregation import SecAggPlus
-from mutirao.privacy.secure_aggregation.fixed_point import Scale
+from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
 from mutirao.privacy.secure_aggregation.kinds import Secure
 from mutirao.runs.execute import execute
 from mutirao.simulation.local_fleet import LocalFleet
@@ -45,7 +45,7 @@ def needles(current: Arrays, reply: Reply, secure: Secure, clients: int) -> dict
         forms = {"model": theirs, "update": gap, "update, single": gap.astype(np.float32), "scaled": gap * reply.n}
         found |= {f"{name} as {form}": np.ascontiguousarray(v).tobytes() for form, v in forms.items()}
     if isinstance(secure, SecAggPlus):
-        words, wide = Scale(secure, clients, tuple(sorted(reply.metrics))).write(current, reply, reply.n)
+        words, wide = FixedPoint(secure, clients, tuple(sorted(reply.metrics))).write(current, reply, reply.n)
         found |= {"words": words.tobytes(), "figures": wide.tobytes()[8:]}
     loss = reply.metrics["loss"]  # an accuracy is a fraction that may stand anywhere
     return found | {"loss as a double": struct.pack("<d", loss), "loss as text": repr(loss).encode()}

@@ -13,7 +13,7 @@ from parties import METRICS, MODEL, ask, handler, lossy, names, update_of
 from mutirao.core.arrays import Arrays, weighted_mean
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.privacy.secure_aggregation import SecAggPlus
-from mutirao.privacy.secure_aggregation.fixed_point import Scale
+from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
 from mutirao.privacy.secure_aggregation.neighbours import draw_neighbours
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, STAGES, UNMASK
 
@@ -23,7 +23,7 @@ def assert_mean_of(reply: Reply, clients: list[str], secure: SecAggPlus) -> None
     own = {c: update_of(c, MODEL) for c in clients}
     weights = {c: min(r.n, secure.most_samples) for c, r in own.items()}
     plain: Arrays = weighted_mean({c: r.arrays for c, r in own.items()}, weights)
-    step = Scale(secure, len(clients), METRICS).step
+    step = FixedPoint(secure, len(clients), METRICS).step
     for name, x in MODEL.items():
         assert reply.arrays[name].dtype == x.dtype
     np.testing.assert_allclose(reply.arrays["w"], plain["w"], atol=step / 2 + 1e-6, rtol=0)

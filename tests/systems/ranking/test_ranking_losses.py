@@ -126,8 +126,8 @@ def test_fedprox_is_stacked_with_the_weight_that_the_server_tells() -> None:
         made({**settings, "engine": e}, t) for e, t in zip(("stacked", "plain"), found, strict=True)
     )
     (trainer,) = found[0].knows.client.trainers.made.values()
-    machines = [m for key, m in trainer._recorded.items() if isinstance(key, tuple)]
-    assert machines  # or the plain path would be compared with itself
-    assert all(m is not None and m.mu > 0 for m in machines)
+    compiled_steps = [m for key, m in trainer._cache.items() if isinstance(key, tuple)]
+    assert compiled_steps  # or the plain path would be compared with itself
+    assert all(m is not None and m.mu > 0 for m in compiled_steps)
     np.testing.assert_allclose(flat(ours.arrays), flat(plain.arrays), rtol=1e-4, atol=1e-5)
     assert digest(made({**settings, "aggregate": "fedavg", "engine": "plain"})[1].arrays) != digest(plain.arrays)

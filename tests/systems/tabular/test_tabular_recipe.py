@@ -109,7 +109,7 @@ def test_the_number_of_workers_changes_no_byte(model: str, monkeypatch: pytest.M
     config = resolve(Config, {**QUICK, "clients": 40, "partition": "iid", "model": model, "least": 1})
     found = []
     for count in (1, 3):
-        monkeypatch.setattr(thread_pool, "cores", lambda many=count: many)
+        monkeypatch.setattr(thread_pool, "core_count", lambda many=count: many)
         found.append(digest(go(config)[0].arrays))
     assert found[0] == found[1]
 

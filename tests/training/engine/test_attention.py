@@ -14,8 +14,8 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mutirao.training.engine import attention
-from mutirao.training.engine.attention import hasten_attention
-from mutirao.training.engine.tracer import record_tape
+from mutirao.training.engine.attention import accelerate_attention
+from mutirao.training.engine.tracer import trace_step
 from mutirao.training.optimizers import one_thread
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.trainer import Trainer
@@ -51,7 +51,7 @@ def outcomes(module: nn.Module, x: Tensor) -> list[Tensor]:
 def assert_near(module: nn.Module, x: Tensor, share: float = 1e-5) -> None:
     """The same layer in double precision is the judge."""
     exact = outcomes(copy.deepcopy(module).double(), x.double())
-    for right, ours in zip(exact, outcomes(hasten_attention(copy.deepcopy(module)), x), strict=True):
+    for right, ours in zip(exact, outcomes(accelerate_attention(copy.deepcopy(module)), x), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - right).abs().max() <= share * max(1, right.abs().max())
 
@@ -66,8 +66,8 @@ def _one_thread() -> Iterator[None]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `mix` was asked for."""
     calls: list[Any] = []
-    mix = attention.mix
-    monkeypatch.setattr(attention, "mix", lambda *args: (calls.append(args), mix(*args))[1])
+    mix = attention.scaled_attention
+    monkeypatch.setattr(attention, "scaled_attention", lambda *args: (calls.append(args), mix(*args))[1])
     return calls
 
 
@@ -87,14 +87,14 @@ def test_the_numbers_are_torchs(heads: int, size: int, length: int, count: int, 
         assert_near(layer(heads * size, heads, bias=bias), sequences(count, length, heads * size))
 
 
-@pytest.mark.parametrize(("length", "kernel"), [(1, True), (32, True), (attention.LONGEST + 1, False)])
+@pytest.mark.parametrize(("length", "kernel"), [(1, True), (32, True), (attention.MAX_TOKENS + 1, False)])
 def test_the_kernel_is_at_hand_and_used(monkeypatch: pytest.MonkeyPatch, length: int, kernel: bool) -> None:
     calls: list[Any] = []
-    apply = attention.Mixing.apply
-    monkeypatch.setattr(attention.Mixing, "apply", lambda *args: (calls.append(args), apply(*args))[1])
+    apply = attention.AttentionKernel.apply
+    monkeypatch.setattr(attention.AttentionKernel, "apply", lambda *args: (calls.append(args), apply(*args))[1])
     module, x = layer(8, 2), sequences(1, length, 8)
     with torch.no_grad():
-        ours = hasten_attention(copy.deepcopy(module))(x, x, x, need_weights=False)[0]
+        ours = accelerate_attention(copy.deepcopy(module))(x, x, x, need_weights=False)[0]
         torch.testing.assert_close(ours, module(x, x, x, need_weights=False)[0], rtol=1e-5, atol=1e-6)
     assert bool(calls) == kernel
 
@@ -104,7 +104,7 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
     assert_near(module, 30 * sequences(2, 20, 16), 1e-3)  # scores of hundreds, which float32 knows to 1e-5
     x = 1e4 * sequences(2, 20, 16)
     torch.testing.assert_close(
-        hasten_attention(copy.deepcopy(module))(x, x, x, need_weights=False)[0],
+        accelerate_attention(copy.deepcopy(module))(x, x, x, need_weights=False)[0],
         module(x, x, x, need_weights=False)[0],
         rtol=1e-4,
         atol=1e-2,
@@ -113,7 +113,7 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"norm_first": True}, {"activation": "gelu"}], ids=str)
 def test_an_encoder_takes_torchs_steps(used: list[Any], settings: dict[str, Any]) -> None:
-    ours, x = hasten_attention(encoder(**settings)), sequences(6, 11, 32)
+    ours, x = accelerate_attention(encoder(**settings)), sequences(6, 11, 32)
     exact = encoder(**settings).double()
     for module in (exact, ours):
         descent = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -139,7 +139,7 @@ def test_an_encoder_takes_torchs_steps(used: list[Any], settings: dict[str, Any]
 )
 def test_torch_does_the_other_layers(used: list[Any], settings: dict[str, Any]) -> None:
     module, x = layer(16, 2, **settings), sequences(3, 5, 16)
-    for each in (hasten_attention(copy.deepcopy(module)), module):
+    for each in (accelerate_attention(copy.deepcopy(module)), module):
         torch.manual_seed(0)
         settings[each] = each(x, x, x, need_weights=False)[0]
     ours, theirs = (settings[key] for key in settings if isinstance(key, nn.Module))
@@ -149,7 +149,7 @@ def test_torch_does_the_other_layers(used: list[Any], settings: dict[str, Any]) 
 
 def test_torch_does_the_other_calls(used: list[Any]) -> None:
     module, x = layer(16, 2), sequences(3, 5, 16)
-    ours = hasten_attention(copy.deepcopy(module))
+    ours = accelerate_attention(copy.deepcopy(module))
     mask, late = torch.zeros(3, 5, dtype=torch.bool), torch.ones(5, 5).triu(1).bool()
     mask[:, 4] = True
     calls: list[tuple[tuple[Tensor, ...], dict[str, Any]]] = [
@@ -162,7 +162,7 @@ def test_torch_does_the_other_calls(used: list[Any]) -> None:
     ]
     for args, more in calls:
         torch.testing.assert_close(ours(*args, **more), module(*args, **more), rtol=0, atol=0)
-    double, xs = hasten_attention(copy.deepcopy(module).double()), x.double()
+    double, xs = accelerate_attention(copy.deepcopy(module).double()), x.double()
     double(xs, xs, xs, need_weights=False)
     with torch.autocast("cpu"):
         ours(x, x, x, need_weights=False)
@@ -170,21 +170,21 @@ def test_torch_does_the_other_calls(used: list[Any]) -> None:
 
 
 def test_a_stack_or_a_recording_sees_torchs_operations(used: list[Any]) -> None:
-    module, x = hasten_attention(encoder()), sequences(2, 3, 5, 32)
+    module, x = accelerate_attention(encoder()), sequences(2, 3, 5, 32)
     state = {n: torch.stack([p.detach()] * 2) for n, p in module.named_parameters()}
     with sdpa_kernel(SDPBackend.MATH):
         stacked = vmap(lambda held, x: functional_call(module, held, (x,)))(state, x)
-        tape = record_tape(lambda x: [module(x)], [x[0]])
+        trace = trace_step(lambda x: [module(x)], [x[0]])
     assert not used
     torch.testing.assert_close(stacked[1], module(x[1]), rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        torch.testing.assert_close(tape(x[1])[0], module(x[1]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(trace(x[1])[0], module(x[1]), rtol=1e-5, atol=1e-6)
 
 
 def test_names_and_copies_stay_what_they_are(used: list[Any]) -> None:
     module, x = encoder(), sequences(2, 5, 32)
     names = list(module.state_dict())
-    twin = copy.deepcopy(hasten_attention(module))
+    twin = copy.deepcopy(accelerate_attention(module))
     assert list(module.state_dict()) == list(twin.state_dict()) == names
     before = twin(x)
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_names_and_copies_stay_what_they_are(used: list[Any]) -> None:
 
 def test_samples_keep_to_themselves_and_repeat() -> None:
     x = sequences(6, 9, 32)
-    module = hasten_attention(encoder())
+    module = accelerate_attention(encoder())
     torch.testing.assert_close(module(x)[2:3], module(x[2:3]), rtol=1e-5, atol=1e-6)
     for one, other in zip(outcomes(module, x), outcomes(module, x), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

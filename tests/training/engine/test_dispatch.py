@@ -16,10 +16,10 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.training.engine.batched_evaluation import judge_many
-from mutirao.training.engine.dispatch import choose_way
+from mutirao.training.engine.batched_evaluation import evaluate_clients
+from mutirao.training.engine.dispatch import choose_engine
 from mutirao.training.engine.jobs import Job, plan_jobs
-from mutirao.training.engine.stacked import deal_to_stacks
+from mutirao.training.engine.stacked import assign_to_stacks
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.trainer import Trainer
 
@@ -79,9 +79,9 @@ def asked(trainer: Trainer, population: dict[str, Any], do: str = "train", **con
 )
 def test_the_model_decides_unless_the_user_does(model: Any, way: str) -> None:
     many = [f"c{i}" for i in range(20)]
-    assert choose_way(Trainer(model), jobs_of(Trainer(model), many)) == way
+    assert choose_engine(Trainer(model), jobs_of(Trainer(model), many)) == way
     for engine in ("fused", "stacked", "threads", "processes", "plain"):
-        assert choose_way(Trainer(model, engine=engine), []) == engine
+        assert choose_engine(Trainer(model, engine=engine), []) == engine
     with pytest.raises(ValueError, match="one of auto, fused, stacked, threads, processes, plain"):
         Trainer(model, engine="fast")
 
@@ -95,15 +95,15 @@ def jobs_of(trainer: Trainer, names: list[str], samples: int = 9) -> list[Job]:
 def test_company_does_not_decide_over_the_kernel() -> None:
     trainer = Trainer(mlp, batch_size=1)
     for names in (["c0"], [f"c{i}" for i in range(40)]):
-        assert choose_way(trainer, jobs_of(trainer, names)) == "fused"
+        assert choose_engine(trainer, jobs_of(trainer, names)) == "fused"
 
 
 def test_a_small_round_of_what_could_be_stacked_is_trained_plainly_as_over_a_network() -> None:
     trainer = Trainer(mlp, batch_size=1, optimizer="adam")
     few = [f"c{i}" for i in range(16)]
-    assert choose_way(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
-    assert choose_way(trainer, jobs_of(trainer, few, 33)) == "stacked"
-    assert choose_way(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "stacked"
+    assert choose_engine(trainer, jobs_of(trainer, few, 32)) == "plain"  # 512 steps
+    assert choose_engine(trainer, jobs_of(trainer, few, 33)) == "stacked"
+    assert choose_engine(trainer, jobs_of(trainer, [*few, "c16"], 1)) == "stacked"
 
 
 @pytest.mark.parametrize("model", [Branching, Counting])
@@ -180,7 +180,7 @@ def test_the_work_is_dealt_evenly() -> None:
 
     def steps(sizes: list[int], tallest: int) -> list[list[int]]:
         shares: Any = [(Fake(f"c{i}", n), None) for i, n in enumerate(sizes)]
-        return [[len(job.lengths) for job, _ in piece] for piece in deal_to_stacks(shares, tallest)]
+        return [[len(job.lengths) for job, _ in piece] for piece in assign_to_stacks(shares, tallest)]
 
     assert steps([75] * 10, 7) == [[75] * 5] * 2
     assert steps([3], 7) == [[3]]
@@ -256,7 +256,7 @@ def test_figures_of_ones_own_are_told_by_every_client_one_by_one_or_at_once(clas
     arrays = trainer.initial(0)
     requests = {c: Request("evaluate", arrays, {"seed": 0, "round": 1}) for c in population}
     sites = {c: Site(c, d) for c, d in population.items()}
-    together = judge_many(trainer, requests, sites)
+    together = evaluate_clients(trainer, requests, sites)
     assert together.keys() == population.keys()
     for client, reply in together.items():
         alone, samples = trainer(requests[client], sites[client]), population[client].test

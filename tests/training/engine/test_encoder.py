@@ -14,8 +14,8 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mutirao.training.engine import attention, encoder
-from mutirao.training.engine.encoder import hasten_encoders
-from mutirao.training.engine.tracer import record_tape
+from mutirao.training.engine.encoder import accelerate_encoders
+from mutirao.training.engine.tracer import trace_step
 from mutirao.training.optimizers import one_thread
 from mutirao.training.trainer import Trainer
 
@@ -56,8 +56,8 @@ def _one_thread() -> Iterator[None]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the kernel was asked for."""
     calls: list[Any] = []
-    apply = encoder.Encoding.apply
-    monkeypatch.setattr(encoder.Encoding, "apply", lambda *args: (calls.append(args), apply(*args))[1])
+    apply = encoder.EncoderKernel.apply
+    monkeypatch.setattr(encoder.EncoderKernel, "apply", lambda *args: (calls.append(args), apply(*args))[1])
     return calls
 
 
@@ -71,13 +71,13 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_numbers_are_torchs(shape: tuple[int, int], hidden: int, length: int, count: int) -> None:
     module, x = layer(*shape, hidden), sequences(count, length, shape[0])
     exact = outcomes(copy.deepcopy(module).double(), x.double())
-    for right, ours in zip(exact, outcomes(hasten_encoders(module), x), strict=True):
+    for right, ours in zip(exact, outcomes(accelerate_encoders(module), x), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - right).abs().max() <= 2e-5 * max(1, right.abs().max())
 
 
 def test_an_encoder_takes_torchs_steps(used: list[Any]) -> None:
-    ours, exact, x = hasten_encoders(stack()), stack().double(), sequences(6, 11, 32)
+    ours, exact, x = accelerate_encoders(stack()), stack().double(), sequences(6, 11, 32)
     for module in (exact, ours):
         descent = torch.optim.SGD(module.parameters(), lr=0.01)
         for _ in range(5):
@@ -104,7 +104,7 @@ def test_an_encoder_takes_torchs_steps(used: list[Any]) -> None:
 )
 def test_torch_does_the_other_layers(used: list[Any], more: dict[str, Any]) -> None:
     module, x, made = layer(**more), sequences(3, 5, 32), []
-    for each in (module, hasten_encoders(copy.deepcopy(module))):
+    for each in (module, accelerate_encoders(copy.deepcopy(module))):
         torch.manual_seed(0)
         made.append(each(x))
     torch.testing.assert_close(made[1], made[0], rtol=1e-5, atol=1e-6)
@@ -113,7 +113,7 @@ def test_torch_does_the_other_layers(used: list[Any], more: dict[str, Any]) -> N
 
 def test_torch_does_the_other_calls(used: list[Any]) -> None:
     module, x = layer(), sequences(3, 5, 32)
-    ours = hasten_encoders(copy.deepcopy(module))
+    ours = accelerate_encoders(copy.deepcopy(module))
     padding, late = torch.zeros(3, 5, dtype=torch.bool), torch.ones(5, 5).triu(1).bool()
     padding[:, 4] = True
     for more in ({"src_key_padding_mask": padding}, {"src_mask": late}, {"src_mask": late, "is_causal": True}):
@@ -128,21 +128,21 @@ def test_torch_does_the_other_calls(used: list[Any]) -> None:
 
 
 def test_a_stack_or_a_recording_sees_torchs_operations(used: list[Any]) -> None:
-    module, x = hasten_encoders(stack()), sequences(2, 3, 5, 32)
+    module, x = accelerate_encoders(stack()), sequences(2, 3, 5, 32)
     state = {n: torch.stack([p.detach()] * 2) for n, p in module.named_parameters()}
     with sdpa_kernel(SDPBackend.MATH):
         stacked = vmap(lambda held, x: functional_call(module, held, (x,)))(state, x)
-        tape = record_tape(lambda x: [module(x)], [x[0]])
+        trace = trace_step(lambda x: [module(x)], [x[0]])
     assert not used
     with torch.no_grad():
-        for theirs in (stacked[1], tape(x[1])[0]):
+        for theirs in (stacked[1], trace(x[1])[0]):
             torch.testing.assert_close(theirs, module(x[1]), rtol=1e-5, atol=1e-5)
 
 
 def test_names_and_copies_stay_what_they_are(used: list[Any]) -> None:
     module, x = stack(), sequences(2, 5, 32)
     names = list(module.state_dict())
-    twin = copy.deepcopy(hasten_encoders(module))
+    twin = copy.deepcopy(accelerate_encoders(module))
     assert list(module.state_dict()) == list(twin.state_dict()) == names
     before = twin(x)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_names_and_copies_stay_what_they_are(used: list[Any]) -> None:
 
 
 def test_samples_keep_to_themselves_and_repeat() -> None:
-    x, module = sequences(6, 9, 32), hasten_encoders(stack())
+    x, module = sequences(6, 9, 32), accelerate_encoders(stack())
     torch.testing.assert_close(module(x)[2:3], module(x[2:3]), rtol=1e-5, atol=1e-5)
     for one, other in zip(outcomes(module, x), outcomes(module, x), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -163,7 +163,7 @@ def test_samples_keep_to_themselves_and_repeat() -> None:
 
 def test_without_a_kernel_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "kernel", None)
-    assert "forward" not in vars(hasten_encoders(layer()))
+    assert "forward" not in vars(accelerate_encoders(layer()))
 
 
 @pytest.mark.parametrize(("engine", "ours"), [("auto", True), ("threads", True), ("stacked", False), ("plain", False)])
@@ -174,9 +174,9 @@ def test_a_trainer_keeps_torchs_own_if_asked(engine: str, ours: bool) -> None:
 
 def test_the_kernel_refuses_what_does_not_fit() -> None:
     def arrays(width: int, heads: int, hidden: int) -> list[Any]:
-        x, *held = sequences(2, 5, width), *encoder.weights_of(layer(width, 1, hidden))
+        x, *held = sequences(2, 5, width), *encoder.encoder_weights(layer(width, 1, hidden))
         kept = [(2, 5, 3 * width), (2, heads, 2, 5), *[(2, 5, width)] * 3, (2, 5, hidden), (2, 2, 5)]
-        return [*encoder.arrays(x, x.clone(), *held), *(np.zeros(shape, np.float32) for shape in kept)]
+        return [*encoder.numpy_views(x, x.clone(), *held), *(np.zeros(shape, np.float32) for shape in kept)]
 
     right = arrays(16, 2, 32)
     attention.kernel.encode(0.5, 1e-5, 1e-5, tuple(right))

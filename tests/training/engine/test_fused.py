@@ -157,7 +157,7 @@ def test_the_same_models_metrics_and_extras_as_the_plain_path(model: str, option
         trainer = Trainer(FITS[model], **{"lr": 0.1, "batch_size": 8, "epochs": 3, **options}, engine=engine)
         made.append(answers(trainer, population(SIZES), extras="squared_errors,entropy"))
     assert_same(*made)
-    assert fused.layers_of(trainer, population(SIZES)["c0"].kind)
+    assert fused.verified_layers(trainer, population(SIZES)["c0"].kind)
 
 
 @here
@@ -255,7 +255,7 @@ def test_masks_drawn_by_torch_are_those_drawn_by_the_kernel(monkeypatch: pytest.
 def test_masks_are_those_of_torch(width: int, dropped: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout_masks, "draws_like_torch", lambda: False)
     layers, layer = [(5, 0.0), (width, dropped), (3, 1.0), (7, 0.3)], nn.Dropout(dropped)
-    (unused, (_, first), (kept, none), (_, other)), draw = dropout_masks.masks_for(layers, 32, seed=2**62 + 5)
+    (unused, (_, first), (kept, none), (_, other)), draw = dropout_masks.kernel_masks(layers, 32, seed=2**62 + 5)
     assert (unused, kept) == (None, 0)
     with seeded(2**62 + 5):
         for length in (32, 32, 1, 24, 32, 17):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mutirao.training.engine import pooling
-from mutirao.training.engine.pooling import PooledReLU, join_pools
+from mutirao.training.engine.pooling import PooledReLU, fuse_pools
 
 
 def outcomes(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -24,7 +24,7 @@ def outcomes(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def assert_same(module: nn.Module, x: Tensor) -> None:
-    for theirs, ours in zip(outcomes(module, x), outcomes(join_pools(copy.deepcopy(module)), x), strict=True):
+    for theirs, ours in zip(outcomes(module, x), outcomes(fuse_pools(copy.deepcopy(module)), x), strict=True):
         np.testing.assert_array_equal(ours.detach().numpy(), theirs.detach().numpy())
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_number_stays_none() -> None:
 def test_the_kernel_is_at_hand_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(pooling.Pooling, "apply", lambda x, side, stride: calls.append(side) or x)
-    join_pools(nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2)))(
+    fuse_pools(nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2)))(
         torch.zeros(1, 4, 6, 6).to(memory_format=torch.channels_last)
     )
     assert calls == [3]
@@ -77,12 +77,12 @@ def test_every_pool_inside_a_network(pool: nn.MaxPool2d, inplace: bool) -> None:
     x[0] = 0.0
     assert_same(module, x)
     assert_same(module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last))
-    assert [type(m) for m in join_pools(module)] == [nn.Conv2d, PooledReLU, nn.Identity, nn.Conv2d, nn.ReLU]
+    assert [type(m) for m in fuse_pools(module)] == [nn.Conv2d, PooledReLU, nn.Identity, nn.Conv2d, nn.ReLU]
 
 
 def test_without_a_kernel_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "kernel", None)
-    module = join_pools(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
+    module = fuse_pools(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
     assert isinstance(module[0], PooledReLU)
     assert not module[0].fits
     assert_same(
@@ -93,7 +93,7 @@ def test_without_a_kernel_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_layer_with_a_hook_stays_as_it_is() -> None:
     module = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     module[0].register_forward_hook(lambda *_: None)
-    assert isinstance(join_pools(module)[0], nn.ReLU)
+    assert isinstance(fuse_pools(module)[0], nn.ReLU)
 
 
 def test_the_kernel_refuses_what_does_not_fit() -> None:

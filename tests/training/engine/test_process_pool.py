@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.training.engine.jobs import plan_jobs
-from mutirao.training.engine.process_pool import Desk, fault_of_forks, workers_of
+from mutirao.training.engine.process_pool import SharedBuffer, fork_fault, idle_workers
 from mutirao.training.samples import Samples
 from mutirao.training.trainer import Trainer
 
@@ -47,7 +47,7 @@ def digests(answers: dict[str, Reply | Failure]) -> list[str]:
 
 
 def test_a_desk_holds_whatever_is_put_on_it_and_grows() -> None:
-    desk = Desk()
+    desk = SharedBuffer()
     for size in (3, 0, 100_000, 7):
         thing = {"a": np.arange(size), "b": [np.float32(size), "text"], "c": np.eye(3, dtype=np.float32)[:, ::2]}
         for copy in (False, True):
@@ -74,7 +74,7 @@ def test_workers_are_forked_once_and_see_data_as_they_are_now() -> None:
 
 
 def pids_of(trainer: Trainer) -> set[int]:
-    idle = workers_of(trainer)
+    idle = idle_workers(trainer)
     workers = [idle.get() for _ in range(idle.qsize())]
     for worker in workers:
         idle.put(worker)
@@ -128,7 +128,7 @@ def test_where_nothing_can_be_forked_threads_do_the_work() -> None:
     trainer = Trainer(linear)
     turned = {"ana": Site("ana", Samples(torch.ones(6, 9).t(), torch.zeros(9, dtype=torch.int64)))}
     jobs, _ = plan_jobs(trainer, {"ana": Request("train", trainer.initial(0), CONFIG)}, turned)
-    assert "one after the other" in fault_of_forks(jobs)
+    assert "one after the other" in fork_fault(jobs)
 
 
 SCRIPT = """

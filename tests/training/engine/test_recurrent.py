@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from mutirao.training.engine import recurrent
-from mutirao.training.engine.recurrent import hasten_recurrent
+from mutirao.training.engine.recurrent import accelerate_recurrent
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -36,7 +36,7 @@ def outcomes(module: nn.LSTM, x: Tensor, hx: Any) -> list[Tensor]:
 def assert_near(module: nn.LSTM, x: Tensor, hx: Any = None) -> None:
     """The same layers in double precision are the judge."""
     exact = outcomes(copy.deepcopy(module).double(), x.double(), hx and [t.double() for t in hx])
-    for right, ours in zip(exact, outcomes(hasten_recurrent(copy.deepcopy(module)), x, hx), strict=True):
+    for right, ours in zip(exact, outcomes(accelerate_recurrent(copy.deepcopy(module)), x, hx), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
 
@@ -45,8 +45,8 @@ def assert_near(module: nn.LSTM, x: Tensor, hx: Any = None) -> None:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the kernel was asked for."""
     calls: list[Any] = []
-    apply = recurrent.Layer.apply
-    monkeypatch.setattr(recurrent.Layer, "apply", lambda *args: (calls.append(args), apply(*args))[1])
+    apply = recurrent.LSTMKernel.apply
+    monkeypatch.setattr(recurrent.LSTMKernel, "apply", lambda *args: (calls.append(args), apply(*args))[1])
     return calls
 
 
@@ -76,14 +76,14 @@ def test_a_batch_larger_than_a_block_is_right() -> None:
 
 
 def test_the_kernel_is_at_hand_and_used(used: list[Any]) -> None:
-    hasten_recurrent(nn.Sequential(layers(24, 100, num_layers=2, batch_first=True)))(normal(5, 4, 24))
+    accelerate_recurrent(nn.Sequential(layers(24, 100, num_layers=2, batch_first=True)))(normal(5, 4, 24))
     assert len(used) == 2
 
 
 def test_steps_of_descent_end_where_torchs_do() -> None:
     module = layers(6, 24, num_layers=2, batch_first=True)
     ends = []
-    for each in (copy.deepcopy(module).double(), hasten_recurrent(copy.deepcopy(module))):
+    for each in (copy.deepcopy(module).double(), accelerate_recurrent(copy.deepcopy(module))):
         optimizer = torch.optim.SGD(each.parameters(), lr=0.5)
         for i in range(5):
             optimizer.zero_grad()
@@ -105,12 +105,12 @@ def test_steps_of_descent_end_where_torchs_do() -> None:
     ids=str,
 )
 def test_torch_does_the_other_layers(module: nn.Module) -> None:
-    assert "forward" not in vars(hasten_recurrent(module))
+    assert "forward" not in vars(accelerate_recurrent(module))
 
 
 def test_torch_does_the_other_inputs(used: list[Any]) -> None:
     module = layers(4, 20)
-    ours = hasten_recurrent(copy.deepcopy(module))
+    ours = accelerate_recurrent(copy.deepcopy(module))
     for x in (normal(3, 4), pack_sequence([normal(3, 4), normal(2, 4)])):
         right, found = module(x)[0], ours(x)[0]
         if isinstance(x, PackedSequence):
@@ -119,13 +119,13 @@ def test_torch_does_the_other_inputs(used: list[Any]) -> None:
     assert ours.double()(normal(3, 2, 4).double())[0].dtype == torch.float64
     assert not used
     with pytest.raises(RuntimeError, match=r"input\.size"):
-        hasten_recurrent(module)(normal(3, 2, 5))
+        accelerate_recurrent(module)(normal(3, 2, 5))
 
 
 def test_names_and_copies_stay_what_they_are() -> None:
     module = layers(4, 20)
     names = list(module.state_dict())
-    twin = copy.deepcopy(hasten_recurrent(module))
+    twin = copy.deepcopy(accelerate_recurrent(module))
     assert list(module.state_dict()) == list(twin.state_dict()) == names
     x = normal(3, 2, 4)
     before = twin(x)[0]
@@ -135,7 +135,7 @@ def test_names_and_copies_stay_what_they_are() -> None:
 
 
 def test_a_sample_does_not_depend_on_the_others() -> None:
-    module, x = hasten_recurrent(layers(4, 20)), normal(5, 9, 4)
+    module, x = accelerate_recurrent(layers(4, 20)), normal(5, 9, 4)
     alone = torch.cat([module(x[:, i : i + 1])[0] for i in range(9)], 1)
     torch.testing.assert_close(module(x)[0], alone, rtol=0, atol=0)
     x[2, 3, 1] = float("nan")
@@ -143,7 +143,7 @@ def test_a_sample_does_not_depend_on_the_others() -> None:
 
 
 def test_going_back_twice_gives_the_same() -> None:
-    module = hasten_recurrent(layers(4, 20))
+    module = accelerate_recurrent(layers(4, 20))
     loss = module(normal(5, 9, 4))[0].square().sum()
     first, second = (torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -151,7 +151,7 @@ def test_going_back_twice_gives_the_same() -> None:
 
 def test_without_a_kernel_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "kernel", None)
-    assert "forward" not in vars(hasten_recurrent(layers(4, 20)))
+    assert "forward" not in vars(accelerate_recurrent(layers(4, 20)))
 
 
 def test_the_kernel_refuses_what_does_not_fit() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.training.engine.compiled_step import Machine
+from mutirao.training.engine.compiled_step import CompiledStep
 from mutirao.training.samples import VirtualClients, virtual_clients
 from mutirao.training.trainer import Trainer
 
@@ -178,8 +178,8 @@ def trained(model: str, engine: str, sizes: list[int], count: int = 5, workers: 
     return made
 
 
-def machines_of(trainer: Trainer) -> list[Machine]:
-    return [m for k, m in trainer._recorded.items() if isinstance(k, tuple) and m is not None]
+def machines_of(trainer: Trainer) -> list[CompiledStep]:
+    return [m for k, m in trainer._cache.items() if isinstance(k, tuple) and m is not None]
 
 
 def assert_same(
@@ -221,9 +221,9 @@ def test_models_with_settings(model: str, settings: str) -> None:
 def test_dropout_is_stacked(sizes: list[int], settings: dict[str, Any]) -> None:
     stacked, plain = (Trainer(MODELS["dropout"], engine=e, batch_size=8, **settings) for e in ("stacked", "plain"))
     assert_same(rounds(stacked, population(sizes)), rounds(plain, population(sizes)))
-    (machine,) = machines_of(stacked)
-    assert not machine.random
-    assert all(form.stacked and form.by_rows for form in machine._tapes)
+    (compiled,) = machines_of(stacked)
+    assert not compiled.random
+    assert all(form.stacked and form.by_rows for form in compiled._traces)
 
 
 def test_dropout_beside_layers_that_mix_samples_is_stacked_batch_by_batch() -> None:
@@ -233,8 +233,11 @@ def test_dropout_beside_layers_that_mix_samples_is_stacked_batch_by_batch() -> N
     stacked, plain = (Trainer(model, engine=e, batch_size=8) for e in ("stacked", "plain"))
     sizes = [20] * 4  # the last batch is short, for all
     assert_same(rounds(stacked, population(sizes)), rounds(plain, population(sizes)))
-    (machine,) = machines_of(stacked)
-    assert {(form.stacked, form.by_rows, form.batch) for form in machine._tapes} == {(True, False, 8), (True, False, 4)}
+    (compiled,) = machines_of(stacked)
+    assert {(form.stacked, form.by_rows, form.batch) for form in compiled._traces} == {
+        (True, False, 8),
+        (True, False, 4),
+    }
 
 
 @pytest.mark.parametrize("again", [functional.dropout, None], ids=["function", "twice"])
@@ -249,9 +252,9 @@ def test_dropout_and_other_randomness_is_drawn_client_by_client(again: Callable[
 
     stacked, plain = (Trainer(Model, engine=e, batch_size=8) for e in ("stacked", "plain"))
     assert_same(rounds(stacked, population(UNEQUAL), 2), rounds(plain, population(UNEQUAL), 2))
-    (machine,) = machines_of(stacked)
-    assert machine.random
-    assert not any(form.stacked for form in machine._tapes)
+    (compiled,) = machines_of(stacked)
+    assert compiled.random
+    assert not any(form.stacked for form in compiled._traces)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "threads"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mutirao.training.engine.tracer import Unsupported, aten, freeze_program, join_tapes, record_tape, tidy_tape
+from mutirao.training.engine.tracer import Unsupported, aten, freeze_program, merge_traces, simplify_trace, trace_step
 
 Step = Callable[..., list[Tensor]]
 
@@ -54,26 +54,26 @@ def types(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("step", [factors, in_place, shapes, types])
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_a_tape_repeats_the_step(step: Step, clients: int) -> None:
-    tape = tidy_tape(join_tapes(*(record_tape(step, inputs(k)) for k in (2, 3))))
+    trace = simplify_trace(merge_traces(*(trace_step(step, inputs(k)) for k in (2, 3))))
     ours, theirs = inputs(clients), inputs(clients)
     for _ in range(3):
         expected = step(*theirs)
-        for a, b in zip([*tape(clients, *ours), *ours], [*expected, *theirs], strict=True):
+        for a, b in zip([*trace(clients, *ours), *ours], [*expected, *theirs], strict=True):
             torch.testing.assert_close(a, b)
 
 
 def test_an_update_along_a_product_is_one_operation() -> None:
-    tape = tidy_tape(join_tapes(*(record_tape(factors, inputs(k)) for k in (2, 3))))
-    targets = [node.target for node in tape.graph.nodes]
+    trace = simplify_trace(merge_traces(*(trace_step(factors, inputs(k)) for k in (2, 3))))
+    targets = [node.target for node in trace.graph.nodes]
     assert aten.baddbmm_.default in targets
     assert aten.detach.default not in targets
-    assert len(targets) < len(record_tape(factors, inputs(2)).graph.nodes)
+    assert len(targets) < len(trace_step(factors, inputs(2)).graph.nodes)
 
 
 def test_a_frozen_program_does_not_touch_the_example() -> None:
-    tape = tidy_tape(record_tape(factors, inputs(2)))
+    trace = simplify_trace(trace_step(factors, inputs(2)))
     example = inputs(2)
-    fast = freeze_program(tape.forward, example)
+    fast = freeze_program(trace.forward, example)
     assert fast is not None
     for tensor, untouched in zip(example, inputs(2), strict=True):
         assert torch.equal(tensor, untouched)
@@ -99,7 +99,7 @@ def test_what_cannot_be_frozen_is_not() -> None:
 )
 def test_what_the_next_run_would_not_repeat_is_refused(step: Step, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
-        record_tape(step, inputs(2))
+        trace_step(step, inputs(2))
 
 
 def test_operations_that_depend_on_the_number_of_clients_are_refused() -> None:
@@ -111,7 +111,7 @@ def test_operations_that_depend_on_the_number_of_clients_are_refused() -> None:
 
     for step in (loop, scaled):
         with pytest.raises(Unsupported, match="number of clients"):
-            join_tapes(*(record_tape(step, inputs(k)) for k in (2, 3)))
+            merge_traces(*(trace_step(step, inputs(k)) for k in (2, 3)))
 
 
 OUTSIDE = torch.zeros(1)

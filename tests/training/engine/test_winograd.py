@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mutirao.training.engine import winograd
-from mutirao.training.engine.winograd import hasten
+from mutirao.training.engine.winograd import accelerate_convolutions
 
 
 def outcomes(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -25,7 +25,7 @@ def outcomes(module: nn.Module, x: Tensor) -> list[Tensor]:
 def assert_near(module: nn.Module, x: Tensor) -> None:
     """The same layer in double precision is the judge."""
     exact = outcomes(copy.deepcopy(module).double(), x.double())
-    for right, ours in zip(exact, outcomes(hasten(copy.deepcopy(module)), x), strict=True):
+    for right, ours in zip(exact, outcomes(accelerate_convolutions(copy.deepcopy(module)), x), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - right).abs().max() <= 1e-4 * right.abs().max()
 
@@ -65,13 +65,13 @@ def test_the_numbers_are_torchs(
 ) -> None:
     conv = layer(*channels, side, padding=min(padding, side - 1), bias=bias)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd, "pays", lambda *_: True)  # sizes that do not pay must be right too
+        patch.setattr(winograd, "is_worthwhile", lambda *_: True)  # sizes that do not pay must be right too
         assert_near(conv, pictures(count, channels[0], *sizes))
 
 
 @pytest.mark.parametrize(("side", "padding"), [(3, 1), (3, 0), (5, 2), (5, 0)])
 def test_the_kernel_is_at_hand_and_used(used: list[Any], side: int, padding: int) -> None:
-    hasten(layer(32, 64, side, padding=padding))(pictures(8, 32, 14, 14))
+    accelerate_convolutions(layer(32, 64, side, padding=padding))(pictures(8, 32, 14, 14))
     assert len(used) == 1
 
 
@@ -110,12 +110,12 @@ def test_torch_does_the_other_layers(used: list[Any], conv: nn.Conv2d) -> None:
 )
 def test_torch_does_the_other_pictures(used: list[Any], x: Tensor) -> None:
     conv = layer(16, 16, 3).to(x.dtype)
-    torch.testing.assert_close(hasten(copy.deepcopy(conv))(x), conv(x), rtol=0, atol=0)
+    torch.testing.assert_close(accelerate_convolutions(copy.deepcopy(conv))(x), conv(x), rtol=0, atol=0)
     assert not used
 
 
 def test_the_gradient_of_pictures_is_made_only_if_asked_for() -> None:
-    conv, x = hasten(layer(16, 32, 3)), pictures(8, 16, 12, 12)
+    conv, x = accelerate_convolutions(layer(16, 32, 3)), pictures(8, 16, 12, 12)
     conv(x).square().sum().backward()
     weight = next(conv.parameters())
     assert x.grad is None
@@ -126,7 +126,7 @@ def test_the_gradient_of_pictures_is_made_only_if_asked_for() -> None:
 def test_names_and_copies_stay_what_they_are() -> None:
     module = nn.Sequential(layer(16, 16, 3), nn.ReLU(), layer(16, 16, 3))
     names = list(module.state_dict())
-    twin = copy.deepcopy(hasten(module))
+    twin = copy.deepcopy(accelerate_convolutions(module))
     assert list(module.state_dict()) == list(twin.state_dict()) == names
     x = pictures(8, 16, 12, 12)
     before = twin(x)
@@ -137,20 +137,20 @@ def test_names_and_copies_stay_what_they_are() -> None:
 
 def test_hooks_see_the_layer() -> None:
     seen: list[Tensor] = []
-    conv = hasten(layer(16, 16, 3))
+    conv = accelerate_convolutions(layer(16, 16, 3))
     conv.register_forward_hook(lambda module, args, out: seen.append(out))
     assert conv(pictures(8, 16, 12, 12)) is seen[0]
 
 
 def test_without_a_kernel_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winograd, "kernel", None)
-    assert "forward" not in vars(hasten(layer(16, 16, 3)))
+    assert "forward" not in vars(accelerate_convolutions(layer(16, 16, 3)))
 
 
 def test_what_is_no_number_stays_with_its_picture() -> None:
     x = pictures(8, 16, 12, 12)
     x[3, 2, 5, 5] = float("nan")
-    wrong = hasten(layer(16, 16, 3))(x).isnan().any(dim=(1, 2, 3))
+    wrong = accelerate_convolutions(layer(16, 16, 3))(x).isnan().any(dim=(1, 2, 3))
     assert wrong.tolist() == [i == 3 for i in range(8)]
 
 

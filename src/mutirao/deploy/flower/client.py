@@ -38,8 +38,8 @@ from mutirao.flower.messages import (
     unpack,
     without_arrays,
 )
-from mutirao.privacy.secure_aggregation import Open
-from mutirao.privacy.secure_aggregation.settings import summed_in
+from mutirao.privacy.secure_aggregation import NoSecureAggregation
+from mutirao.privacy.secure_aggregation.settings import effective_request
 from mutirao.runs.audit_trail import Audit
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -98,7 +98,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     check_stock(stock, task)
     request = stock_request_in(message, seed_in(context)) if stock else request_in(message)
     without_arrays(message)  # Flower holds on to it until all is done
-    number, began, do = request.config.get("round"), 0, summed_in(request)
+    number, began, do = request.config.get("round"), 0, effective_request(request)
     handler = task.worker
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
     data = data_of(task, name)
@@ -160,7 +160,10 @@ def work_under(
         states = States(policy.audit.parent / "states", first) if first else None
         handler = guarded(task.handler, policy, asker, task.secure, task.compress)
         content = work_on(
-            message, context, replace(task, handler=handler, secure=Open(), compress=NoCompression()), states
+            message,
+            context,
+            replace(task, handler=handler, secure=NoSecureAggregation(), compress=NoCompression()),
+            states,
         )
     if isinstance(content, RecordDict):
         content["audit"] = ConfigRecord(Audit(policy.audit).where())

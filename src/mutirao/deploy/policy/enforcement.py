@@ -26,7 +26,7 @@ from mutirao.deploy.site.pause import hold_open
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.privacy.accounting import NOTHING, Releases, add_releases
-from mutirao.privacy.secure_aggregation import Open, Secure
+from mutirao.privacy.secure_aggregation import NoSecureAggregation, Secure
 from mutirao.privacy.secure_aggregation.settings import KEYS, SHARES, UNMASK
 from mutirao.randomness import Secret
 from mutirao.selection import PROBE_SAMPLES
@@ -140,7 +140,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     handler: AnyHandler
     policy: Policy
     asker: Asker = field(default_factory=Asker)
-    secure: Secure = Open()  # what is judged in the clear leaves as this makes it
+    secure: Secure = NoSecureAggregation()  # what is judged in the clear leaves as this makes it
     compress: Compression = NoCompression()  # and then as this does
 
     def __call__(self, request: Request, site: Site) -> Reply:

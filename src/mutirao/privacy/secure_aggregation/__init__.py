@@ -3,8 +3,8 @@
 `docs/secure.md` says against whom that protects, and against whom it does not.
 """
 
-from mutirao.privacy.secure_aggregation.kinds import Open, SecAggPlus, Secure
+from mutirao.privacy.secure_aggregation.kinds import NoSecureAggregation, SecAggPlus, Secure
 
-NAMES = {"none": Open, "secagg+": SecAggPlus}
+NAMES = {"none": NoSecureAggregation, "secagg+": SecAggPlus}
 
-__all__ = ["NAMES", "Open", "SecAggPlus", "Secure"]
+__all__ = ["NAMES", "NoSecureAggregation", "SecAggPlus", "Secure"]

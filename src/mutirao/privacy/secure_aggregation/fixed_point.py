@@ -28,7 +28,7 @@ SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
 
 @dataclass(frozen=True)
-class Scale:
+class FixedPoint:
     """How numbers of one sum are written: for so many `clients`, and the `metrics` that are summed with the update."""
 
     secure: Settings

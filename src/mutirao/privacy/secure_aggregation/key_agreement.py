@@ -32,17 +32,17 @@ def draw_secret() -> bytes:
 
 def public_of(secret: bytes) -> bytes:
     """The public key of a secret."""
-    return private(secret).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return private_key(secret).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
-def private(secret: bytes) -> ec.EllipticCurvePrivateKey:
+def private_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
     """A secret as a private key."""
     return ec.derive_private_key(int.from_bytes(secret, "little"), CURVE)
 
 
-def agree(secret: bytes, public: bytes) -> bytes:
+def shared_key(secret: bytes, public: bytes) -> bytes:
     """The key that two who know each other's public key share; ValueError if it is no key."""
-    return generate_shared_key(private(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
+    return generate_shared_key(private_key(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
 
 
 def is_public(key: bytes) -> bool:
@@ -66,12 +66,12 @@ def unseal(key: bytes, letter: bytes) -> bytes:
         raise ValueError("the letter was not written with this key") from None
 
 
-def share(secret: bytes, needed: int, among: int) -> list[bytes]:
+def split_secret(secret: bytes, needed: int, among: int) -> list[bytes]:
     """Shares of a secret of which any `needed` give it back, and fewer say nothing of it."""
     return create_shares(secret, needed, among)
 
 
-def join(shares: Sequence[bytes]) -> bytes:
+def recover_secret(shares: Sequence[bytes]) -> bytes:
     """The secret; ValueError if the shares are not of one."""
     return combine_shares(list(shares))
 

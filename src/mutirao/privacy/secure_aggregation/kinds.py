@@ -11,7 +11,7 @@ from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, as_aggreg
 from mutirao.errors import ConfigError
 from mutirao.privacy.secure_aggregation.settings import Settings
 
-OWN_FIGURES = ("metrics", "probe", "replies", "extras")  # needs that are of single clients
+SINGLE_CLIENT_NEEDS = ("metrics", "probe", "replies", "extras")  # needs that are of single clients
 
 
 class Secure:
@@ -30,7 +30,7 @@ class Secure:
 
 
 @dataclass(frozen=True)
-class Open(Secure):
+class NoSecureAggregation(Secure):
     """No secure aggregation: the server sees each update by itself.
 
     >>> from mutirao.config import Common, resolve
@@ -62,9 +62,9 @@ class SecAggPlus(Settings, Secure):
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler that answers the four stages and nothing that would tell of this client alone."""
         require_flower()
-        from mutirao.privacy.secure_aggregation.masking_handler import Masked  # late: it brings flwr
+        from mutirao.privacy.secure_aggregation.masking_handler import MaskingHandler  # late: it brings flwr
 
-        return Masked(handler, self)
+        return MaskingHandler(handler, self)
 
     def at_server(self, fleet: Fleet, provides: Iterable[str]) -> Fleet:
         """A fleet whose replies are the mean of all."""
@@ -82,7 +82,9 @@ class SecAggPlus(Settings, Secure):
         if config.screen.name != "none":
             raise ConfigError(f"screen={config.screen.name} looks at single updates, and {only}; use none")
         for part in (as_selector(select), as_aggregator(aggregate)):
-            if own := sorted(need for kind in OWN_FIGURES for need in part.needs if need.startswith(f"{kind}:")):
+            if own := sorted(
+                need for kind in SINGLE_CLIENT_NEEDS for need in part.needs if need.startswith(f"{kind}:")
+            ):
                 raise ConfigError(f"{part!r} goes by {own[0]!r} of single clients, and {only}")
         if config.clients_every > 0:
             raise ConfigError(f"clients_every tells how single clients fare, and {only}; use 0")
@@ -117,7 +119,11 @@ def to_table(secure: Secure) -> dict[str, Any]:
 
 def from_table(table: Mapping[str, Any]) -> Secure:
     """What `to_table` was given."""
-    return SecAggPlus(**{k: v for k, v in table.items() if k != "name"}) if table["name"] == "secagg+" else Open()
+    return (
+        SecAggPlus(**{k: v for k, v in table.items() if k != "name"})
+        if table["name"] == "secagg+"
+        else NoSecureAggregation()
+    )
 
 
 def require_flower() -> None:

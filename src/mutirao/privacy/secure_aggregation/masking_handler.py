@@ -18,23 +18,23 @@ from mutirao.core.parts import AnyHandler, Many, as_handler
 from mutirao.core.sparse_rows import BLOCKS, expand_rows, to_dense
 from mutirao.core.validation import fault, fault_of_extras
 from mutirao.errors import Refused
-from mutirao.privacy.secure_aggregation.fixed_point import Scale
+from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
 from mutirao.privacy.secure_aggregation.key_agreement import (
     PUBLIC,
     SHARE,
-    agree,
     commit,
     draw_secret,
     public_of,
     seal,
-    share,
+    shared_key,
+    split_secret,
     unseal,
 )
-from mutirao.privacy.secure_aggregation.masks import cover
+from mutirao.privacy.secure_aggregation.masks import mask_part
 from mutirao.privacy.secure_aggregation.settings import (
     KEYS,
     MASKED,
-    MINE,
+    PREFIX,
     SHARES,
     SUMMED,
     UNMASK,
@@ -45,11 +45,11 @@ from mutirao.privacy.secure_aggregation.settings import (
 STATE = FLEETING + "secagg"
 # What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, rows
 # are named by blocks alone, and whoever agrees says no more than that.
-ASIDE: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": (BLOCKS,), AGREE: ()}
+ALLOWED_EXTRAS: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": (BLOCKS,), AGREE: ()}
 Memory = dict[str, Any]
 
 
-class Masked:
+class MaskingHandler:
     """A handler that answers the stages of a sum, and refuses whatever would tell of this client alone."""
 
     def __init__(self, handler: AnyHandler, secure: Settings) -> None:
@@ -98,27 +98,27 @@ class Masked:
         if request.do == KEYS:
             return self.make_keys(request, site)
         if request.do == SHARES:
-            return self.deal_shares(request, site)
+            return self.share_secrets(request, site)
         if request.do == UNMASK:
             return self.unmask(request, site)
-        if request.do in ASIDE:
+        if request.do in ALLOWED_EXTRAS:
             reply = self.handler(request, site)
-            return Reply({}, {k: v for k, v in reply.extras.items() if k in ASIDE[request.do]}, {}, 1)
+            return Reply({}, {k: v for k, v in reply.extras.items() if k in ALLOWED_EXTRAS[request.do]}, {}, 1)
         raise Refused("secure", f"nothing is told here of one client alone, and {str(request.do)[:40]!r} asks for that")
 
     def make_keys(self, request: Request, site: Site) -> Reply:
         """Begin a session: two key pairs, one for letters to neighbours and one for masks."""
-        session, settings = word_of(request, "session"), word_of(request, "settings")
-        if settings != Scale(self.secure, 1).text():
-            raise Refused("secure.settings", f"this site sums with {Scale(self.secure, 1).text()}")
+        session, settings = setting_of(request, "session"), setting_of(request, "settings")
+        if settings != FixedPoint(self.secure, 1).text():
+            raise Refused("secure.settings", f"this site sums with {FixedPoint(self.secure, 1).text()}")
         letters, masks = draw_secret(), draw_secret()
-        remember(site, {"session": session, "next": SHARES, "letters": letters.hex(), "masks": masks.hex()})
-        return Reply({}, {"letters": as_bytes(public_of(letters)), "masks": as_bytes(public_of(masks))}, {}, 1)
+        save_session(site, {"session": session, "next": SHARES, "letters": letters.hex(), "masks": masks.hex()})
+        return Reply({}, {"letters": byte_array(public_of(letters)), "masks": byte_array(public_of(masks))}, {}, 1)
 
-    def deal_shares(self, request: Request, site: Site) -> Reply:
+    def share_secrets(self, request: Request, site: Site) -> Reply:
         """Share the two secrets that unmask this client among its neighbours, each share in a sealed letter."""
-        memory, names = recall(request, site, SHARES), names_in(request, "peers")
-        letters, masks = (rows_in(request, kind, len(names), PUBLIC) for kind in ("letters", "masks"))
+        memory, names = load_session(request, site, SHARES), name_list(request, "peers")
+        letters, masks = (byte_rows(request, kind, len(names), PUBLIC) for kind in ("letters", "masks"))
         mine = [public_of(bytes.fromhex(memory[kind])) for kind in ("letters", "masks")]
         keys = [*letters, *masks, *mine]
         if site.id in names or len(set(keys)) < len(keys):
@@ -127,39 +127,41 @@ class Masked:
             raise Refused("secure.peers", f"{len(names)} neighbours; a sum has at least {self.secure.least} clients")
         own, needed = draw_secret(), self.secure.needed(len(names) + 1)
         parties = [site.id, *names]
-        pairs = zip(*(share(s, needed, len(parties)) for s in (own, bytes.fromhex(memory["masks"]))), strict=True)
+        pairs = zip(
+            *(split_secret(s, needed, len(parties)) for s in (own, bytes.fromhex(memory["masks"]))), strict=True
+        )
         shares = dict(zip(parties, pairs, strict=True))
         sealed = []
         for name, public in zip(names, letters, strict=True):
-            key = agree_or_refuse(memory["letters"], public)
+            key = neighbour_key(memory["letters"], public)
             text = [memory["session"], site.id, name, *(s.hex() for s in shares[name])]
             sealed.append(seal(key, json.dumps(text).encode()))
         memory |= {"next": MASKED, "own": own.hex(), "needed": needed, "mine": shares[site.id][0].hex()}
         memory["peers"] = {n: [a.hex(), b.hex()] for n, a, b in zip(names, letters, masks, strict=True)}
-        remember(site, memory)
+        save_session(site, memory)
         width = max(map(len, sealed))
-        rows = np.stack([as_bytes(s.ljust(width, b"=")) for s in sealed])
+        rows = np.stack([byte_array(s.ljust(width, b"=")) for s in sealed])
         sizes = np.array([len(s) for s in sealed], np.int32)
-        return Reply({}, {"sealed": rows, "sizes": sizes, "commit": as_bytes(commit(memory["session"], own))}, {}, 1)
+        return Reply({}, {"sealed": rows, "sizes": sizes, "commit": byte_array(commit(memory["session"], own))}, {}, 1)
 
     def prepare(self, request: Request, site: Site) -> tuple[Memory, Request]:
         """Read the letters of the neighbours that are still there; what is to be done, without the session's part."""
-        memory, names = recall(request, site, MASKED), names_in(request, "from")
-        do = word_of(request, "do")
+        memory, names = load_session(request, site, MASKED), name_list(request, "from")
+        do = setting_of(request, "do")
         if do not in SUMMED:
             raise Refused("secure", f"{do[:40]!r} is not summed")
         if not memory["peers"].keys() >= set(names):
             raise Refused("secure.peers", "a letter comes from no neighbour")
         if len(names) + 1 < max(memory["needed"], self.secure.least):
             raise Refused("secure.survivors", f"only {len(names)} neighbours are left")
-        received, letters = {}, request.extras.get(MINE + "sealed")
-        sizes = request.extras.get(MINE + "sizes")
+        received, letters = {}, request.extras.get(PREFIX + "sealed")
+        sizes = request.extras.get(PREFIX + "sizes")
         if letters is None or letters.dtype != np.uint8 or letters.ndim != 2 or len(letters) != len(names):
             raise Refused("secure.shares", "the letters of the neighbours did not come with it")
         if sizes is None or sizes.shape != (len(names),):
             raise Refused("secure.shares", "the letters of the neighbours did not come with it")
         for name, row, size in zip(names, letters, sizes.tolist(), strict=True):
-            key = agree_or_refuse(memory["letters"], bytes.fromhex(memory["peers"][name][0]))
+            key = neighbour_key(memory["letters"], bytes.fromhex(memory["peers"][name][0]))
             try:
                 session, sender, to, *pair = json.loads(unseal(key, row.tobytes()[:size]))
                 sound = [len(bytes.fromhex(s)) for s in pair] == [SHARE, SHARE]
@@ -170,7 +172,7 @@ class Masked:
             received[name] = pair
         memory |= {"received": received}
         plain = without_session(request.config)
-        extras = {k: v for k, v in request.extras.items() if not k.startswith(MINE)}
+        extras = {k: v for k, v in request.extras.items() if not k.startswith(PREFIX)}
         site.state.pop(STATE, None)  # the handler, and whoever works for it, need not know
         return memory, Request(do, request.arrays, plain, extras)
 
@@ -183,74 +185,78 @@ class Masked:
         if wrong is not None:
             raise Refused(f"secure.{wrong.kind}", wrong.reason)
         reply = Reply(to_dense(sent, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
-        scale = Scale(self.secure, int(word_of(request, "clients")), tuple(names_in(request, "metrics")))
+        scale = FixedPoint(self.secure, int(setting_of(request, "clients")), tuple(name_list(request, "metrics")))
         weight = min(int(reply.n), self.secure.most_samples) if trained else 1
         peers = {n: bytes.fromhex(memory["peers"][n][1]) for n in memory["received"]}
         own, masks = (bytes.fromhex(memory[kind]) for kind in ("own", "masks"))
         part = scale.write(sent, reply, weight)
-        update, wide = cover(memory["session"], part, site.id, own, masks, peers)
+        update, wide = mask_part(memory["session"], part, site.id, own, masks, peers)
         kept = ("session", "needed", "mine", "received")
-        remember(site, {"next": UNMASK} | {k: memory[k] for k in kept})
+        save_session(site, {"next": UNMASK} | {k: memory[k] for k in kept})
         return Reply({"update": update, "wide": wide}, {}, {}, weight if self.secure.sizes == "public" else 1)
 
     def unmask(self, request: Request, site: Site) -> Reply:
         """Of each neighbour one share: of its own mask if its update is in the sum, of its keys if it got lost."""
-        memory, alive, lost = recall(request, site, UNMASK), names_in(request, "alive"), names_in(request, "lost")
+        memory, alive, lost = (
+            load_session(request, site, UNMASK),
+            name_list(request, "alive"),
+            name_list(request, "lost"),
+        )
         if sorted([*alive, *lost]) != sorted(memory["received"]):
             raise Refused("secure.survivors", "each neighbour either is in the sum or got lost, and no one else")
         if len(alive) + 1 < max(memory["needed"], self.secure.least):
             raise Refused("secure.survivors", f"only {len(alive)} neighbours are in the sum")
         site.state.pop(STATE, None)
         shares = [memory["mine"], *(memory["received"][n][0] for n in alive), *(memory["received"][n][1] for n in lost)]
-        return Reply({}, {"shares": np.stack([as_bytes(bytes.fromhex(s)) for s in shares])}, {}, 1)
+        return Reply({}, {"shares": np.stack([byte_array(bytes.fromhex(s)) for s in shares])}, {}, 1)
 
 
-def remember(site: Site, memory: Memory) -> None:
+def save_session(site: Site, memory: Memory) -> None:
     """Keep what the next stage needs at the site."""
-    site.state[STATE] = as_bytes(json.dumps(memory).encode())
+    site.state[STATE] = byte_array(json.dumps(memory).encode())
 
 
-def recall(request: Request, site: Site, stage: str) -> Memory:
+def load_session(request: Request, site: Site, stage: str) -> Memory:
     """What was kept for this stage of this session."""
     kept = site.state.get(STATE)
     memory: Memory = {} if kept is None else json.loads(kept.tobytes())
-    if memory.get("session") != word_of(request, "session") or memory["next"] != stage:
+    if memory.get("session") != setting_of(request, "session") or memory["next"] != stage:
         raise Refused("secure.session", f"{stage} is not what comes next in a session of this site")
     return memory
 
 
-def word_of(request: Request, name: str) -> str:
+def setting_of(request: Request, name: str) -> str:
     """A word of a stage's settings."""
-    return str(request.config.get(MINE + name, ""))
+    return str(request.config.get(PREFIX + name, ""))
 
 
-def names_in(request: Request, name: str) -> list[str]:
+def name_list(request: Request, name: str) -> list[str]:
     """A list of different names in a stage's settings."""
     try:
-        found = json.loads(word_of(request, name))
+        found = json.loads(setting_of(request, name))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(n, str) for n in found) or len(set(found)) < len(found):
-        raise Refused("secure", f"{MINE + name} is not a list of different names")
+        raise Refused("secure", f"{PREFIX + name} is not a list of different names")
     return found
 
 
-def rows_in(request: Request, name: str, count: int, width: int) -> list[bytes]:
+def byte_rows(request: Request, name: str, count: int, width: int) -> list[bytes]:
     """Rows of bytes that came with a stage."""
-    found = request.extras.get(MINE + name)
+    found = request.extras.get(PREFIX + name)
     if found is None or found.dtype != np.uint8 or found.shape != (count, width):
-        raise Refused("secure.peers", f"{MINE + name} is not {count} rows of {width} bytes")
+        raise Refused("secure.peers", f"{PREFIX + name} is not {count} rows of {width} bytes")
     return [row.tobytes() for row in found]
 
 
-def agree_or_refuse(secret: str, public: bytes) -> bytes:
+def neighbour_key(secret: str, public: bytes) -> bytes:
     """The key shared with a neighbour."""
     try:
-        return agree(bytes.fromhex(secret), public)
+        return shared_key(bytes.fromhex(secret), public)
     except ValueError as error:
         raise Refused("secure.peers", "a neighbour's key is none") from error
 
 
-def as_bytes(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def byte_array(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Bytes as they travel."""
     return np.frombuffer(text, np.uint8).copy()

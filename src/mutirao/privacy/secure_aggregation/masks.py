@@ -8,23 +8,23 @@ import numpy.typing as npt
 
 from mutirao.core.fleet import ClientId
 from mutirao.privacy.secure_aggregation.fixed_point import Words
-from mutirao.privacy.secure_aggregation.key_agreement import agree, mask_of
+from mutirao.privacy.secure_aggregation.key_agreement import mask_of, shared_key
 
-Part = tuple[Words, Words]  # of an update, and of what goes with it
+SumPart = tuple[Words, Words]  # of an update, and of what goes with it
 
 
-def own_mask(session: str, secret: bytes, like: Part) -> Part:
+def own_mask(session: str, secret: bytes, like: SumPart) -> SumPart:
     """The mask that a client lays over its part alone."""
-    return cut(mask_of(session, secret, sum(words.nbytes for words in like)), like)
+    return as_words(mask_of(session, secret, sum(words.nbytes for words in like)), like)
 
 
-def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: Part) -> Part:
+def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: SumPart) -> SumPart:
     """The mask between two clients as one of them adds it: what the other adds is the same with the other sign."""
-    update, wide = own_mask(session, agree(secret, public), like)
-    return (update, wide) if me < peer else (minus(update), minus(wide))
+    update, wide = own_mask(session, shared_key(secret, public), like)
+    return (update, wide) if me < peer else (negate(update), negate(wide))
 
 
-def cut(stream: npt.NDArray[np.uint8], like: Part) -> Part:
+def as_words(stream: npt.NDArray[np.uint8], like: SumPart) -> SumPart:
     """A stream of bytes as words, the same numbers on every machine."""
     update, wide = like
     words, doubles = stream[: update.nbytes], stream[update.nbytes :]
@@ -34,19 +34,21 @@ def cut(stream: npt.NDArray[np.uint8], like: Part) -> Part:
     )
 
 
-def minus(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def negate(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """-words, modulo their size."""
     return np.asarray(np.negative(words))
 
 
-def plus(one: Part, other: Part) -> Part:
+def add_parts(one: SumPart, other: SumPart) -> SumPart:
     """The sum of two parts, modulo the size of their words."""
     return one[0] + other[0], one[1] + other[1]
 
 
-def cover(session: str, part: Part, me: ClientId, own: bytes, pairwise: bytes, peers: Mapping[ClientId, bytes]) -> Part:
+def mask_part(
+    session: str, part: SumPart, me: ClientId, own: bytes, pairwise: bytes, peers: Mapping[ClientId, bytes]
+) -> SumPart:
     """A part under all its masks; `peers` are the neighbours' public keys."""
-    part = plus(part, own_mask(session, own, part))
+    part = add_parts(part, own_mask(session, own, part))
     for peer, public in sorted(peers.items()):
-        part = plus(part, shared_mask(session, pairwise, public, me, peer, part))
+        part = add_parts(part, shared_mask(session, pairwise, public, me, peer, part))
     return part

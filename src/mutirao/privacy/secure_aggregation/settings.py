@@ -11,16 +11,16 @@ from mutirao.selection import check_setting
 Sizes = Literal["masked", "public"]
 SUMMED = ("train", "evaluate")  # the requests whose answers are summed
 # The four stages of a sum, as requests.
-MINE = "secagg."  # under which the settings and extras of a stage travel
+PREFIX = "secagg."  # under which the settings and extras of a stage travel
 KEYS, SHARES, MASKED, UNMASK = STAGES = ("secagg.keys", "secagg.shares", "secagg.masked", "secagg.unmask")
 
 
 def without_session(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What a request says but for the part of the session it is a stage of."""
-    return {k: v for k, v in config.items() if not k.startswith(MINE)}
+    return {k: v for k, v in config.items() if not k.startswith(PREFIX)}
 
 
-def summed_in(request: Request) -> str:
+def effective_request(request: Request) -> str:
     """What a request amounts to at a site: a masked answer is one to what it is masked from."""
     return str(request.config.get("secagg.do", "")) if request.do == MASKED else request.do
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, Wrapper, traffic
-from mutirao.privacy.secure_aggregation.fixed_point import Scale
-from mutirao.privacy.secure_aggregation.key_agreement import PUBLIC, SHARE, commit, is_public, join, public_of
-from mutirao.privacy.secure_aggregation.masks import Part, minus, own_mask, plus, shared_mask
+from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
+from mutirao.privacy.secure_aggregation.key_agreement import PUBLIC, SHARE, commit, is_public, public_of, recover_secret
+from mutirao.privacy.secure_aggregation.masks import SumPart, add_parts, negate, own_mask, shared_mask
 from mutirao.privacy.secure_aggregation.neighbours import draw_neighbours
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, STAGES, SUMMED, UNMASK, Settings
 
@@ -49,7 +49,9 @@ class SecureFleet(Wrapper):
             about = request.do, id(request.arrays), extras, sorted((k, repr(v)) for k, v in request.config.items())
             apart.setdefault(repr(about) if request.do in SUMMED else None, {})[client] = request
         aside = apart.pop(None, {})
-        sums = [Sum(list(asked), next(iter(asked.values())), self.secure, self.metrics) for asked in apart.values()]
+        sums = [
+            MaskedSum(list(asked), next(iter(asked.values())), self.secure, self.metrics) for asked in apart.values()
+        ]
         down = up = 0
         answered = [self.fleet.ask(aside)] if aside else []
         for answers in answered:
@@ -60,40 +62,40 @@ class SecureFleet(Wrapper):
                 answers = self.fleet.ask(asked)
                 down, up = (a + b for a, b in zip((down, up), traffic(asked, answers), strict=True))
                 for one in sums:
-                    one.hear(stage, answers)
+                    one.receive(stage, answers)
         replies = {c: r for part in (*answered, *(one.answers() for one in sums)) for c, r in part.replies.items()}
         lost = {c: f for part in (*answered, *(one.answers() for one in sums)) for c, f in part.failures.items()}
         return Answers(dict(sorted(replies.items())), dict(sorted(lost.items())), (down, up))
 
 
-class Sum:
+class MaskedSum:
     """One sum, from keys to the mean: who is in it, what they have sent, and what became of the others."""
 
     def __init__(self, members: list[ClientId], request: Request, secure: Settings, metrics: tuple[str, ...]) -> None:
         self.members, self.request, self.secure, self.metrics = members, request, secure, metrics
-        self.session, self.scale = secrets.token_hex(16), Scale(secure, len(members), metrics)
+        self.session, self.scale = secrets.token_hex(16), FixedPoint(secure, len(members), metrics)
         self.lost: dict[ClientId, Failure] = {}
-        self.ended: Failure | None = None  # why there will be no sum
-        self.here = list(members) if len(members) >= secure.least else []
+        self.aborted: Failure | None = None  # why there will be no sum
+        self.remaining = list(members) if len(members) >= secure.least else []
         self.keys: dict[ClientId, tuple[bytes, bytes]] = {}  # public: for letters, for masks
-        self.near: dict[ClientId, list[ClientId]] = {}
+        self.neighbours: dict[ClientId, list[ClientId]] = {}
         self.letters: dict[tuple[ClientId, ClientId], bytes] = {}  # from, to
         self.commits: dict[ClientId, bytes] = {}
-        self.dealt: dict[ClientId, None] = {}  # who has shared its secrets
-        self.parts: dict[ClientId, tuple[Part, int]] = {}
+        self.shared: dict[ClientId, None] = {}  # who has shared its secrets
+        self.parts: dict[ClientId, tuple[SumPart, int]] = {}
         self.shares: dict[ClientId, list[bytes]] = {}
         self.mean: Reply | None = None
-        if not self.here:
-            self.end(f"{len(members)} clients; a sum has at least {secure.least}")
+        if not self.remaining:
+            self.abort(f"{len(members)} clients; a sum has at least {secure.least}")
 
     @property
     def trained(self) -> bool:
         """Whether it is updates that are summed, and not judgements."""
         return self.request.do == "train"
 
-    def end(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """There will be no sum."""
-        self.ended, self.here = Failure("too_few", why), []
+        self.aborted, self.remaining = Failure("too_few", why), []
 
     def requests(self, stage: str) -> dict[ClientId, Request]:
         """What those who are still here are asked in a stage."""
@@ -103,51 +105,53 @@ class Sum:
         made = make()
         return {c: replace(r, do=stage, config={**r.config, **session}) for c, r in made.items()}
 
-    def hear(self, stage: str, answers: Answers) -> None:
+    def receive(self, stage: str, answers: Answers) -> None:
         """Take in what they answered; whoever did not, or not as it should be, is lost."""
         take: Callable[[ClientId, Reply], str]
         take = {KEYS: self.take_keys, SHARES: self.take_shares, MASKED: self.take_part, UNMASK: self.take_unmask}[stage]
-        asked, self.here = self.here, []
+        asked, self.remaining = self.remaining, []
         for client in asked:
             failure = answers.failures.get(client)
             if failure is None:
                 fault = take(client, answers.replies[client])
                 failure = Failure("malformed", f"{stage}: {fault}") if fault else None
             if failure is None:
-                self.here.append(client)
+                self.remaining.append(client)
             elif stage != UNMASK:  # a client that gets lost after its update came is in the sum all the same
-                self.lost[client] = as_told(failure)
-        if not self.ended and asked:
-            self.go_on(stage)
+                self.lost[client] = unmasked_failure(failure)
+        if not self.aborted and asked:
+            self.advance(stage)
 
-    def go_on(self, stage: str) -> None:
+    def advance(self, stage: str) -> None:
         """What follows from a stage, once all have been heard."""
         least = self.secure.least
-        while stage == SHARES and (short := [c for c in self.here if self.left(c) < self.needed(c)]):
+        while stage == SHARES and (short := [c for c in self.remaining if self.left(c) < self.needed(c)]):
             self.lost |= {c: Failure("too_few", f"{self.left(c)} of it and its neighbours are left") for c in short}
-            self.here = [c for c in self.here if c not in short]  # as if they had shared nothing
-        if len(self.here) < least and stage != UNMASK:
-            self.end(f"{len(self.here)} clients are left after {stage}, {least} are needed")
+            self.remaining = [c for c in self.remaining if c not in short]  # as if they had shared nothing
+        if len(self.remaining) < least and stage != UNMASK:
+            self.abort(f"{len(self.remaining)} clients are left after {stage}, {least} are needed")
         elif stage == KEYS:
-            self.near = draw_neighbours(self.here, self.secure.neighbours)
+            self.neighbours = draw_neighbours(self.remaining, self.secure.neighbours)
         elif stage == SHARES:
-            self.dealt = dict.fromkeys(self.here)
-        elif stage == MASKED and (short := [c for c in self.dealt if self.left(c) < self.needed(c)]):
-            self.end(f"{self.left(short[0])} of {short[0]} and its neighbours are left, {self.needed(short[0])} needed")
+            self.shared = dict.fromkeys(self.remaining)
+        elif stage == MASKED and (short := [c for c in self.shared if self.left(c) < self.needed(c)]):
+            self.abort(
+                f"{self.left(short[0])} of {short[0]} and its neighbours are left, {self.needed(short[0])} needed"
+            )
         elif stage == UNMASK:
             self.finish()
 
     def needed(self, client: ClientId) -> int:
         """How many of a client and its neighbours must stay."""
-        return self.secure.needed(len(self.near[client]) + 1)
+        return self.secure.needed(len(self.neighbours[client]) + 1)
 
     def left(self, client: ClientId) -> int:
         """How many of them are still here."""
-        return len({client, *self.near[client]} & set(self.here))
+        return len({client, *self.neighbours[client]} & set(self.remaining))
 
     def ask_keys(self) -> dict[ClientId, Request]:
         """For keys."""
-        return dict.fromkeys(self.here, Request("", {}, {"secagg.settings": self.scale.text()}))
+        return dict.fromkeys(self.remaining, Request("", {}, {"secagg.settings": self.scale.text()}))
 
     def take_keys(self, client: ClientId, reply: Reply) -> str:
         """The public keys of a client."""
@@ -165,28 +169,28 @@ class Sum:
     def ask_shares(self) -> dict[ClientId, Request]:
         """For shares, with the neighbours' public keys."""
         out = {}
-        for client in self.here:
-            near = self.near[client]
+        for client in self.remaining:
+            neighbours = self.neighbours[client]
             rows = {
-                f"secagg.{kind}": np.stack([np.frombuffer(self.keys[n][i], np.uint8) for n in near])
+                f"secagg.{kind}": np.stack([np.frombuffer(self.keys[n][i], np.uint8) for n in neighbours])
                 for i, kind in enumerate(("letters", "masks"))
             }
-            out[client] = Request("", {}, {"secagg.peers": json.dumps(near)}, rows)
+            out[client] = Request("", {}, {"secagg.peers": json.dumps(neighbours)}, rows)
         return out
 
     def take_shares(self, client: ClientId, reply: Reply) -> str:
         """The sealed letters of a client to its neighbours."""
-        rows, sizes, promise = (reply.extras.get(kind) for kind in ("sealed", "sizes", "commit"))
-        near = self.near[client]
-        if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or len(rows) != len(near):
+        rows, sizes, commitment = (reply.extras.get(kind) for kind in ("sealed", "sizes", "commit"))
+        neighbours = self.neighbours[client]
+        if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or len(rows) != len(neighbours):
             return "sent no letters"
-        if sizes is None or sizes.shape != (len(near),) or sizes.dtype.kind != "i" or rows.shape[1] > MOST_LETTER:
+        if sizes is None or sizes.shape != (len(neighbours),) or sizes.dtype.kind != "i" or rows.shape[1] > MOST_LETTER:
             return "sent letters of odd sizes"
-        if promise is None or promise.dtype != np.uint8 or promise.shape != (32,):
+        if commitment is None or commitment.dtype != np.uint8 or commitment.shape != (32,):
             return "sent no word on its mask"
-        for name, row, size in zip(near, rows, sizes.tolist(), strict=True):
+        for name, row, size in zip(neighbours, rows, sizes.tolist(), strict=True):
             self.letters[client, name] = row.tobytes()[: max(0, size)]
-        self.commits[client] = promise.tobytes()
+        self.commits[client] = commitment.tobytes()
         return ""
 
     def ask_masked(self) -> dict[ClientId, Request]:
@@ -198,15 +202,15 @@ class Sum:
             "secagg.metrics": json.dumps(self.metrics),
         }
         out = {}
-        for client in self.here:
-            near = [n for n in self.near[client] if n in self.dealt]
-            sealed = [self.letters[n, client] for n in near]
+        for client in self.remaining:
+            neighbours = [n for n in self.neighbours[client] if n in self.shared]
+            sealed = [self.letters[n, client] for n in neighbours]
             width = max(map(len, sealed), default=0)
             extras: Arrays = {
                 "secagg.sealed": np.array([list(s.ljust(width, b"=")) for s in sealed], np.uint8).reshape(-1, width),
                 "secagg.sizes": np.array([len(s) for s in sealed], np.int32),
             }
-            config = {**common, "secagg.from": json.dumps(near)}
+            config = {**common, "secagg.from": json.dumps(neighbours)}
             out[client] = Request("", self.request.arrays, config, {**self.request.extras, **extras})
         return out
 
@@ -226,76 +230,84 @@ class Sum:
 
     def ask_unmask(self) -> dict[ClientId, Request]:
         """For the shares that take the masks off the sum."""
-        return {c: Request("", {}, {f"secagg.{k}": json.dumps(v) for k, v in self.told(c).items()}) for c in self.here}
+        return {
+            c: Request("", {}, {f"secagg.{k}": json.dumps(v) for k, v in self.neighbour_outcomes(c).items()})
+            for c in self.remaining
+        }
 
-    def told(self, client: ClientId) -> dict[str, list[ClientId]]:
+    def neighbour_outcomes(self, client: ClientId) -> dict[str, list[ClientId]]:
         """Which of a client's neighbours are in the sum, and which got lost after they had shared their secrets."""
-        near = [n for n in self.near[client] if n in self.dealt]
-        return {"alive": [n for n in near if n in self.parts], "lost": [n for n in near if n not in self.parts]}
+        neighbours = [n for n in self.neighbours[client] if n in self.shared]
+        return {
+            "alive": [n for n in neighbours if n in self.parts],
+            "lost": [n for n in neighbours if n not in self.parts],
+        }
 
     def take_unmask(self, client: ClientId, reply: Reply) -> str:
         """The shares that a client holds: its own, then those of its neighbours."""
-        told, found = self.told(client), reply.extras.get("shares")
-        whose = [client, *told["alive"], *told["lost"]]
-        if found is None or found.dtype != np.uint8 or found.shape != (len(whose), SHARE):
+        neighbour_outcomes, found = self.neighbour_outcomes(client), reply.extras.get("shares")
+        owners = [client, *neighbour_outcomes["alive"], *neighbour_outcomes["lost"]]
+        if found is None or found.dtype != np.uint8 or found.shape != (len(owners), SHARE):
             return "sent no shares"
-        for name, row in zip(whose, found, strict=True):
+        for name, row in zip(owners, found, strict=True):
             self.shares.setdefault(name, []).append(row.tobytes())
         return ""
 
     def finish(self) -> None:
         """Take the masks off the sum of all parts, and read the mean in it."""
-        owing = self.owing
-        short = [c for c in self.dealt if c in owing and len(self.shares.get(c, ())) < self.needed(c)]
+        mask_owners = self.mask_owners
+        short = [c for c in self.shared if c in mask_owners and len(self.shares.get(c, ())) < self.needed(c)]
         if short:
             held = len(self.shares.get(short[0], ()))
-            self.end(f"{held} shares that unmask {short[0]} came, {self.needed(short[0])} are needed")
+            self.abort(f"{held} shares that unmask {short[0]} came, {self.needed(short[0])} are needed")
             return
         try:
             parts = (part for part, _ in self.parts.values())
             total = next(parts)
             for part in itertools.chain(parts, self.masks(total)):  # one at a time: models may be large
-                total = plus(total, part)
+                total = add_parts(total, part)
             arrays, metrics, weight = self.scale.read(self.request.arrays, *total, self.trained)
         except ValueError as error:
-            self.end(f"the sum cannot be unmasked: {error}")
+            self.abort(f"the sum cannot be unmasked: {error}")
             return
         self.mean = Reply(arrays, {}, metrics, max(1, round(weight / len(self.parts))))
 
     @property
-    def owing(self) -> set[ClientId]:
+    def mask_owners(self) -> set[ClientId]:
         """Whose masks are in the sum: all who are in it, and the lost neighbours of any of them."""
-        return {*self.parts, *(n for c in self.parts for n in self.told(c)["lost"])}
+        return {*self.parts, *(n for c in self.parts for n in self.neighbour_outcomes(c)["lost"])}
 
-    def masks(self, like: Part) -> Iterator[Part]:
+    def masks(self, like: SumPart) -> Iterator[SumPart]:
         """What takes the masks off: of those in the sum their own, of the lost the ones they shared with these."""
-        for client in sorted(self.owing):
-            secret = join(self.shares[client][: self.needed(client)])
+        for client in sorted(self.mask_owners):
+            secret = recover_secret(self.shares[client][: self.needed(client)])
             if client in self.parts:
                 if commit(self.session, secret) != self.commits[client]:
                     raise ValueError(f"shares of {client} do not fit")
                 update, wide = own_mask(self.session, secret, like)
-                yield minus(update), minus(wide)
+                yield negate(update), negate(wide)
                 continue
             if public_of(secret) != self.keys[client][1]:
                 raise ValueError(f"shares of {client} do not fit")
-            for peer in self.near[client]:
+            for peer in self.neighbours[client]:
                 if peer in self.parts:
                     yield shared_mask(self.session, secret, self.keys[peer][1], client, peer, like)
 
     def answers(self) -> Answers:
         """The mean as everyone's reply, and why the others have none."""
         if self.mean is None:
-            ended = self.ended or Failure("too_few", "nobody is left")
-            return Answers({}, {c: self.lost.get(c, ended) for c in self.members})
+            aborted = self.aborted or Failure("too_few", "nobody is left")
+            return Answers({}, {c: self.lost.get(c, aborted) for c in self.members})
         public = self.secure.sizes == "public" and self.trained
         replies = {c: replace(self.mean, n=n) if public else self.mean for c, (_, n) in sorted(self.parts.items())}
         return Answers(replies, dict(sorted(self.lost.items())))
 
 
-def as_told(failure: Failure) -> Failure:
+def unmasked_failure(failure: Failure) -> Failure:
     """The failure as it would be without masks: what a site found wrong with its own reply is of that kind."""
     rule, colon, reason = failure.reason.partition(": ")
     kind = rule.removeprefix("secure.")
-    told = failure.kind == "refused" and colon and kind in ("not_finite", "count", "shape", "dtype", "empty")
-    return Failure(kind, reason) if told else failure
+    neighbour_outcomes = (
+        failure.kind == "refused" and colon and kind in ("not_finite", "count", "shape", "dtype", "empty")
+    )
+    return Failure(kind, reason) if neighbour_outcomes else failure

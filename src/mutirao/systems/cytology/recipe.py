@@ -91,7 +91,7 @@ def task(config: Config) -> Task:
     from mutirao.systems.images.client import Hospital, HospitalPopulation, pool_hospitals
     from mutirao.systems.images.heads import probabilities
     from mutirao.systems.images.models import Plan
-    from mutirao.training.samples import agree_on_classes
+    from mutirao.training.samples import agreed_classes
 
     check_backbone(config.body)
     check_validation_share(config, "validation", is_private(config))
@@ -145,7 +145,7 @@ def task(config: Config) -> Task:
         evaluate=evaluate if has_test else None,
         judge="balanced_accuracy" if has_test or config.judge_by == "vali" else "distributed_accuracy",
         metrics=metrics,
-        agreed=agree_on_classes(classes),
+        agreed=agreed_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
         if has_test
         else Exhibits(),

@@ -124,7 +124,7 @@ def task(config: Config) -> Task:
         return replace_head(make_network(config.model, data.shape, config.width, classes), outputs)
 
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
-    head = last_layer(trainers(classes).blank())
+    head = last_layer(trainers(classes).thread_module())
     signature, privacy = signature_of(config), build("privacy", config.privacy)
     hold = config.hold if holds_out_samples(config) else 0.0
     member = GroupMember(trainers, classes, signature, config.warm_epochs, head, privacy, hold)

@@ -15,8 +15,8 @@ from mutirao.datasets.image_layouts import set_apart
 from mutirao.randomness import derive_seed
 from mutirao.systems.images.bags import BagExtractor, join_bags
 from mutirao.systems.images.features import Extractor
-from mutirao.training.inputs import change
-from mutirao.training.plain import answer_in_turn
+from mutirao.training.inputs import map_tensors
+from mutirao.training.plain import answer_sequentially
 from mutirao.training.samples import ClientData, Population, Samples
 from mutirao.training.trainer import Trainer
 
@@ -54,7 +54,7 @@ class Hospital(Party):
         reply = super().__call__(request, site)
         return self.validate(reply, site.data.test) if request.do == "train" else reply
 
-    many = answer_in_turn  # hospitals are few and their rounds short
+    many = answer_sequentially  # hospitals are few and their rounds short
 
     def validate(self, reply: Reply, kept: Samples) -> Reply:
         """The reply with loss and accuracy of the trained model on what was kept back."""
@@ -123,7 +123,7 @@ class HospitalPopulation(Population):
             rows = np.sort(order[: self.most]), rows[1]
         used = held.take(np.concatenate(rows))
         found, cut = self.extract.inputs(used), len(rows[0])
-        train, kept = change(found, lambda rows: rows[:cut]), change(found, lambda rows: rows[cut:])
+        train, kept = map_tensors(found, lambda rows: rows[:cut]), map_tensors(found, lambda rows: rows[cut:])
         return ClientData(Samples(train, used.labels[:cut]), Samples(kept, used.labels[cut:]), tuple(held.classes))
 
 

@@ -29,7 +29,7 @@ from mutirao.randomness import rng
 from mutirao.systems.images.backbones import SIZE, Backbone, load_backbone, weights_fingerprint
 from mutirao.systems.images.choices import NETWORK_NAMES, Depth
 from mutirao.systems.images.stain import NORMALIZERS, jitter
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 from mutirao.training.optimizers import one_thread
 
 Pixels = npt.NDArray[np.uint8]
@@ -120,7 +120,7 @@ class Extractor:
             raise ValueError("there are no pictures to look at")
         _ = self.side if self.depth == "pixels" else self.folder  # made here, once, not in every thread
         rows = []
-        with one_thread(), ThreadPoolExecutor(cores(), "mutirao-features") as pool:
+        with one_thread(), ThreadPoolExecutor(core_count(), "mutirao-features") as pool:
             for i, row in enumerate(pool.map(self.of_file, files), 1):
                 rows.append(row)
                 if progress is not None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from mutirao.systems.images.backbones import Backbone
 from mutirao.systems.images.choices import Trainable
-from mutirao.training.inputs import call_model, change
+from mutirao.training.inputs import call_model, map_tensors
 from mutirao.training.optimizers import one_thread
 from mutirao.training.samples import Samples
-from mutirao.training.torch_device import place_of
+from mutirao.training.torch_device import device_of
 
 
 class OneView(nn.Module):
@@ -57,10 +57,10 @@ class Whole(nn.Module):
 def probabilities(model: nn.Module, x: Any) -> npt.NDArray[np.float64]:
     """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views, or bags."""
     model.eval()
-    held, place = Samples(x, np.zeros(len(x[0] if isinstance(x, tuple) else x))), place_of(model)
+    held, place = Samples(x, np.zeros(len(x[0] if isinstance(x, tuple) else x))), device_of(model)
     batches = (held.batch(slice(i, i + 64))[0] for i in range(0, len(held), 64))
     with one_thread(), torch.inference_mode():
-        found_in = (call_model(model, change(batch, lambda t: t.to(place))) for batch in batches)
+        found_in = (call_model(model, map_tensors(batch, lambda t: t.to(place))) for batch in batches)
         rows = [torch.softmax(scores.cpu().double(), -1) for scores in found_in]
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
     return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it

@@ -85,7 +85,7 @@ def task(config: Config) -> Task:
     from mutirao.systems.images.client import HospitalPopulation, Party, pool_hospitals
     from mutirao.systems.images.heads import probabilities
     from mutirao.systems.images.models import Plan
-    from mutirao.training.samples import Samples, agree_on_classes
+    from mutirao.training.samples import Samples, agreed_classes
 
     plan = Plan.of(config)
     hospitals = HospitalPopulation(
@@ -111,7 +111,7 @@ def task(config: Config) -> Task:
         initial=partial(party.initial, config.seed),
         evaluate=(lambda arrays: party.evaluate(arrays, test())) if has_test else None,
         metrics=FIGURES,
-        agreed=agree_on_classes(classes),
+        agreed=agreed_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if has_test else {}),
         classes=len(classes),
     )

@@ -18,7 +18,7 @@ from mutirao.core.moments import Transform
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.errors import ConfigError, Refused
 from mutirao.personalization import Settings as Personal
-from mutirao.personalization.handler import OF_THE_WHOLE
+from mutirao.personalization.handler import WHOLE_MODEL_ONLY
 from mutirao.privacy import DPSGD
 from mutirao.systems.ranking.client_documents import Held
 from mutirao.systems.ranking.encoding import Encoded
@@ -26,7 +26,7 @@ from mutirao.systems.ranking.feature_scale import SCALE, Scale, read_scale, tell
 from mutirao.systems.ranking.metrics import Metrics, judge
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.scorers import score, trainer_of
-from mutirao.training.shared_encoding import answer_many, bare, content_in
+from mutirao.training.shared_encoding import agreed_content, answer_many, without_agreement
 from mutirao.training.trainer import Trainer
 
 
@@ -84,7 +84,7 @@ class RankingClient:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
         plain = self.trainers.example
         whole = self.personal is None or self.personal.whole
-        return plain.provides if whole else plain.provides - OF_THE_WHOLE
+        return plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
 
     @property
     def schedule(self) -> Any:
@@ -132,14 +132,18 @@ class RankingClient:
     def scale_in(self, request: Request) -> Scale:
         """The scale that goes with a request, if it is the one agreed on."""
         try:
-            return read_scale(content_in(request, SCALE, self.own))
+            return read_scale(agreed_content(request, SCALE, self.own))
         except ValueError as error:
             raise Refused(f"agreed.{SCALE}", str(error)) from error
 
     def prepare(self, request: Request, site: Site) -> tuple[Scale, Request, Site]:
         """What the trainer is asked: the request without the scale, on samples instead of documents as they are."""
         scale = self.scale_in(request)
-        return scale, bare(request, SCALE), Site(site.id, self.encoded(site.id, site.data, scale), site.state)
+        return (
+            scale,
+            without_agreement(request, SCALE),
+            Site(site.id, self.encoded(site.id, site.data, scale), site.state),
+        )
 
     def agree(self, request: Request, site: Site) -> None:
         """Refused if documents have other features than the scale, or grades beyond it.

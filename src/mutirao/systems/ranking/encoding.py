@@ -21,7 +21,7 @@ from mutirao.systems.ranking.feature_scale import SCALE, Scale, differing
 from mutirao.systems.ranking.losses import PAD
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.training.inputs import as_inputs, as_labels
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Index, Samples
 
 Rows = npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ def lists_of(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index
         return features, torch.arange(longest) < len(own[i])
 
     example = torch.zeros(1, longest, x.shape[1]), torch.zeros(1, longest, dtype=torch.bool)
-    return Samples(Lazy(read, len(own), example, KEPT_BYTES), y)
+    return Samples(LazyInputs(read, len(own), example, KEPT_BYTES), y)
 
 
 def by_query(queries: npt.NDArray[np.generic], rows: Index) -> list[Index]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mutirao.training.measurements import OwnFigures
+from mutirao.training.measurements import CustomLoss
 
 PAD = -1.0  # the grade of a place in a list that holds no document
 LEAST = -1e9  # the score of such a place, wherever scores are compared
@@ -119,7 +119,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class ListLoss(OwnFigures):
+class ListLoss(CustomLoss):
     """A loss by its name, for grades from 0 to `grades` - 1, and what it says of each document and list."""
 
     name: str

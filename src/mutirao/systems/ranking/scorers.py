@@ -15,7 +15,7 @@ from mutirao.systems.ranking.encoding import flat_lists
 from mutirao.systems.ranking.losses import ListLoss
 from mutirao.systems.ranking.metrics import Metrics
 from mutirao.training.optimizers import one_thread
-from mutirao.training.torch_device import place_of
+from mutirao.training.torch_device import device_of
 from mutirao.training.trainer import Trainer
 
 CHUNK = 65_536  # documents scored at once
@@ -63,7 +63,7 @@ def expected_grade(outputs: Tensor) -> Tensor:
 def score(model: nn.Module, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """What the documents are ranked by."""
     model.eval()
-    rows, place = torch.from_numpy(x), place_of(model)
+    rows, place = torch.from_numpy(x), device_of(model)
     with one_thread(), torch.inference_mode():
         chunks = [expected_grade(model(rows[i : i + CHUNK].to(place))).cpu() for i in range(0, len(x), CHUNK)]
     scores: npt.NDArray[np.float64] = torch.cat(chunks).double().numpy()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.systems.recsys.kernels import MIX, NEWTON, STILL, compiled, find_kernel
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 
 USER = 40  # ratings that take as long as what a user takes however few it has
 AT_ONCE = 16  # users for whom a second thread is worth its start
@@ -172,7 +172,7 @@ def spread(work: Any, given: tuple[Any, ...], rules: Rules, batch: Batch, epochs
     numbers = (*how_vectors, epochs, rules.lr, rules.decay, proximal)
     whose = (batch.support, batch.offsets, batch.begins)
     arrays = (*given, *whose, batch.vectors, batch.predictions, batch.trained)
-    workers = rules.workers or cores()
+    workers = rules.workers or core_count()
     if workers == 1 or len(batch) < AT_ONCE:
         work(*arrays, *numbers, 0, len(batch))
         return

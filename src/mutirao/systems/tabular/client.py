@@ -25,13 +25,13 @@ from mutirao.core.parts import AnyHandler
 from mutirao.errors import Refused
 from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.personalization import Settings as Personal
-from mutirao.personalization.handler import OF_THE_WHOLE, PersonalTrainer
+from mutirao.personalization.handler import WHOLE_MODEL_ONLY, PersonalTrainer
 from mutirao.privacy import DPSGD
 from mutirao.systems.tabular.client_tables import Held
 from mutirao.systems.tabular.schema import SCHEMA, Schema, Task, read_schema
 from mutirao.systems.tabular.table_profile import tell_profile
 from mutirao.training.samples import ClientData, Samples
-from mutirao.training.shared_encoding import answer_many, bare, content_in
+from mutirao.training.shared_encoding import agreed_content, answer_many, without_agreement
 from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
@@ -149,7 +149,7 @@ class TableClient:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
         plain = Trainer.of(self.trainers.config, nn.Identity)  # what is provided depends on the settings alone
         whole = self.personal is None or self.personal.whole
-        given = plain.provides if whole else plain.provides - OF_THE_WHOLE
+        given = plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
         return given - ({"metrics:accuracy"} if self.task == "regression" else set())
 
     def agreed(self) -> Mapping[str, str]:
@@ -189,7 +189,7 @@ class TableClient:
 
     def schema_in(self, request: Request) -> Schema:
         """The schema that goes with a request, if it is the one agreed on and about what is predicted here."""
-        content = content_in(request, SCHEMA, self.own)
+        content = agreed_content(request, SCHEMA, self.own)
         try:
             schema = read_schema(content)
         except ValueError as error:
@@ -203,7 +203,7 @@ class TableClient:
         """What the trainer is asked: the request without the schema, on samples instead of a table."""
         schema = self.schema_in(request)
         data = self.encoded(site.id, site.data, schema, digest_of(schema.content()))
-        return schema, bare(request, SCHEMA), Site(site.id, data, site.state)
+        return schema, without_agreement(request, SCHEMA), Site(site.id, data, site.state)
 
     def agree(self, request: Request, site: Site) -> None:
         """Refused if the table has other columns than the schema, or numbers beyond all measure on its scale."""

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mutirao.training.engine.tracer import Recorder
+from mutirao.training.engine.tracer import Tracer
 
 try:
     from mutirao.training.engine import _attention  # type: ignore[attr-defined]  # compiled
@@ -21,19 +21,19 @@ except ImportError:  # installed without a C compiler
     _attention = None
 
 kernel: Any = _attention
-LONGEST = 1024  # tokens: beyond, little is left of the kernel's lead over torch's own
-WIDEST = 128  # numbers of a head
+MAX_TOKENS = 1024  # tokens: beyond, little is left of the kernel's lead over torch's own
+MAX_HEAD_SIZE = 128  # numbers of a head
 
 
-def hasten_attention(module: nn.Module) -> nn.Module:
+def accelerate_attention(module: nn.Module) -> nn.Module:
     """The module with its self-attention done here where that fits; names and weights stay."""
     for attention in module.modules():
-        if type(attention) is nn.MultiheadAttention and fits(attention):
+        if type(attention) is nn.MultiheadAttention and supports_attention(attention):
             attention.forward = partial(attend, attention)  # type: ignore[method-assign]
     return module
 
 
-def fits(attention: nn.MultiheadAttention) -> bool:
+def supports_attention(attention: nn.MultiheadAttention) -> bool:
     """Whether the layer may be done here: one matrix for queries, keys and values, and no rows but those given."""
     return (
         attention._qkv_same_embed_dim
@@ -69,10 +69,10 @@ def attend(
         and query.dim() == 3
         and query.numel() > 0
         and query.shape[2] == attention.embed_dim
-        and is_ordinary()
+        and is_plain_execution()
     ):
         packed = functional.linear(query, weight, attention.in_proj_bias)
-        mixed = mix(packed, attention.num_heads)
+        mixed = scaled_attention(packed, attention.num_heads)
         return functional.linear(mixed, attention.out_proj.weight, attention.out_proj.bias), None
     return nn.MultiheadAttention.forward(
         attention,
@@ -87,41 +87,41 @@ def attend(
     )
 
 
-def is_ordinary() -> bool:
+def is_plain_execution() -> bool:
     """Whether tensors are what they seem: nothing is stacked, recorded or cast on the way."""
     return (
         torch._C._functorch.peek_interpreter_stack() is None
-        and not isinstance(_get_current_dispatch_mode(), Recorder)
+        and not isinstance(_get_current_dispatch_mode(), Tracer)
         and not torch.is_autocast_enabled("cpu")
     )
 
 
-def mix(packed: Tensor, heads: int) -> Tensor:
+def scaled_attention(packed: Tensor, heads: int) -> Tensor:
     """softmax(q k' / sqrt(size)) v, head by head, of rows that hold q, k and v."""
     count, length, width = packed.shape
     size = width // 3 // heads
-    if kernel is not None and length <= LONGEST and size <= WIDEST:
-        return Mixing.apply(packed, heads)  # type: ignore[no-any-return, no-untyped-call]
+    if kernel is not None and length <= MAX_TOKENS and size <= MAX_HEAD_SIZE:
+        return AttentionKernel.apply(packed, heads)  # type: ignore[no-any-return, no-untyped-call]
     q, k, v = packed.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4).unbind()  # its gradient is one copy
     mixed = functional.scaled_dot_product_attention(q, k, v)
     return mixed.transpose(1, 2).reshape(count, length, width // 3)
 
 
-def scale_of(packed: Tensor, heads: int) -> float:
+def attention_scale(packed: Tensor, heads: int) -> float:
     """What scores are multiplied by: 1 / sqrt(size of a head)."""
     return float((packed.shape[2] // 3 // heads) ** -0.5)
 
 
-class Mixing(torch.autograd.Function):
+class AttentionKernel(torch.autograd.Function):
     """The kernel, as torch's gradients see it."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, heads: int) -> Tensor:
-        """What `mix` says, keeping the largest score of each row and what its shares were divided by."""
+        """What `scaled_attention` says, keeping the largest score of each row and what its shares were divided by."""
         count, length, width = packed.shape
         mixed = torch.empty(count, length, width // 3)
         scales = torch.empty(count, heads, 2, length)
-        kernel.forth(scale_of(packed, heads), packed.detach().numpy(), mixed.numpy(), scales.numpy())
+        kernel.forth(attention_scale(packed, heads), packed.detach().numpy(), mixed.numpy(), scales.numpy())
         ctx.save_for_backward(packed, scales)
         return mixed
 
@@ -132,7 +132,7 @@ class Mixing(torch.autograd.Function):
         packed, scales = ctx.saved_tensors
         slopes = torch.empty_like(packed)
         kernel.back(
-            scale_of(packed, scales.shape[1]),
+            attention_scale(packed, scales.shape[1]),
             packed.detach().numpy(),
             gradient.contiguous().numpy(),
             scales.numpy(),

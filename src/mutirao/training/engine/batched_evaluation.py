@@ -10,30 +10,30 @@ from torch import Tensor
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply, failure_of
-from mutirao.training.cpu_cores import cores
-from mutirao.training.engine.jobs import storage_of
-from mutirao.training.engine.threaded import in_threads
+from mutirao.training.cpu_cores import core_count
+from mutirao.training.engine.jobs import shared_storage
+from mutirao.training.engine.threaded import map_in_threads
 from mutirao.training.inputs import call_model
 from mutirao.training.measurements import (
-    entropies,
-    has_figures,
+    has_error_measures,
     is_classes,
-    mean_metrics,
-    noted_losses,
+    losses_without_grad,
+    predictive_entropies,
     probe_samples,
     read_extras,
+    training_metrics,
 )
 from mutirao.training.optimizers import one_thread
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
-from mutirao.training.samples import ClientData, Samples, own_test_of
+from mutirao.training.samples import ClientData, Samples, own_test_samples
 from mutirao.training.torch_device import is_heavy
 
 log = logging.getLogger("mutirao")
 
 Seen = TypeVar("Seen")
 
-JUDGED = {"loss", "accuracy"}
-NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
+EVALUATED = {"loss", "accuracy"}
+BATCH_NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
 def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str, float]:
@@ -41,7 +41,7 @@ def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str
 
     `data` are Samples, or what they can be made of.
     """
-    samples = own_test_of(data) if isinstance(data, ClientData) else Samples.of(data)
+    samples = own_test_samples(data) if isinstance(data, ClientData) else Samples.of(data)
     if len(samples) == 0:
         raise ValueError("has no samples to be judged on")
     classes = is_classes(samples.y)
@@ -51,13 +51,13 @@ def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str
         kept = (outputs.cpu().numpy(), y.cpu().numpy()) if trainer.figures is not None else None
         return float(trainer.loss(outputs, y)) * len(y), right, kept
 
-    seen = batch_by_batch(trainer, arrays, samples, look)
+    seen = map_batches(trainer, arrays, samples, look)
     total, right = sum(loss for loss, _, _ in seen), sum(right for _, right, _ in seen)
-    found = mean_metrics(total, right if classes else None, len(samples))
-    return found | figures_of(trainer, [kept for _, _, kept in seen if kept is not None])
+    found = training_metrics(total, right if classes else None, len(samples))
+    return found | custom_metrics(trainer, [kept for _, _, kept in seen if kept is not None])
 
 
-def figures_of(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> dict[str, float]:
+def custom_metrics(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> dict[str, float]:
     """What the trainer's `figures` say of outputs and labels, batches put together."""
     if trainer.figures is None:
         return {}
@@ -65,14 +65,14 @@ def figures_of(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> di
     return {name: float(value) for name, value in trainer.figures(outputs, labels).items()}
 
 
-def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
+def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Answers to `evaluate` and `probe`; clients for whom there is no common pass are left out."""
     outcomes: Outcomes = {}
     groups: dict[tuple[str, int, Any, frozenset[str]], list[tuple[ClientId, Samples, int]]] = {}
     for client in sorted(requests):
         request = requests[client]
         try:
-            whole = (own_test_of if request.do == "evaluate" else Samples.of)(sites[client].data)
+            whole = (own_test_samples if request.do == "evaluate" else Samples.of)(sites[client].data)
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
                 raise ValueError("has no samples to be judged on")
@@ -88,36 +88,36 @@ def judge_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
         groups.setdefault(key, []).append((client, samples, len(whole)))
     for (do, _, _, extras), group in groups.items():
         try:
-            means = mean_by_client(trainer, requests[group[0][0]].arrays, [samples for _, samples, _ in group])
+            means = metrics_by_client(trainer, requests[group[0][0]].arrays, [samples for _, samples, _ in group])
         except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
             log.debug("clients are judged one by one: %s", error)
             continue
-        names = {"loss", "entropy", *(extras & {"rms_loss"})} if do == "probe" else JUDGED
+        names = {"loss", "entropy", *(extras & {"rms_loss"})} if do == "probe" else EVALUATED
         for (client, _, n), (found, figures) in zip(group, means, strict=True):
             told = {k: v for k, v in found.items() if k in names} | (figures if do == "evaluate" else {})
             outcomes[client] = Reply({}, metrics=told, n=n)
     return outcomes
 
 
-def mean_by_client(
+def metrics_by_client(
     trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
     """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client.
 
     Beside them the trainer's own figures, if it has any.
     """
-    x, y, rows = storage_of(clients)
-    names = ["loss", "rms_loss", *(["entropy"] * has_figures(trainer.loss, y)), *(["accuracy"] * is_classes(y))]
+    x, y, rows = shared_storage(clients)
+    names = ["loss", "rms_loss", *(["entropy"] * has_error_measures(trainer.loss, y)), *(["accuracy"] * is_classes(y))]
 
     def look(outputs: Tensor, y: Tensor) -> tuple[Array, Array]:
-        losses = noted_losses(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
+        losses = losses_without_grad(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).cpu().double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
-        more = [entropies(trainer.loss, outputs, y).cpu()] if has_figures(trainer.loss, y) else []
+        more = [predictive_entropies(trainer.loss, outputs, y).cpu()] if has_error_measures(trainer.loss, y) else []
         more += [(outputs.argmax(-1) == y).cpu()] if is_classes(y) else []
         return torch.stack([losses, losses.square(), *more]).numpy(), outputs.cpu().numpy()
 
-    seen = batch_by_batch(trainer, arrays, Samples(x, y, np.concatenate(rows)), look)
+    seen = map_batches(trainer, arrays, Samples(x, y, np.concatenate(rows)), look)
     values = np.concatenate([means for means, _ in seen], axis=1)
     sizes = np.array([len(r) for r in rows])
     means = np.add.reduceat(values, np.cumsum(sizes) - sizes, axis=1) / sizes
@@ -127,15 +127,15 @@ def mean_by_client(
         return [(mean, {}) for mean in found]
     own = np.split(np.concatenate([outputs for _, outputs in seen]), np.cumsum(sizes)[:-1])
     labels = (y[torch.from_numpy(r)].numpy() for r in rows)
-    return [(m, figures_of(trainer, [pair])) for m, pair in zip(found, zip(own, labels, strict=True), strict=True)]
+    return [(m, custom_metrics(trainer, [pair])) for m, pair in zip(found, zip(own, labels, strict=True), strict=True)]
 
 
-def batch_by_batch(
+def map_batches(
     trainer: PlainTrainer, arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
-    size = max(1, NUMBERS // max(1, samples.width))
-    starts, there = range(0, len(samples), size), trainer.here(samples)
+    size = max(1, BATCH_NUMBERS // max(1, samples.width))
+    starts, there = range(0, len(samples), size), trainer.to_device(samples)
 
     def some(starts: Sequence[int]) -> list[Seen]:
         model = trainer.fill(arrays).eval()
@@ -143,8 +143,8 @@ def batch_by_batch(
             batches = (there.batch(slice(start, start + size)) for start in starts)
             return [look(call_model(model, x), y) for x, y in batches]
 
-    if not is_heavy(trainer.blank(), trainer.batch_size):
+    if not is_heavy(trainer.thread_module(), trainer.batch_size):
         return some(starts)
-    share = -(-len(starts) // (trainer.workers or cores()))
+    share = -(-len(starts) // (trainer.workers or core_count()))
     parts = [starts[i : i + share] for i in range(0, len(starts), share)]
-    return [seen for part in in_threads(trainer, some, parts) for seen in part]
+    return [seen for part in map_in_threads(trainer, some, parts) for seen in part]

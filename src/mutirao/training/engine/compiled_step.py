@@ -18,8 +18,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mutirao.core.arrays import Array, Arrays
 from mutirao.training.engine.dropout import NAME, draw_masks, find_masks, give_masks
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.local_step import Form, Layout, Step, moments_of, scalars_of
-from mutirao.training.engine.tracer import Program, Unsupported, freeze_program, join_tapes, record_tape, tidy_tape
+from mutirao.training.engine.local_step import LocalStep, StateLayout, StepForm, moments_of, scalars_of
+from mutirao.training.engine.tracer import (
+    Program,
+    Unsupported,
+    freeze_program,
+    merge_traces,
+    simplify_trace,
+    trace_step,
+)
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.pull import NOTHING, Pull
@@ -30,47 +37,52 @@ log = logging.getLogger("mutirao")
 FREEZE_AFTER = 32  # steps of one height until freezing its tape pays
 BLOCK = 5  # steps frozen together: Python is needed, and its lock taken, once a block
 FIXED, MOVING = ("x", "y"), ("rows", "weights", "scalars")  # the inputs of a step, beside the clients' state and masks
-CLOSE = 1e-3  # of the largest number: far above rounding, far below a different formula
+TOLERANCE = 1e-3  # of the largest number: far above rounding, far below a different formula
 
 
-class Machine:
+class CompiledStep:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
-        self.trainer, self.mu, self.moves, self.place = trainer, job.pace.mu, job.moves, trainer.place()
+        self.trainer, self.mu, self.has_varying_lr, self.device = (
+            trainer,
+            job.hyperparameters.mu,
+            job.has_varying_lr,
+            trainer.torch_device(),
+        )
         self.corrected = bool(job.pull.correction)
         self.sent, self.arrays, self.example = job.request.arrays, job.arrays, job.first()
-        self.module = trainer.travel.prepare(
-            copy.deepcopy(trainer.blank())
+        self.module = trainer.state_names.prepare(
+            copy.deepcopy(trainer.thread_module())
         )  # recording must not touch the one others use
         self._look(*self.example)
         give_masks(self.module, self.masks)
-        self.sound: Tensor | None = None  # labels found to be classes of the model
-        self._said = False
-        self._objections: dict[tuple[bool, bool], str] = {}
-        self._tapes: dict[Form, fx.GraphModule] = {}
-        self._frozen: dict[tuple[Form, int, int], Program | None] = {}  # by form, clients and steps
-        self._steps: collections.Counter[tuple[Form, int, int]] = collections.Counter()
+        self.valid_labels: Tensor | None = None  # labels found to be classes of the model
+        self._logged = False
+        self._obstacles: dict[tuple[bool, bool], str] = {}
+        self._traces: dict[StepForm, fx.GraphModule] = {}
+        self._frozen: dict[tuple[StepForm, int, int], Program | None] = {}  # by form, clients and steps
+        self._steps: collections.Counter[tuple[StepForm, int, int]] = collections.Counter()
 
     def _look(self, x: Tensor, y: Tensor) -> None:
         """Find out from one plain step what the loss depends on, and whether the model is random but for dropout."""
-        module = self.trainer.travel.prepare(self.trainer.fill(self.sent))
+        module = self.trainer.state_names.prepare(self.trainer.fill(self.sent))
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with quietly(self.place):
-            before = random_state(self.place)
+        with isolated(self.device):
+            before = random_state(self.device)
             outputs = module(x)
-            draws = not torch.equal(before, random_state(self.place))
+            is_random = not torch.equal(before, random_state(self.device))
             if not isinstance(outputs, Tensor):
                 raise Unsupported(f"its output is a {type(outputs).__name__}, not a tensor")
             loss = self.trainer.loss(outputs, y)
             found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-            self.masks = find_masks(module, x) if draws else []
-        self.random = draws and not self.masks
+            self.masks = find_masks(module, x) if is_random else []
+        self.random = is_random and not self.masks
         self.classes, self.dtype = outputs.shape[-1], loss.dtype
-        self.layout = Layout.of(module, {n for n, g in zip(named, found, strict=True) if g is None})
+        self.layout = StateLayout.of(module, {n for n, g in zip(named, found, strict=True) if g is None})
         self.like = {n: t.detach() for n, t in module.state_dict().items()}
 
-    def form(self, batch: int, aligned: bool) -> Form:
+    def form(self, batch: int, aligned: bool) -> StepForm:
         """The fastest way to write a step of so many samples that gives the plain gradient.
 
         By rows, short batches can be filled up. If loss or layers mix the samples of a batch, as batch normalisation
@@ -79,29 +91,29 @@ class Machine:
         """
         ways = [(True, True)] + [(True, False)] * aligned + [(False, False)]
         for stacked, by_rows in ways:
-            if not self.objection(stacked, by_rows):
-                if not stacked and not self._said:
-                    self._said = True
+            if not self.obstacle(stacked, by_rows):
+                if not stacked and not self._logged:
+                    self._logged = True
                     log.info(
-                        "clients are trained one at a time, each with a recorded step: %s", self.objection(*ways[0])
+                        "clients are trained one at a time, each with a recorded step: %s", self.obstacle(*ways[0])
                     )
-                return Form(stacked, by_rows, batch)
-        raise Unsupported(self.objection(*ways[0]))
+                return StepForm(stacked, by_rows, batch)
+        raise Unsupported(self.obstacle(*ways[0]))
 
-    def objection(self, stacked: bool, by_rows: bool) -> str:
+    def obstacle(self, stacked: bool, by_rows: bool) -> str:
         """Why a step cannot be written this way; nothing if it can."""
-        if (stacked, by_rows) not in self._objections:
-            form = Form(stacked, by_rows, len(self.example[1]))
+        if (stacked, by_rows) not in self._obstacles:
+            form = StepForm(stacked, by_rows, len(self.example[1]))
             try:
                 why = "it is random" if stacked and self.random else self._compare(form)
                 if not why:
-                    self._tapes[form] = self._record(form)
+                    self._traces[form] = self._record(form)
             except Exception as error:  # a model may do anything that cannot be done this way
                 why = " ".join(str(error).split())[:160] or type(error).__name__
-            self._objections[stacked, by_rows] = why
-        return self._objections[stacked, by_rows]
+            self._obstacles[stacked, by_rows] = why
+        return self._obstacles[stacked, by_rows]
 
-    def _compare(self, form: Form) -> str:
+    def _compare(self, form: StepForm) -> str:
         """The gradients of clients, the second with a shorter batch, against those of the module itself."""
         (x, y), trained = self.example, len(self.layout.trained)
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
@@ -109,12 +121,12 @@ class Machine:
             state, step = self.state([self.arrays] * len(lengths)), self._step(form)
             other = state[trained : trained + len(self.layout.other)]  # what comes after is the optimiser's
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
-            draws = [self.trainer.generator(0) for _ in lengths]  # as the module itself will draw
-            masks = [m[0] for m in draw_masks(self.masks, draws, np.array([lengths]), len(y))]
-            with quietly(self.place):
+            generators = [self.trainer.generator(0) for _ in lengths]  # as the module itself will draw
+            masks = [m[0] for m in draw_masks(self.masks, generators, np.array([lengths]), len(y))]
+            with isolated(self.device):
                 _, _, ours = step.gradients(state[:trained], other, xs, ys, self.weights(lengths, form), masks)
             for i, length in enumerate(lengths):
-                if not close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), CLOSE):
+                if not is_close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), TOLERANCE):
                     mixes = "its loss or its layers mix the samples of a batch"
                     return mixes if form.by_rows else "its gradient differs"
         return ""
@@ -131,44 +143,46 @@ class Machine:
         return [y, every]
 
     def _plain_gradients(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
-        module = self.trainer.travel.prepare(self.trainer.fill(self.sent))
+        module = self.trainer.state_names.prepare(self.trainer.fill(self.sent))
         named = dict(module.named_parameters())
-        with quietly(self.place):
+        with isolated(self.device):
             return torch.autograd.grad(self.trainer.loss(module(x), y), [named[n] for n in self.layout.trained])
 
-    def _step(self, form: Form) -> Step:
+    def _step(self, form: StepForm) -> LocalStep:
         masked = [f"{mask.layer}.{NAME}" for mask in self.masks]
-        return Step(self.trainer, self.module, self.layout, self.mu, self.corrected, self.moves, form, masked)
+        return LocalStep(
+            self.trainer, self.module, self.layout, self.mu, self.corrected, self.has_varying_lr, form, masked
+        )
 
-    def _record(self, form: Form) -> fx.GraphModule:
+    def _record(self, form: StepForm) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""
         step, clients = self._step(form), 4 if form.stacked else 1
-        with quietly(self.place):
+        with isolated(self.device):
             if form.stacked:
-                tape = tidy_tape(join_tapes(*(record_tape(step, self.inputs(k, form)) for k in (2, 3))))
+                trace = simplify_trace(merge_traces(*(trace_step(step, self.inputs(k, form)) for k in (2, 3))))
             else:
-                tape = tidy_tape(
-                    record_tape(step, self.inputs(1, form), self.trainer.generator(0) if self.random else None)
+                trace = simplify_trace(
+                    trace_step(step, self.inputs(1, form), self.trainer.generator(0) if self.random else None)
                 )
             theirs, ours = self.inputs(clients, form, turned=True), self.inputs(clients, form, turned=True)
-            with seeded(1, self.place):
+            with seeded(1, self.device):
                 expected = [*step(*theirs), *theirs]
-            replay = self._replay(tape, form, clients, self.trainer.generator(1))
+            replay = self._replay(trace, form, clients, self.trainer.generator(1))
             with torch.no_grad():
                 got = [*replay(*ours), *ours]
         data = len(FIXED) + self._moving
-        if not close(got[:-data], expected[:-data], CLOSE / 100):
+        if not is_close(got[:-data], expected[:-data], TOLERANCE / 100):
             raise Unsupported("what it does changes from batch to batch")
-        return tape
+        return trace
 
-    def inputs(self, clients: int, form: Form, turned: bool = False) -> list[Tensor]:
+    def inputs(self, clients: int, form: StepForm, turned: bool = False) -> list[Tensor]:
         """Inputs of a step as an example, new ones at each call, as the step writes to them."""
         x, y = self.example
-        rows = torch.arange(form.batch, device=self.place).remainder(len(y)).expand(clients, -1)
+        rows = torch.arange(form.batch, device=self.device).remainder(len(y)).expand(clients, -1)
         rows = rows.flip(1) if turned else rows.contiguous()
         weights = self.weights([form.batch] * clients, form)
-        draws = [self.trainer.generator(i + turned) for i in range(clients)]
-        masks = draw_masks(self.masks, draws, np.full((1, clients), form.batch), form.batch)
+        generators = [self.trainer.generator(i + turned) for i in range(clients)]
+        masks = draw_masks(self.masks, generators, np.full((1, clients), form.batch), form.batch)
         moving = [rows, weights, self.scalars(1, self.trainer.lr)[0], *(mask[0] for mask in masks)]
         return [*self.state([self.arrays] * clients), x, y, *moving]
 
@@ -180,7 +194,7 @@ class Machine:
             if ours != (theirs := {n: a.shape for n, a in arrays.items()}):
                 raise ValueError(f"the model's arrays are {ours}; received {theirs}")
         names = self.layout.trained + self.layout.other
-        tensors = [stack([m[last[n]] for m in models], self.like[n].dtype).to(self.place) for n in names]
+        tensors = [stack_arrays([m[last[n]] for m in models], self.like[n].dtype).to(self.device) for n in names]
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
         pulls = pulls or [NOTHING] * len(models)
@@ -196,23 +210,25 @@ class Machine:
 
     def _stacked(self, each: Sequence[Sequence[Array]], like: Sequence[Tensor]) -> list[Tensor]:
         """What each client has beside its weights, weight by weight, as stacks like theirs."""
-        return [stack(own, t.dtype).to(self.place) for own, t in zip(zip(*each, strict=True), like, strict=True)]
+        return [
+            stack_arrays(own, t.dtype).to(self.device) for own, t in zip(zip(*each, strict=True), like, strict=True)
+        ]
 
-    def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: Form) -> Tensor:
+    def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: StepForm) -> Tensor:
         """How much each sample, or with whole batches each client, counts in the loss."""
         if not form.by_rows:
-            return torch.ones(len(lengths), dtype=self.dtype, device=self.place)
-        many = torch.as_tensor(lengths, device=self.place)[:, None]
-        return (torch.arange(form.batch, device=self.place) < many).to(self.dtype) / many
+            return torch.ones(len(lengths), dtype=self.dtype, device=self.device)
+        many = torch.as_tensor(lengths, device=self.device)[:, None]
+        return (torch.arange(form.batch, device=self.device) < many).to(self.dtype) / many
 
     def scalars(self, steps: int, lr: float) -> Tensor:
         """The numbers of the optimiser that change from round to round, or from step to step."""
-        return torch.tensor(scalars_of(self.trainer, steps, lr), dtype=self.dtype, device=self.place)
+        return torch.tensor(scalars_of(self.trainer, steps, lr), dtype=self.dtype, device=self.device)
 
-    def prepare(self, form: Form, clients: int, steps: int) -> bool:
+    def prepare(self, form: StepForm, clients: int, steps: int) -> bool:
         """Record what so many steps of so many clients need, and freeze what is used often; whether it now is."""
-        if form not in self._tapes:
-            self._tapes[form] = self._record(form)
+        if form not in self._traces:
+            self._traces[form] = self._record(form)
         for some, count in ((BLOCK, steps - steps % BLOCK), (1, steps % BLOCK)):
             key = form, clients, some
             self._steps[key] += count
@@ -224,11 +240,11 @@ class Machine:
 
     def run(
         self,
-        form: Form,
+        form: StepForm,
         fixed: Sequence[Tensor],
         moving: Sequence[Tensor],
         lengths: npt.NDArray[np.int64],
-        draws: Sequence[torch.Generator],
+        generators: Sequence[torch.Generator],
     ) -> list[Sequence[Tensor]]:
         """Make the steps along the first dimension of `moving`; what each returns, in blocks of steps.
 
@@ -236,12 +252,14 @@ class Machine:
         """
         made: list[Sequence[Tensor]] = []
         start, (steps, clients) = 0, lengths.shape
-        replay = self._program(form, clients, draws)
+        replay = self._program(form, clients, generators)
         while start < steps:
             some = BLOCK if steps - start >= BLOCK else 1
             now = slice(start, start + some)
             program = self._frozen.get((form, clients, some)) or replay
-            masks = draw_masks(self.masks, draws, lengths[now], form.batch)  # of a block: those of all would be many
+            masks = draw_masks(
+                self.masks, generators, lengths[now], form.batch
+            )  # of a block: those of all would be many
             made.append(program(*fixed, *(t[now] for t in moving), *masks))
             start += some
         return made
@@ -251,25 +269,25 @@ class Machine:
         """How many inputs change from step to step."""
         return len(MOVING) + len(self.masks)
 
-    def _program(self, form: Form, clients: int, draws: Sequence[torch.Generator] = ()) -> Program:
+    def _program(self, form: StepForm, clients: int, generators: Sequence[torch.Generator] = ()) -> Program:
         """The tape, repeated along the first dimension of the inputs that change from step to step."""
-        replay = self._replay(self._tapes[form], form, clients, *draws[:1])
-        return functools.partial(each_step, replay, self._moving)
+        replay = self._replay(self._traces[form], form, clients, *generators[:1])
+        return functools.partial(repeat_step, replay, self._moving)
 
-    def _replay(self, tape: fx.GraphModule, form: Form, clients: int, draw: Any = None) -> Program:
+    def _replay(self, trace: fx.GraphModule, form: StepForm, clients: int, draw: Any = None) -> Program:
         if self.random:
-            return functools.partial(tape.forward, draw)
-        return functools.partial(tape.forward, clients) if form.stacked else tape.forward
+            return functools.partial(trace.forward, draw)
+        return functools.partial(trace.forward, clients) if form.stacked else trace.forward
 
 
-def each_step(program: Program, moving: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+def repeat_step(program: Program, moving: int, *inputs: Tensor) -> tuple[Tensor, ...]:
     """A program of one step, repeated along the first dimension of the last `moving` inputs."""
     steps = zip(*(t.unbind() for t in inputs[-moving:]), strict=True)
     made = [program(*inputs[:-moving], *now) for now in steps]
     return tuple(torch.stack(column) for column in zip(*made, strict=True))
 
 
-def stack(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
+def stack_arrays(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
     """Arrays along a new first dimension, as a tensor of their own."""
     if any(v is not values[0] for v in values):
         return torch.from_numpy(np.stack(values)).to(dtype)
@@ -277,7 +295,7 @@ def stack(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
     return one.expand(len(values), *one.shape).clone(memory_format=torch.contiguous_format)
 
 
-def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> bool:
+def is_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> bool:
     """Whether two results agree, but for a share of the largest number among them."""
     most = max((float(t.abs().max()) for t in theirs if t.numel()), default=0.0)
     pairs = zip(ours, theirs, strict=True)
@@ -285,8 +303,8 @@ def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> boo
 
 
 @contextlib.contextmanager
-def quietly(place: torch.device) -> Iterator[None]:
+def isolated(device: torch.device) -> Iterator[None]:
     """One thread, randomness that nobody else notices, and attention in a form that can be stacked."""
-    with one_thread(), seeded(0, place), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with one_thread(), seeded(0, device), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")  # what cannot be stacked well is not
         yield

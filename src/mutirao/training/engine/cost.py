@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mutirao.training.engine.jobs import Job
-from mutirao.training.inputs import call_model, change
+from mutirao.training.inputs import call_model, map_tensors
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 
@@ -19,8 +19,8 @@ HEAVY_CALL = 1_000_000
 
 def is_busy(trainer: PlainTrainer, job: Job) -> bool:
     """Whether a step of such a client is arithmetic rather than calls; the model, samples and batch size decide."""
-    known = trainer._recorded.setdefault("busy", {})
-    key = job.samples.kind, job.pace.batch_size
+    known = trainer._cache.setdefault("busy", {})
+    key = job.samples.kind, job.hyperparameters.batch_size
     if key not in known:
         flops, calls = count_calls(trainer, job)
         known[key] = flops >= HEAVY_CALL * calls
@@ -29,16 +29,16 @@ def is_busy(trainer: PlainTrainer, job: Job) -> bool:
 
 def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
     """The floating-point operations of a forward pass, and in how many calls; none where it cannot be made."""
-    module, counter = PlainTrainer.make(trainer), Counter()
-    rows = torch.zeros(job.pace.batch_size, dtype=torch.int64)
-    x = change(job.samples.batch(slice(0, 1))[0], lambda t: t[rows.to(t.device)])
-    quiet = contextlib.suppress(Exception)  # who has samples that do not fit is told when they are trained on
-    with quiet, one_thread(), seeded(0, trainer.place()), torch.no_grad(), counter:
+    module, counter = PlainTrainer.make(trainer), OperationCounter()
+    rows = torch.zeros(job.hyperparameters.batch_size, dtype=torch.int64)
+    x = map_tensors(job.samples.batch(slice(0, 1))[0], lambda t: t[rows.to(t.device)])
+    silent = contextlib.suppress(Exception)  # who has samples that do not fit is told when they are trained on
+    with silent, one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), counter:
         call_model(module.train(), x)
     return counter.flops, max(1, counter.calls)
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what is called, and the multiplications and additions of products and convolutions."""
 
     def __init__(self) -> None:

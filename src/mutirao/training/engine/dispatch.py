@@ -9,25 +9,25 @@ from torch import Tensor
 
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
-from mutirao.training.corrections import finish, prepare
-from mutirao.training.engine.batched_evaluation import evaluate_model, judge_many
-from mutirao.training.engine.compiled_step import Machine
+from mutirao.training.corrections import add_correction, finish_correction
+from mutirao.training.engine.batched_evaluation import evaluate_clients, evaluate_model
+from mutirao.training.engine.compiled_step import CompiledStep
 from mutirao.training.engine.cost import is_busy
 from mutirao.training.engine.fused import fits_kernel, train_fused
-from mutirao.training.engine.jobs import Job, by_kind, only_tensors, plan_jobs
-from mutirao.training.engine.sequential import TRAIN, train_singly
+from mutirao.training.engine.jobs import Job, group_by_kind, plan_jobs, require_tensors
+from mutirao.training.engine.sequential import TRAIN, train_sequentially
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tracer import Unsupported
 from mutirao.training.measurements import PROBED, probe_samples, read_extras
 from mutirao.training.optimizers import one_thread
-from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, attempt
-from mutirao.training.samples import Samples, own_test_of
+from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, answer_or_failure
+from mutirao.training.samples import Samples, own_test_samples
 from mutirao.training.torch_device import is_heavy
 
 log = logging.getLogger("mutirao")
 
-MOST_MACHINES = 8  # kept of one trainer, for several kinds of samples and proximal weights
-SINGLY = "auto"
+MAX_COMPILED_STEPS = 8  # kept of one trainer, for several kinds of samples and proximal weights
+SEQUENTIAL = "auto"
 # Of small models that the kernel cannot train, so few are trained plainly: they take a tenth of a second at most, and
 # give the very bits that the same clients give over a network, where nobody can stack them.
 FEW_CLIENTS, FEW_STEPS = 16, 512
@@ -35,11 +35,11 @@ FEW_CLIENTS, FEW_STEPS = 16, 512
 
 def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
-    trainer.hold_told(request.config, site.data)
+    trainer.check_request(request.config, site.data)
     if request.do == "train":
         return train_alone(trainer, request, site)
     if request.do == "evaluate":
-        samples = own_test_of(site.data)
+        samples = own_test_samples(site.data)
         return Reply({}, metrics=evaluate_model(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
         samples = Samples.of(site.data)
@@ -50,22 +50,22 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
 
 def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """What each client answers, sorted by client; a failure is one client's alone."""
-    refused = refuse_told(trainer, requests, sites)
+    refused = check_requests(trainer, requests, sites)
     training = {c: r for c, r in requests.items() if r.do == "train" and c not in refused}
-    judging = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
+    evaluations = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
     with one_thread():
-        outcomes = refused | train_many(trainer, training, sites) | judge_many(trainer, judging, sites)
+        outcomes = refused | train_many(trainer, training, sites) | evaluate_clients(trainer, evaluations, sites)
         for client in requests.keys() - outcomes.keys():
-            outcomes[client] = attempt(partial(answer_request, trainer), requests[client], sites[client])
+            outcomes[client] = answer_or_failure(partial(answer_request, trainer), requests[client], sites[client])
     return dict(sorted(outcomes.items()))
 
 
-def refuse_told(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
+def check_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """The refusals of those who are told what is unknown here, or cannot be."""
     outcomes: Outcomes = {}
     for client, request in requests.items():
         try:
-            trainer.hold_told(request.config, sites[client].data)
+            trainer.check_request(request.config, sites[client].data)
         except Refused as error:
             outcomes[client] = failure_of(error)
     return outcomes
@@ -73,12 +73,12 @@ def refuse_told(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outc
 
 def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     """One client's training, with the bits it has among others wherever a client's bits are its own."""
-    request = prepare(trainer, request, site)
+    request = add_correction(trainer, request, site)
     jobs, _ = plan_jobs(trainer, {site.id: request}, {site.id: site})
-    if jobs and choose_way(trainer, jobs) == "fused" and (replies := in_kernel(trainer, jobs)):
-        return finish(trainer, request, site, replies[site.id])
+    if jobs and choose_engine(trainer, jobs) == "fused" and (replies := train_in_kernel(trainer, jobs)):
+        return finish_correction(trainer, request, site, replies[site.id])
     reply = trainer.train(request, site)  # where whatever is wrong with its data is said
-    return finish(trainer, request, site, reply)
+    return finish_correction(trainer, request, site, reply)
 
 
 def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
@@ -87,13 +87,13 @@ def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
     outcomes: Outcomes = {}
     for client, request in requests.items():
         try:
-            prepared[client] = prepare(trainer, request, sites[client])
+            prepared[client] = add_correction(trainer, request, sites[client])
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
     for client, made in train_each(trainer, prepared, sites).items():
         try:
             request, site = prepared[client], sites[client]
-            outcomes[client] = finish(trainer, request, site, made) if isinstance(made, Reply) else made
+            outcomes[client] = finish_correction(trainer, request, site, made) if isinstance(made, Reply) else made
         except Exception as error:
             outcomes[client] = failure_of(error)
     return outcomes
@@ -103,67 +103,73 @@ def train_each(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
     """Train all clients of a round, each way for those it fits, and one by one those that are left."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
-    for group in by_kind(jobs):
-        way = choose_way(trainer, group)
+    for group in group_by_kind(jobs):
+        way = choose_engine(trainer, group)
         if way == "fused":
-            outcomes |= in_kernel(trainer, group)
+            outcomes |= train_in_kernel(trainer, group)
         elif way == "stacked":
-            outcomes |= in_stacks(trainer, group)
+            outcomes |= train_in_stacks(trainer, group)
         left = [job for job in group if job.client not in outcomes]
-        outcomes |= train_singly(trainer, left, way if way in TRAIN else SINGLY) if left else {}
+        outcomes |= train_sequentially(trainer, left, way if way in TRAIN else SEQUENTIAL) if left else {}
     return outcomes
 
 
-def choose_way(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
+def choose_engine(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
     """The way clients of one kind go: what the trainer's `engine` says, or what suits its model and their samples.
 
     `auto` means one by one, on the fastest of the ways that differ in nothing but time.
     """
     if trainer.engine != "auto":
         return trainer.engine
-    job, gpu = jobs[0], trainer.place().type != "cpu"
-    heavy = is_heavy(trainer.blank(), trainer.batch_size)
+    job, gpu = jobs[0], trainer.torch_device().type != "cpu"
+    heavy = is_heavy(trainer.thread_module(), trainer.batch_size)
     if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer or (gpu and heavy):
-        return SINGLY  # as recorded steps and the kernel take the samples as they are, and begin afresh
+        return SEQUENTIAL  # as recorded steps and the kernel take the samples as they are, and begin afresh
     if gpu:
         return "stacked"  # many small models at once are what keeps a GPU busy
     if not heavy and fits_kernel(trainer, jobs):
         return "fused"
     if not isinstance(job.samples.x, Tensor) or is_busy(trainer, job):
-        return SINGLY
+        return SEQUENTIAL
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
     return "plain" if small else "stacked"
 
 
-def in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+def train_in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """The replies of those clients that the kernel for dense networks can train: all, as a rule, or none."""
     try:
-        return with_probes(trainer, jobs, train_fused(trainer, jobs))
+        return add_probes(trainer, jobs, train_fused(trainer, jobs))
     except Unsupported as reason:
-        if trainer.engine == "fused" and "unfused" not in trainer._recorded:
-            trainer._recorded["unfused"] = True
+        if trainer.engine == "fused" and "unfused" not in trainer._cache:
+            trainer._cache["unfused"] = True
             log.warning("the kernel cannot train this model, so clients are trained one by one: %s", reason)
     except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
         log.info("clients are not trained by the kernel this time: %s", failure_of(error))
     return {}
 
 
-def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """The replies of those clients that can be stacked: all, as a rule, or none if the model cannot."""
     if not jobs:
         return {}
-    machines, largest = trainer._recorded, max(jobs, key=lambda job: len(job.samples))
-    key = largest.samples.kind, largest.pace.mu, largest.moves, bool(largest.pull.correction), largest.lengths[0] > 1
+    compiled_steps, largest = trainer._cache, max(jobs, key=lambda job: len(job.samples))
+    key = (
+        largest.samples.kind,
+        largest.hyperparameters.mu,
+        largest.has_varying_lr,
+        bool(largest.pull.correction),
+        largest.lengths[0] > 1,
+    )
     try:
-        if key not in machines:
-            only_tensors(jobs)
-            machines[key] = machine_for(trainer, jobs)
-            for old in [k for k in machines if isinstance(k, tuple)][:-MOST_MACHINES]:
-                del machines[old]
-        machine = machines[key]
-        return {} if machine is None else with_probes(trainer, jobs, train_stacked(trainer, machine, jobs))
+        if key not in compiled_steps:
+            require_tensors(jobs)
+            compiled_steps[key] = compile_step(trainer, jobs)
+            for old in [k for k in compiled_steps if isinstance(k, tuple)][:-MAX_COMPILED_STEPS]:
+                del compiled_steps[old]
+        compiled = compiled_steps[key]
+        return {} if compiled is None else add_probes(trainer, jobs, train_stacked(trainer, compiled, jobs))
     except Unsupported as reason:
-        machines[key] = None
+        compiled_steps[key] = None
         level = logging.INFO if trainer.engine == "auto" else logging.WARNING
         log.log(level, "the model cannot be stacked, so clients are trained one by one: %s", reason)
     except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
@@ -171,17 +177,17 @@ def in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Repl
     return {}
 
 
-def machine_for(trainer: PlainTrainer, jobs: Sequence[Job]) -> Machine:
+def compile_step(trainer: PlainTrainer, jobs: Sequence[Job]) -> CompiledStep:
     """A machine for jobs of this kind, proven with the samples of a client that has many, and sound ones."""
     for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
         try:
-            return Machine(trainer, job)
+            return CompiledStep(trainer, job)
         except (IndexError, RuntimeError, ValueError) as error:
             failed = error
     raise failed
 
 
-def with_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+def add_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
     """The replies with what the model each client received was like for it, if they were asked for that."""
     if names := jobs[0].extras & PROBED:
         asked = {job.client: replace(job.request, do="probe") for job in jobs if job.client in replies}

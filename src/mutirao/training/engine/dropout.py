@@ -54,10 +54,10 @@ def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
             again = watch_dropout(module, torch.cat([x, x]))  # so that a sample's shape is known from the batch's
     except Exception:  # a model may insist on a length, or on anything
         return []
-    draw = torch.Generator().manual_seed(0)
-    draw_masks(masks, [draw], np.array([[len(x)]]), len(x))
+    generator = torch.Generator().manual_seed(0)
+    draw_masks(masks, [generator], np.array([[len(x)]]), len(x))
     once = len({mask.layer for mask in masks}) == len(masks)
-    return masks if once and masks == again and torch.equal(draw.get_state(), after) else []
+    return masks if once and masks == again and torch.equal(generator.get_state(), after) else []
 
 
 def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
@@ -92,16 +92,16 @@ def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
 
 
 def draw_masks(
-    masks: Sequence[Mask], draws: Sequence[torch.Generator], lengths: npt.NDArray[np.int64], batch: int
+    masks: Sequence[Mask], generators: Sequence[torch.Generator], lengths: npt.NDArray[np.int64], batch: int
 ) -> list[Tensor]:
     """The masks of some steps, [step, client, sample, ...]; each client draws for the `lengths` that its batches have.
 
     Samples that only fill up a batch count nothing, and no mask is drawn for them.
     """
     made = [torch.ones(*lengths.shape, batch, *mask.shape, dtype=mask.dtype) for mask in masks]
-    for i, draw in enumerate(draws[: lengths.shape[1]] if masks else ()):
+    for i, generator in enumerate(generators[: lengths.shape[1]] if masks else ()):
         steps = zip(lengths[:, i].tolist(), *(some[:, i].unbind() for some in made), strict=True)
         for length, *own in steps:
             for mask, one in zip(masks, own, strict=True):
-                one[:length].bernoulli_(1 - mask.p, generator=draw)
+                one[:length].bernoulli_(1 - mask.p, generator=generator)
     return [some.div_(1 - mask.p) for some, mask in zip(made, masks, strict=True)]

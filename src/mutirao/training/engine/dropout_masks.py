@@ -14,10 +14,10 @@ except ImportError:  # installed without a C compiler
 else:
     draw = _dense.draw
 
-TRIED = (1, 15, 16, 259, 5000, 640, 17)  # numbers drawn one after the other
+TRIED_COUNTS = (1, 15, 16, 259, 5000, 640, 17)  # numbers drawn one after the other
 
 
-def masks_for(layers: Sequence[tuple[int, float]], longest: int, seed: int) -> tuple[Any, Any]:
+def kernel_masks(layers: Sequence[tuple[int, float]], longest: int, seed: int) -> tuple[Any, Any]:
     """What the kernel needs to leave out inputs of layers, given their widths and the shares that are left out.
 
     That is a seed where it can draw as torch does, which is ten times as fast, or else what draws with torch.
@@ -44,8 +44,8 @@ def draws_like_torch() -> bool:
     if draw is None:
         return False
     for seed, kept in ((0, 0.8), (1 << 62, 0.5), (7, 0.001)):
-        generator, ours = torch.Generator().manual_seed(seed), np.ones(sum(TRIED), np.float32)
-        theirs = [torch.empty(n).bernoulli_(kept, generator=generator) for n in TRIED]
+        generator, ours = torch.Generator().manual_seed(seed), np.ones(sum(TRIED_COUNTS), np.float32)
+        theirs = [torch.empty(n).bernoulli_(kept, generator=generator) for n in TRIED_COUNTS]
         draw(seed, kept, ours)
         if not np.array_equal(ours, torch.cat(theirs).numpy()):
             return False

@@ -18,14 +18,14 @@ from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import derive_seed
 from mutirao.training.adapters import LIMIT
-from mutirao.training.engine.compiled_step import close
-from mutirao.training.engine.dropout_masks import masks_for
-from mutirao.training.engine.jobs import Job, storage_of
+from mutirao.training.engine.compiled_step import is_close
+from mutirao.training.engine.dropout_masks import kernel_masks
+from mutirao.training.engine.jobs import Job, shared_storage
 from mutirao.training.engine.thread_pool import run_in_threads
 from mutirao.training.engine.tracer import Unsupported
-from mutirao.training.lazy_samples import Lazy
-from mutirao.training.local_steps import Pace
-from mutirao.training.measurements import extras_of, mean_metrics
+from mutirao.training.lazy_samples import LazyInputs
+from mutirao.training.local_steps import LocalHyperparameters
+from mutirao.training.measurements import squared_error_extras, training_metrics
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.pull import NOTHING, Pull
@@ -38,14 +38,14 @@ except ImportError:  # installed without a C compiler
 else:
     kernel = _dense.train
 
-MOST_LAYERS = 32
-CLOSE = 1e-4
-PROVEN = 7  # samples of a step that is proven
+MAX_LAYERS = 32
+TOLERANCE = 1e-4
+VERIFIED_SAMPLES = 7  # samples of a step that is proven
 
 Share = Callable[[], tuple[Array, Array, Index]]  # numbers, classes, and the rows of them that batches are made of
 
 
-class Layer(NamedTuple):
+class DenseLayer(NamedTuple):
     """The names of a layer's arrays, how many inputs it has, and the share of them that dropout leaves out."""
 
     weight: str
@@ -56,16 +56,16 @@ class Layer(NamedTuple):
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
-    layers = layers_of(trainer, kind_of_numbers(jobs[0].samples))
-    shapes = {name: tuple(tensor.shape) for name, tensor in trainer.blank().state_dict().items()}
-    shares = lazily(jobs) if isinstance(jobs[0].samples.x, Lazy) else at_hand(jobs)
+    layers = verified_layers(trainer, tensor_kind(jobs[0].samples))
+    shapes = {name: tuple(tensor.shape) for name, tensor in trainer.thread_module().state_dict().items()}
+    shares = shares_read_lazily(jobs) if isinstance(jobs[0].samples.x, LazyInputs) else shares_in_memory(jobs)
 
     def train(share: tuple[Job, Share]) -> Reply | None:
         job, numbers = share
         if {name: array.shape for name, array in job.arrays.items()} != shapes:
             return None  # the kernel would train a network of any widths
         try:
-            return descend(layers, job, *numbers())
+            return train_client(layers, job, *numbers())
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
             return None
 
@@ -73,9 +73,9 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
     return {job.client: reply for (job, _), reply in zip(shares, replies, strict=True) if reply is not None}
 
 
-def at_hand(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
+def shares_in_memory(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
     """Clients with the numbers and classes that they share, and which rows each takes in turn."""
-    x, y, rows = storage_of([job.samples for job in jobs])
+    x, y, rows = shared_storage([job.samples for job in jobs])
     numbers, classes = x.numpy(), np.ascontiguousarray(y.numpy())
 
     def share(job: Job, owned: Index) -> tuple[Array, Array, Index]:
@@ -86,7 +86,7 @@ def at_hand(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
     return [(job, partial(share, job, owned)) for job, owned in zip(jobs, rows, strict=True)]
 
 
-def lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
+def shares_read_lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
     """Clients whose samples are read when they are trained, all at once, if that is no more than may be held."""
 
     def share(job: Job) -> tuple[Array, Array, Index]:
@@ -96,20 +96,22 @@ def lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
     return [(job, partial(share, job)) for job in jobs if 4 * job.samples.width * len(job.samples) <= LIMIT]
 
 
-def descend(layers: Sequence[Layer], job: Job, x: Array, y: Array, rows: Index) -> Reply:
+def train_client(layers: Sequence[DenseLayer], job: Job, x: Array, y: Array, rows: Index) -> Reply:
     """One client's training: its arrays are copied, and moved batch by batch."""
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
     seed = derive_seed(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
-    loss, right = call(job.trainer, job.pace, layers, arrays, seed, x, y, rows, job.lengths, squared, pull=job.pull)
-    extras = {} if squared is None else extras_of(squared, job.lengths)
-    return Reply(arrays, extras, mean_metrics(loss, right, len(rows)), len(job.samples))
+    loss, right = run_kernel(
+        job.trainer, job.hyperparameters, layers, arrays, seed, x, y, rows, job.lengths, squared, pull=job.pull
+    )
+    extras = {} if squared is None else squared_error_extras(squared, job.lengths)
+    return Reply(arrays, extras, training_metrics(loss, right, len(rows)), len(job.samples))
 
 
-def call(
+def run_kernel(
     trainer: PlainTrainer,
-    pace: Pace,
-    layers: Sequence[Layer],
+    hyperparameters: LocalHyperparameters,
+    layers: Sequence[DenseLayer],
     arrays: Arrays,
     seed: int,
     *data: Any,
@@ -118,17 +120,17 @@ def call(
     """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
-    weights = of_layers(layers, arrays)
+    weights = layer_arrays(layers, arrays)
     *samples, lengths, squared = data
-    dropout = masks_for([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
-    rates = pace.lr, trainer.momentum, trainer.weight_decay, pace.mu
-    anchors = of_layers(layers, arrays | pull.anchor) if pull.anchor and pace.mu else None
+    dropout = kernel_masks([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
+    rates = hyperparameters.lr, trainer.momentum, trainer.weight_decay, hyperparameters.mu
+    anchors = layer_arrays(layers, arrays | pull.anchor) if pull.anchor and hyperparameters.mu else None
     nothing = {k: np.zeros_like(v) for k, v in arrays.items() if k not in pull.correction} if pull.correction else {}
-    corrections = of_layers(layers, nothing | pull.correction) if pull.correction else None
+    corrections = layer_arrays(layers, nothing | pull.correction) if pull.correction else None
     return kernel(weights, *samples, lengths, *rates, squared, *dropout, anchors, corrections)
 
 
-def of_layers(layers: Sequence[Layer], arrays: Arrays) -> list[Array | None]:
+def layer_arrays(layers: Sequence[DenseLayer], arrays: Arrays) -> list[Array | None]:
     """The weight and the bias of each layer, one after the other, as the kernel takes them."""
     names = [name for layer in layers for name in (layer.weight, layer.bias)]
     return [np.ascontiguousarray(arrays[name]) if name else None for name in names]
@@ -137,53 +139,53 @@ def of_layers(layers: Sequence[Layer], arrays: Arrays) -> list[Array | None]:
 def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the kernel can train this model on samples of this kind."""
     try:
-        return bool(layers_of(trainer, kind_of_numbers(jobs[0].samples)))
+        return bool(verified_layers(trainer, tensor_kind(jobs[0].samples)))
     except (Unsupported, ValueError):
         return False
 
 
-def kind_of_numbers(samples: Samples) -> tuple[Any, ...]:
+def tensor_kind(samples: Samples) -> tuple[Any, ...]:
     """Shape and type of a sample whose inputs are one tensor, at hand or read when needed."""
-    x = samples.x.example if isinstance(samples.x, Lazy) else samples.x
+    x = samples.x.example if isinstance(samples.x, LazyInputs) else samples.x
     if not isinstance(x, Tensor):
         raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
     return x.shape[1:], x.dtype, samples.y.shape[1:], samples.y.dtype
 
 
-def layers_of(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[Layer]:
+def verified_layers(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[DenseLayer]:
     """The layers of a trainer's network from the first to the last, found out and proven once a kind of samples."""
-    known = trainer._recorded.setdefault("dense", {})
+    known = trainer._cache.setdefault("dense", {})
     if kind not in known:
         try:
-            known[kind] = prove(trainer, named_layers(trainer), kind)
+            known[kind] = verify_layers(trainer, dense_layers(trainer), kind)
         except Unsupported as reason:
             known[kind] = str(reason)
     if isinstance(known[kind], str):
         raise Unsupported(known[kind])
-    layers: list[Layer] = known[kind]
+    layers: list[DenseLayer] = known[kind]
     return layers
 
 
-def named_layers(trainer: PlainTrainer) -> list[Layer]:
+def dense_layers(trainer: PlainTrainer) -> list[DenseLayer]:
     """All the layers, if they are Linear, with ReLU between them, and nothing else is trained or kept."""
-    if trainer.place().type != "cpu":
+    if trainer.torch_device().type != "cpu":
         raise Unsupported("the kernel for dense networks is for the CPU")
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
         raise Unsupported("it is trained with something else than cross-entropy and SGD")
-    module = trainer.travel.prepare(trainer.blank())
+    module = trainer.state_names.prepare(trainer.thread_module())
     layers = [
-        Layer(f"{path}weight", f"{path}bias" if linear.bias is not None else None, linear.in_features, dropped)
-        for path, linear, dropped in chain_of(module)
+        DenseLayer(f"{path}weight", f"{path}bias" if linear.bias is not None else None, linear.in_features, dropped)
+        for path, linear, dropped in linear_chain(module)
     ]
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
-    if not 0 < len(layers) <= MOST_LAYERS or sorted(names) != sorted(module.state_dict()):
+    if not 0 < len(layers) <= MAX_LAYERS or sorted(names) != sorted(module.state_dict()):
         raise Unsupported("it is made of other layers than Linear, or uses one twice")
     if any(p.dtype is not torch.float32 or not p.requires_grad for p in module.parameters()):
         raise Unsupported("its weights are frozen, or of another type")
     return layers
 
 
-def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
+def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
     """The Linear layers in the order they are used, if what happens is: flatten, Linear, ReLU, ..., Linear.
 
     With each comes the share of its inputs that dropout leaves out.
@@ -204,7 +206,7 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
         elif (type(part) is nn.ReLU or name in ("relu", "relu_")) and found and not rectified:
             rectified = True
         elif (type(part) is nn.Dropout or node.target is functional.dropout) and not dropped:
-            dropped = share_dropped(node, part)
+            dropped = dropout_rate(node, part)
         elif not (
             node.op in ("placeholder", "output")
             or type(part) is nn.Identity
@@ -217,7 +219,7 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
     return found
 
 
-def share_dropped(node: fx.Node, part: nn.Module | None) -> float:
+def dropout_rate(node: fx.Node, part: nn.Module | None) -> float:
     """What share a dropout layer leaves out; 0 where it does nothing."""
     given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
     if isinstance(part, nn.Dropout):
@@ -228,23 +230,25 @@ def share_dropped(node: fx.Node, part: nn.Module | None) -> float:
     return float(share) if training else 0.0
 
 
-def prove(trainer: PlainTrainer, layers: list[Layer], kind: tuple[Any, ...]) -> list[Layer]:
+def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[Any, ...]) -> list[DenseLayer]:
     """The same layers, if a step of the kernel is a step of the module, with weights and samples drawn at random."""
     shape, dtype, label_shape, label_dtype = kind
     if dtype is not torch.float32 or label_dtype is not torch.int64 or label_shape:
         raise Unsupported("its samples are not numbers with a class each")
-    rows, lengths = np.arange(PROVEN), np.array([PROVEN])
-    far = Pace(lr=1.0, epochs=1, steps=0, batch_size=PROVEN, mu=0.0)  # a step as long as its gradient: little rounding
-    shapes = {name: tuple(t.shape) for name, t in trainer.blank().state_dict().items()}
+    rows, lengths = np.arange(VERIFIED_SAMPLES), np.array([VERIFIED_SAMPLES])
+    far = LocalHyperparameters(
+        lr=1.0, epochs=1, steps=0, batch_size=VERIFIED_SAMPLES, mu=0.0
+    )  # a step as long as its gradient: little rounding
+    shapes = {name: tuple(t.shape) for name, t in trainer.thread_module().state_dict().items()}
     for draw in range(2):
         rng = np.random.default_rng(draw)
         arrays = {n: rng.normal(0, 1 / np.sqrt(s[-1]), s).astype(np.float32) for n, s in shapes.items()}
-        x = rng.normal(size=(PROVEN, *shape)).astype(np.float32)
-        y = rng.integers(0, shapes[layers[-1].weight][0], PROVEN)
+        x = rng.normal(size=(VERIFIED_SAMPLES, *shape)).astype(np.float32)
+        y = rng.integers(0, shapes[layers[-1].weight][0], VERIFIED_SAMPLES)
         with one_thread(), seeded(draw):
-            named = dict(trainer.travel.prepare(trainer.fill(arrays)).named_parameters())
+            named = dict(trainer.state_names.prepare(trainer.fill(arrays)).named_parameters())
             try:
-                loss = functional.cross_entropy(trainer.blank()(torch.tensor(x)), torch.from_numpy(y))
+                loss = functional.cross_entropy(trainer.thread_module()(torch.tensor(x)), torch.from_numpy(y))
                 slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
             except Exception as error:  # who has such samples is told when they are trained on
                 raise ValueError(f"the model cannot be trained on such samples ({type(error).__name__})") from None
@@ -252,9 +256,9 @@ def prove(trainer: PlainTrainer, layers: list[Layer], kind: tuple[Any, ...]) -> 
             raise Unsupported("some of its layers are not used")
         before = [p.detach().clone() for p in named.values()]
         wanted = [-(g + trainer.weight_decay * p) for p, g in zip(before, slopes, strict=True)]
-        total, _ = call(trainer, far, layers, arrays, draw, x, y, rows, lengths, None)
+        total, _ = run_kernel(trainer, far, layers, arrays, draw, x, y, rows, lengths, None)
         moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
         mean = loss.item()
-        if not close(moved, wanted, CLOSE) or abs(total / PROVEN - mean) > CLOSE * (1 + abs(mean)):
+        if not is_close(moved, wanted, TOLERANCE) or abs(total / VERIFIED_SAMPLES - mean) > TOLERANCE * (1 + abs(mean)):
             raise Unsupported("its gradients are others")
     return layers

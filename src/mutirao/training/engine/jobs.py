@@ -14,7 +14,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
 from mutirao.training.engine.tracer import Unsupported
-from mutirao.training.local_steps import Pace
+from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.lr_schedules import Constant
 from mutirao.training.measurements import read_extras
 from mutirao.training.plain import PlainTrainer, Requests, Sites
@@ -31,8 +31,8 @@ class Job:
     site: Site
     samples: Samples
     lengths: npt.NDArray[np.int64]  # samples of each batch
-    two: bool  # whether a batch of one is left out
-    pace: Pace
+    drops_single: bool  # whether a batch of one is left out
+    hyperparameters: LocalHyperparameters
     extras: frozenset[str]
     pull: Pull
 
@@ -50,18 +50,18 @@ class Job:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
-        return self.samples.kind, self.pace, self.extras, bool(self.pull.correction)
+        return self.samples.kind, self.hyperparameters, self.extras, bool(self.pull.correction)
 
     @property
-    def moves(self) -> bool:
+    def has_varying_lr(self) -> bool:
         """Whether its rate is not always the trainer's own, which a recorded step may count on."""
-        return self.pace.lr != self.trainer.lr or self.trainer.schedule != Constant()
+        return self.hyperparameters.lr != self.trainer.lr or self.trainer.schedule != Constant()
 
     def order(self) -> Index:
         """The samples of all its batches, one after the other, as on the plain path."""
         config = self.request.config
         draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
-        return self.pace.order(draw, len(self.samples), self.two)[: self.lengths.sum()]
+        return self.hyperparameters.order(draw, len(self.samples), self.drops_single)[: self.lengths.sum()]
 
     def first(self) -> tuple[Any, Tensor]:
         """Its first batch."""
@@ -72,21 +72,21 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}
-    two = trainer.needs_two()
-    lengths = functools.cache(lambda pace, n: np.array(pace.lengths(n, two)))
+    drops_single = trainer.needs_two_samples()
+    lengths = functools.cache(lambda hyperparameters, n: np.array(hyperparameters.lengths(n, drops_single)))
     for client in sorted(requests):
         request, site = requests[client], sites[client]
         try:
-            samples, pace = trainer.here(Samples.of(site.data)), trainer.pace(request.config)
+            samples, hyperparameters = trainer.to_device(Samples.of(site.data)), trainer.hyperparameters(request.config)
             extras = read_extras(request.config, samples, trainer.loss)
-            own = lengths(pace, len(samples)), two, pace, extras, Pull.of(request)
+            own = lengths(hyperparameters, len(samples)), drops_single, hyperparameters, extras, Pull.of(request)
             jobs.append(Job(trainer, request, site, samples, *own))
         except Exception as error:  # it is this client's failure alone
             failures[client] = failure_of(error)
     return jobs, failures
 
 
-def storage_of(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
+def shared_storage(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
     """One storage for several clients, and the rows each owns there: theirs if they share one, or else a copy."""
     first = samples[0]
     if all(s.x is first.x and s.y is first.y for s in samples):
@@ -94,24 +94,24 @@ def storage_of(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
     ends = np.cumsum([len(s) for s in samples])
     own = [s.batch(slice(None)) for s in samples]
     rows = [np.arange(end - len(s), end) for s, end in zip(samples, ends, strict=True)]
-    return join_inputs([x for x, _ in own]), torch.cat([y for _, y in own]), rows
+    return concatenate_inputs([x for x, _ in own]), torch.cat([y for _, y in own]), rows
 
 
-def join_inputs(some: Sequence[Any]) -> Any:
+def concatenate_inputs(some: Sequence[Any]) -> Any:
     """Inputs of one kind one after the other, tensor by tensor."""
     if isinstance(some[0], dict):
         return {name: torch.cat([x[name] for x in some]) for name in some[0]}
     return tuple(map(torch.cat, zip(*some, strict=True))) if isinstance(some[0], tuple) else torch.cat(list(some))
 
 
-def only_tensors(jobs: Sequence[Job]) -> None:
+def require_tensors(jobs: Sequence[Job]) -> None:
     """Raise `Unsupported` if inputs are something else than one tensor at hand."""
     x = jobs[0].samples.x  # jobs of one kind
     if not isinstance(x, Tensor):
         raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
 
 
-def by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
+def group_by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
     """Jobs that can go together, together."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mutirao.training.measurements import row_losses
+from mutirao.training.measurements import per_sample_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.torch_device import autocast
 
@@ -17,7 +17,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
 ALPHA, TINY = 0.99, 1e-10  # and for RMSprop and Adagrad
 
 
-class Form(NamedTuple):
+class StepForm(NamedTuple):
     """How a step is written: for a stack or for one client alone, loss by rows or by whole batches, samples a batch."""
 
     stacked: bool
@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
 
 @dataclass
-class Layout:
+class StateLayout:
     """What is trained, what is not, and under which other names the model holds them (tied weights)."""
 
     trained: list[str]
@@ -35,7 +35,7 @@ class Layout:
     places: list[str]  # the names without those of modules that are reached on two paths
 
     @classmethod
-    def of(cls, module: nn.Module, unused: set[str]) -> "Layout":
+    def of(cls, module: nn.Module, unused: set[str]) -> "StateLayout":
         """The layout of a module; a weight the loss does not depend on stays as it is, as with torch's optimisers."""
         state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -47,7 +47,7 @@ class Layout:
 
 
 @dataclass
-class Step:
+class LocalStep:
     """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
 
     Its inputs are `[trained, other, moments, anchors (with mu), corrections (if corrected), x, y, rows, weights,
@@ -58,11 +58,11 @@ class Step:
 
     trainer: PlainTrainer
     module: nn.Module
-    layout: Layout
+    layout: StateLayout
     mu: float
     corrected: bool
-    moves: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
-    form: Form
+    has_varying_lr: bool  # whether the rate is a number of its own, or SGD's steps always have the trainer's
+    form: StepForm
     masked: list[str]  # the buffers through which layers are given their masks
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
@@ -78,9 +78,9 @@ class Step:
         with torch.no_grad():
             gradients = self.bound(trained, gradients, anchors, corrections)
             if self.trainer.optimizer == "sgd":
-                follow_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.moves else None)
+                update_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.has_varying_lr else None)
             else:
-                FOLLOW[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
+                UPDATES[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
         return [outputs] if self.form.by_rows else [outputs, losses]
 
     def gradients(
@@ -112,10 +112,10 @@ class Step:
         held = dict(zip([*layout.trained, *layout.other], [*trained, *other], strict=True))
         state = {place: held[layout.held[place]] for place in layout.places}
         state |= zip(self.masked, masks, strict=True)
-        with autocast(self.trainer.place(), self.trainer.precision):
+        with autocast(self.trainer.torch_device(), self.trainer.precision):
             outputs: Tensor = functional_call(self.module, state, (x,), tie_weights=False)
             loss = self.trainer.loss
-            losses = row_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
+            losses = per_sample_losses(loss, outputs, y) if self.form.by_rows else loss(outputs, y)
         for place in layout.places:
             if (buffer := held[layout.held[place]]) is not state[place]:  # replaced instead of written to
                 buffer.copy_(state[place])
@@ -146,18 +146,18 @@ def moments_of(trainer: PlainTrainer) -> int:
 Tensors = Sequence[Tensor]
 
 
-def decayed(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
+def with_weight_decay(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
     """The gradient with the weight's decay."""
     return gradient.add(weight, alpha=t.weight_decay) if t.weight_decay else gradient
 
 
-def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, rate: Tensor | None) -> None:
+def update_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, rate: Tensor | None) -> None:
     """torch's SGD with momentum and weight decay: v = m v + (g + d w), w = w - lr v.
 
     With the trainer's own rate, a plain number, a gradient and the step along it become one operation on the tape.
     """
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
-        direction = decayed(t, weight, g)
+        direction = with_weight_decay(t, weight, g)
         if t.momentum:
             direction = moments[i].mul_(t.momentum).add_(direction)
         if rate is None:
@@ -166,7 +166,7 @@ def follow_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: T
             weight.addcmul_(direction, rate, value=-1)
 
 
-def follow_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+def update_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
     """torch's Adam, or AdamW; `scalars` are lr / (1 - beta1^t), sqrt(1 - beta2^t) and 1 - lr decay of the step."""
     size, root, shrink = scalars.unbind()
     for weight, g, m, v in zip(trained, gradients, moments[::2], moments[1::2], strict=True):
@@ -174,17 +174,17 @@ def follow_adam(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: 
             direction = g
             weight.mul_(shrink)
         else:
-            direction = decayed(t, weight, g)
+            direction = with_weight_decay(t, weight, g)
         m.lerp_(direction, 1 - BETA1)
         v.mul_(BETA2).addcmul_(direction, direction, value=1 - BETA2)
         weight.sub_(size * m / (v.sqrt() / root + EPSILON))
 
 
-def follow_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+def update_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
     """torch's RMSprop; `scalars` begin with lr."""
     each = 1 + (t.momentum > 0)
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
-        direction, v = decayed(t, weight, g), moments[each * i]
+        direction, v = with_weight_decay(t, weight, g), moments[each * i]
         v.mul_(ALPHA).addcmul_(direction, direction, value=1 - ALPHA)
         direction = direction / (v.sqrt() + EPSILON)
         if t.momentum:
@@ -192,19 +192,19 @@ def follow_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moment
         weight.addcmul_(direction, scalars[0], value=-1)
 
 
-def follow_adagrad(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
+def update_adagrad(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, scalars: Tensor) -> None:
     """torch's Adagrad; `scalars` begin with lr."""
     for weight, g, v in zip(trained, gradients, moments, strict=True):
-        direction = decayed(t, weight, g)
+        direction = with_weight_decay(t, weight, g)
         v.addcmul_(direction, direction)
         weight.addcmul_(direction / (v.sqrt() + TINY), scalars[0], value=-1)
 
 
-FOLLOW = {
-    "adam": follow_adam,
-    "adamw": follow_adam,
-    "rmsprop": follow_rmsprop,
-    "adagrad": follow_adagrad,
+UPDATES = {
+    "adam": update_adam,
+    "adamw": update_adam,
+    "rmsprop": update_rmsprop,
+    "adagrad": update_adagrad,
 }
 
 

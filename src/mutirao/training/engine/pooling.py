@@ -17,10 +17,10 @@ try:
 except ImportError:  # installed without a C compiler
     kernel = None
 
-MOST = 15  # places of a window's side, so that a byte tells one of them
+MAX_SIDE = 15  # places of a window's side, so that a byte tells one of them
 
 
-def join_pools(module: nn.Module) -> nn.Module:
+def fuse_pools(module: nn.Module) -> nn.Module:
     """The module with each ReLU and the MaxPool right behind it made one."""
     for chain in [m for m in module.modules() if type(m) is nn.Sequential]:
         for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):
@@ -36,9 +36,9 @@ class PooledReLU(nn.Module):
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         self.pool = pool
-        self.side, self.stride = number_of(pool.kernel_size), number_of(pool.stride)
-        own = number_of(pool.padding) == 0 and number_of(pool.dilation) == 1 and not pool.ceil_mode
-        self.fits = kernel is not None and own and 0 < self.side <= MOST and self.stride > 0
+        self.side, self.stride = square_size(pool.kernel_size), square_size(pool.stride)
+        own = square_size(pool.padding) == 0 and square_size(pool.dilation) == 1 and not pool.ceil_mode
+        self.fits = kernel is not None and own and 0 < self.side <= MAX_SIDE and self.stride > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool, then cut off what is negative."""
@@ -63,7 +63,7 @@ class Pooling(torch.autograd.Function):
         shape = (n, channels, *((size - side) // stride + 1 for size in sizes))
         out = torch.empty(shape, memory_format=torch.channels_last)
         where = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        kernel.forth(rows(x), rows(out), rows(where), side, stride)
+        kernel.forth(as_nhwc(x), as_nhwc(out), as_nhwc(where), side, stride)
         ctx.save_for_backward(out, where)
         ctx.sizes = x.shape, side, stride
         return out
@@ -75,16 +75,16 @@ class Pooling(torch.autograd.Function):
         (out, where), (shape, side, stride) = ctx.saved_tensors, ctx.sizes
         slopes = torch.empty(shape, memory_format=torch.channels_last)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        kernel.back(rows(slopes), rows(out), rows(where), rows(gradient), side, stride)
+        kernel.back(as_nhwc(slopes), as_nhwc(out), as_nhwc(where), as_nhwc(gradient), side, stride)
         return slopes, None, None
 
 
-def rows(x: Tensor) -> Any:
+def as_nhwc(x: Tensor) -> Any:
     """The tensor as N x H x W x C, which is how its numbers lie."""
     return x.detach().permute(0, 2, 3, 1).numpy()
 
 
-def number_of(setting: int | tuple[int, ...]) -> int:
+def square_size(setting: int | tuple[int, ...]) -> int:
     """The one number of a setting for both directions; -1 if they differ."""
     if isinstance(setting, int):
         return setting

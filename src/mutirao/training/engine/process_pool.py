@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import torch
 
 from mutirao.core.fleet import ClientId, Failure, Site, failure_of
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.thread_pool import hold_memory, run_in_threads
-from mutirao.training.engine.threaded import Timed, own_module
-from mutirao.training.inputs import change, leaves
-from mutirao.training.lazy_samples import Lazy
+from mutirao.training.engine.thread_pool import keep_freed_memory, run_in_threads
+from mutirao.training.engine.threaded import Timed, clone_module
+from mutirao.training.inputs import map_tensors, tensors_in
+from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Samples
 
@@ -35,7 +35,7 @@ ALIGN = 64  # bytes: where arrays begin
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-def fault_of_forks(jobs: Sequence[Job]) -> str:
+def fork_fault(jobs: Sequence[Job]) -> str:
     """Why these clients cannot be trained by forked workers; nothing if they can."""
     if sys.platform != "linux":
         return "processes are forked on Linux only"
@@ -44,28 +44,28 @@ def fault_of_forks(jobs: Sequence[Job]) -> str:
     if threading.current_thread() is not threading.main_thread():
         return "they are forked by a program's main thread alone"
     for job in jobs:
-        if isinstance(job.samples.x, Lazy):
+        if isinstance(job.samples.x, LazyInputs):
             return "its samples are read when they are needed, by whoever opened them"
-        if not all(t.is_contiguous() for t in leaves(job.samples.x)):
+        if not all(t.is_contiguous() for t in tensors_in(job.samples.x)):
             return "its samples do not lie one after the other"
     return ""
 
 
-def train_forks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
+def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
     """What came of each client, by the plain path in a process of its own, and the seconds it took."""
-    idle = workers_of(trainer)
+    idle = idle_workers(trainer)
     count = idle.qsize()
 
     def train(job: Job) -> Timed:
         worker, began = idle.get(), time.perf_counter()
         try:
             x, y = job.samples.batch(slice(0, len(job.samples)))
-            data = change(x, torch.Tensor.numpy), y.numpy()
+            data = map_tensors(x, torch.Tensor.numpy), y.numpy()
             outcome, state = worker.do((job.request, job.client, data, job.site.state))
             job.site.state.clear()
             job.site.state.update(state)
-        except Gone as error:
-            worker, outcome = Worker(trainer), Failure("error", str(error))
+        except WorkerDied as error:
+            worker, outcome = ForkedWorker(trainer), Failure("error", str(error))
         except Exception as error:  # what cannot be sent is this client's failure alone
             outcome = failure_of(error)
         finally:
@@ -76,39 +76,39 @@ def train_forks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Ti
     return {job.client: done for job, done in zip(longest, run_in_threads(count, train, longest), strict=True)}
 
 
-def workers_of(trainer: PlainTrainer) -> "queue.SimpleQueue[Worker]":
+def idle_workers(trainer: PlainTrainer) -> "queue.SimpleQueue[ForkedWorker]":
     """The trainer's workers, forked when they are first asked for, and by each process anew."""
-    kept = trainer._recorded.get("forks")
+    kept = trainer._cache.get("forks")
     if kept is None or kept[0] != os.getpid():
-        trainer.blank()
-        hold_memory()  # what threads held in a trial is given back
-        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for _ in range(trainer.workers or cores()):
-            idle.put(Worker(trainer))
-        kept = trainer._recorded["forks"] = os.getpid(), idle
-    found: queue.SimpleQueue[Worker] = kept[1]
+        trainer.thread_module()
+        keep_freed_memory()  # what threads held in a trial is given back
+        idle: queue.SimpleQueue[ForkedWorker] = queue.SimpleQueue()
+        for _ in range(trainer.workers or core_count()):
+            idle.put(ForkedWorker(trainer))
+        kept = trainer._cache["forks"] = os.getpid(), idle
+    found: queue.SimpleQueue[ForkedWorker] = kept[1]
     return found
 
 
-class Gone(Exception):
+class WorkerDied(Exception):
     """A worker ended in the middle of its work."""
 
 
-class Worker:
+class ForkedWorker:
     """A forked process that trains one client at a time."""
 
     def __init__(self, trainer: PlainTrainer) -> None:
-        self.there, self.back = Desk(), Desk()
+        self.there, self.back = SharedBuffer(), SharedBuffer()
         self.pipe, theirs = Pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                serve(trainer, theirs, self.there, self.back, parent)
+                worker_loop(trainer, theirs, self.there, self.back, parent)
             finally:
                 os._exit(0)  # nothing of the parent's is flushed or ended twice
         theirs.close()
-        self.end = weakref.finalize(self, end, self.pid, self.pipe, parent)
+        self.end = weakref.finalize(self, kill_worker, self.pid, self.pipe, parent)
 
     def do(self, item: Any) -> Any:
         """What comes of an item: an outcome and the client's state."""
@@ -117,10 +117,10 @@ class Worker:
             return self.back.take(self.pipe.recv(), copy=True)
         except (EOFError, OSError) as error:
             self.end()
-            raise Gone("the process that trained it ended") from error
+            raise WorkerDied("the process that trained it ended") from error
 
 
-def end(pid: int, pipe: Connection, parent: int) -> None:
+def kill_worker(pid: int, pipe: Connection, parent: int) -> None:
     """End a worker and forget it; only its own parent may."""
     if os.getpid() == parent:
         pipe.close()
@@ -129,7 +129,9 @@ def end(pid: int, pipe: Connection, parent: int) -> None:
             os.waitpid(pid, 0)
 
 
-def serve(trainer: PlainTrainer, pipe: Connection, there: "Desk", back: "Desk", parent: int) -> None:
+def worker_loop(
+    trainer: PlainTrainer, pipe: Connection, there: "SharedBuffer", back: "SharedBuffer", parent: int
+) -> None:
     """A worker's life: requests come, outcomes go; it ends with its parent, and interrupts are the parent's affair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -137,13 +139,13 @@ def serve(trainer: PlainTrainer, pipe: Connection, there: "Desk", back: "Desk", 
     if os.getppid() != parent:
         return
     torch.set_num_threads(1)
-    hold_memory()
-    trainer._own.module = own_module(trainer, trainer.blank())
+    keep_freed_memory()
+    trainer._thread.module = clone_module(trainer, trainer.thread_module())
     while True:
-        pipe.send(back.put(answer(trainer, *there.take(pipe.recv(), copy=False))))
+        pipe.send(back.put(train_in_worker(trainer, *there.take(pipe.recv(), copy=False))))
 
 
-def answer(trainer: PlainTrainer, request: Any, client: ClientId, data: Any, state: Any) -> tuple[Any, Any]:
+def train_in_worker(trainer: PlainTrainer, request: Any, client: ClientId, data: Any, state: Any) -> tuple[Any, Any]:
     """One client's training, and its state after it."""
     site = Site(client, Samples(*data), {k: v.copy() for k, v in state.items()})
     try:
@@ -152,7 +154,7 @@ def answer(trainer: PlainTrainer, request: Any, client: ClientId, data: Any, sta
         return failure_of(error), state
 
 
-class Note(NamedTuple):
+class BufferLayout(NamedTuple):
     """What says where on a desk something lies."""
 
     pickled: bytes
@@ -160,7 +162,7 @@ class Note(NamedTuple):
     size: int
 
 
-class Desk:
+class SharedBuffer:
     """Shared memory on which one side puts something for the other to take; it grows as needed."""
 
     def __init__(self) -> None:
@@ -168,7 +170,7 @@ class Desk:
         self.close = weakref.finalize(self, os.close, self.file)
         self.memory: mmap.mmap | None = None
 
-    def put(self, thing: Any) -> Note:
+    def put(self, thing: Any) -> BufferLayout:
         """Lay it down: its arrays on the desk, the rest in the note."""
         arrays: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
@@ -182,9 +184,9 @@ class Desk:
         memory = self._mapped(size)
         for (start, length), each in zip(spans, raw, strict=True):
             memory[start : start + length] = each
-        return Note(pickled, spans, size)
+        return BufferLayout(pickled, spans, size)
 
-    def take(self, note: Note, copy: bool) -> Any:
+    def take(self, note: BufferLayout, copy: bool) -> Any:
         """What lies there; without `copy` its arrays are the desk's own, until the next thing is put on it."""
         memory = self._mapped(note.size)
         parts: list[Any] = [memory[start : start + length] for start, length in note.spans]

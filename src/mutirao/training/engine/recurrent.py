@@ -15,49 +15,49 @@ try:
 except ImportError:  # installed without a C compiler
     kernel = None
 
-FEWEST = 16  # units of a layer, one vector of the widest kind
+MIN_UNITS = 16  # units of a layer, one vector of the widest kind
 
 State = tuple[Tensor, Tensor]
 
 
-def hasten_recurrent(module: nn.Module) -> nn.Module:
+def accelerate_recurrent(module: nn.Module) -> nn.Module:
     """The module with its LSTM layers done by the kernel where it is at hand; names and weights stay."""
     for layers in module.modules() if kernel is not None else ():
-        if type(layers) is nn.LSTM and fits(layers):
-            layers.forward = partial(remember, layers)  # type: ignore[assignment, method-assign]
+        if type(layers) is nn.LSTM and supports_lstm(layers):
+            layers.forward = partial(run_lstm, layers)  # type: ignore[assignment, method-assign]
     return module
 
 
-def fits(layers: nn.LSTM) -> bool:
+def supports_lstm(layers: nn.LSTM) -> bool:
     """Whether the kernel can do these layers: one direction, no projection, nothing dropped between them."""
     return (
         not layers.bidirectional
         and layers.proj_size == 0
         and (layers.num_layers == 1 or not layers.dropout)
-        and layers.hidden_size >= FEWEST
+        and layers.hidden_size >= MIN_UNITS
     )
 
 
-def remember(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
+def run_lstm(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
     """What the layers make of x: the states of the last layer, and for each layer the last state and cell."""
-    if not takes(layers, x, hx):
+    if not accepts_input(layers, x, hx):
         return nn.LSTM.forward(layers, x, hx)
     y = (x.transpose(0, 1) if layers.batch_first else x).contiguous()  # step by step
     states, cells = [], []
     for i in range(layers.num_layers):
         h, c = (None, None) if hx is None else (hx[0][i].contiguous(), hx[1][i].contiguous())
-        y, cell = Layer.apply(y, h, c, *weights_of(layers, i))  # type: ignore[no-untyped-call]
+        y, cell = LSTMKernel.apply(y, h, c, *lstm_weights(layers, i))  # type: ignore[no-untyped-call]
         states.append(y[-1])
         cells.append(cell)
     return y.transpose(0, 1) if layers.batch_first else y, (torch.stack(states), torch.stack(cells))
 
 
-def takes(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
+def accepts_input(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
     """Whether the kernel can do it for this x and this first state; torch does the rest, and says what is wrong."""
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.numel() or x.shape[2] != layers.input_size:
         return False
     state = (layers.num_layers, x.shape[1 - layers.batch_first], layers.hidden_size)
-    tensors = [x, *(hx or ()), *(w for w in weights_of(layers, 0) if w is not None)]
+    tensors = [x, *(hx or ()), *(w for w in lstm_weights(layers, 0) if w is not None)]
     return (
         all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         and (hx is None or hx[0].shape == hx[1].shape == state)
@@ -65,13 +65,13 @@ def takes(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
     )
 
 
-def weights_of(layers: nn.LSTM, i: int) -> list[Tensor | None]:
+def lstm_weights(layers: nn.LSTM, i: int) -> list[Tensor | None]:
     """The weights and biases of one layer, as torch names them."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     return [getattr(layers, f"{name}_l{i}", None) for name in names]
 
 
-class Layer(torch.autograd.Function):
+class LSTMKernel(torch.autograd.Function):
     """One layer, as torch's gradients see it; x is steps x batch x features."""
 
     @staticmethod

@@ -11,38 +11,38 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from mutirao.core.fleet import ClientId
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.process_pool import fault_of_forks, train_forks
+from mutirao.training.engine.process_pool import fork_fault, train_processes
 from mutirao.training.engine.threaded import Timed, train_threads
-from mutirao.training.plain import Outcomes, PlainTrainer, attempt
+from mutirao.training.plain import Outcomes, PlainTrainer, answer_or_failure
 
 log = logging.getLogger("mutirao")
 
-SHORT = 0.02  # seconds a client: below, handing it to a worker may cost more than it saves
+SHORT_CLIENT = 0.02  # seconds a client: below, handing it to a worker may cost more than it saves
 
 
-def train_singly(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> Outcomes:
+def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> Outcomes:
     """What came of these clients; `auto` is the fastest way as far as is known."""
-    tried: dict[str, float] = trainer._recorded.setdefault("tried", {})  # seconds a step, by way
-    chosen = way if way != "auto" else next_way(trainer, jobs, tried)
-    if chosen == "processes" and (fault := fault_of_forks(jobs)):
+    tried: dict[str, float] = trainer._cache.setdefault("tried", {})  # seconds a step, by way
+    chosen = way if way != "auto" else choose_dispatch(trainer, jobs, tried)
+    if chosen == "processes" and (fault := fork_fault(jobs)):
         log.info("clients are trained in threads, not in processes: %s", fault)
         chosen = "threads"
     done = TRAIN[chosen](trainer, jobs)
     if way == "auto" and len(jobs) > 1:
-        tried.setdefault(chosen, seconds_a_step(jobs, done) / (1 if chosen == "plain" else workers_of(trainer)))
-        if chosen != "plain" and done and median(seconds for _, seconds in done.values()) > SHORT:
+        tried.setdefault(chosen, seconds_a_step(jobs, done) / (1 if chosen == "plain" else worker_count(trainer)))
+        if chosen != "plain" and done and median(seconds for _, seconds in done.values()) > SHORT_CLIENT:
             tried.setdefault("plain", float("inf"))  # not worth a try
-    left = train_in_turn(trainer, [job for job in jobs if job.client not in done])  # whose draws no thread can make
+    left = train_plain(trainer, [job for job in jobs if job.client not in done])  # whose draws no thread can make
     return {client: outcome for client, (outcome, _) in (done | left).items()}
 
 
-def next_way(trainer: PlainTrainer, jobs: Sequence[Job], tried: Mapping[str, float]) -> str:
+def choose_dispatch(trainer: PlainTrainer, jobs: Sequence[Job], tried: Mapping[str, float]) -> str:
     """A way that was not tried yet or else the one that was the fastest; with one client, or one core, there is one."""
-    if workers_of(trainer) == 1 or len(jobs) == 1:
+    if worker_count(trainer) == 1 or len(jobs) == 1:
         return "plain"
-    ways = ["threads", "plain"] if trainer.place().type != "cpu" or fault_of_forks(jobs) else list(TRAIN)
+    ways = ["threads", "plain"] if trainer.torch_device().type != "cpu" or fork_fault(jobs) else list(TRAIN)
     return next((way for way in ways if way not in tried), min(ways, key=lambda way: tried.get(way, float("inf"))))
 
 
@@ -51,18 +51,18 @@ def seconds_a_step(jobs: Sequence[Job], done: Mapping[ClientId, Timed]) -> float
     return median(done[job.client][1] / len(job.lengths) if job.client in done else float("inf") for job in jobs)
 
 
-def workers_of(trainer: PlainTrainer) -> int:
+def worker_count(trainer: PlainTrainer) -> int:
     """How many clients are trained at a time."""
-    return trainer.workers or cores()
+    return trainer.workers or core_count()
 
 
-def train_in_turn(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
+def train_plain(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
     """One client after the other, and the seconds each took."""
     done: dict[ClientId, Timed] = {}
     for job in jobs:
         began = time.perf_counter()
-        done[job.client] = attempt(trainer.train, job.request, job.site), time.perf_counter() - began
+        done[job.client] = answer_or_failure(trainer.train, job.request, job.site), time.perf_counter() - began
     return done
 
 
-TRAIN = {"threads": train_threads, "processes": train_forks, "plain": train_in_turn}
+TRAIN = {"threads": train_threads, "processes": train_processes, "plain": train_plain}

@@ -11,12 +11,18 @@ from torch.nn import functional
 from mutirao.core.arrays import Arrays, nbytes
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import derive_seed
-from mutirao.training.engine.compiled_step import Machine
-from mutirao.training.engine.jobs import Job, storage_of
-from mutirao.training.engine.local_step import Form
+from mutirao.training.engine.compiled_step import CompiledStep
+from mutirao.training.engine.jobs import Job, shared_storage
+from mutirao.training.engine.local_step import StepForm
 from mutirao.training.engine.thread_pool import run_in_threads
 from mutirao.training.engine.tracer import Unsupported
-from mutirao.training.measurements import errors_of, is_classes, join_errors, mean_metrics, noted_losses
+from mutirao.training.measurements import (
+    concatenate_errors,
+    is_classes,
+    losses_without_grad,
+    squared_errors,
+    training_metrics,
+)
 from mutirao.training.optimizers import one_thread
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.samples import Index
@@ -24,49 +30,49 @@ from mutirao.training.samples import Index
 Share = tuple[Job, Index]  # a client's job and the rows of the storage it owns
 
 STACK_BYTES = 1 << 18  # of parameters in one stack: more would not stay in a core's cache with all that goes with them
-TALLEST = 64  # clients in one stack
-SEGMENT = 256  # steps whose outputs are kept until they are noted
+MAX_CLIENTS = 64  # clients in one stack
+SEGMENT_STEPS = 256  # steps whose outputs are kept until they are noted
 
 
-def train_stacked(trainer: PlainTrainer, machine: Machine, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
+def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
     """Train clients of one kind, but for those with labels no class has; raises `Unsupported` if the model cannot."""
-    x, y, rows = storage_of([job.samples for job in jobs])
-    if x.device != machine.place:
+    x, y, rows = shared_storage([job.samples for job in jobs])
+    if x.device != compiled.device:
         raise Unsupported("its samples do not fit the device's memory")
-    shares = with_known_labels(machine, y, list(zip(jobs, rows, strict=True)))
+    shares = with_known_labels(compiled, y, list(zip(jobs, rows, strict=True)))
     if not shares:
         return {}
     lengths = [job.lengths for job, _ in shares]
     longest = max(lengths, key=len)
     aligned = all(np.array_equal(some, longest[: len(some)]) for some in lengths if some is not longest)
-    form = machine.form(int(max(map(np.max, lengths))), aligned)
-    tallest = min(TALLEST, max(1, STACK_BYTES // max(1, nbytes(jobs[0].arrays)))) if form.stacked else 1
-    pieces = [Piece(machine, form, x, y, part) for part in deal_to_stacks(shares, tallest)]
+    form = compiled.form(int(max(map(np.max, lengths))), aligned)
+    tallest = min(MAX_CLIENTS, max(1, STACK_BYTES // max(1, nbytes(jobs[0].arrays)))) if form.stacked else 1
+    pieces = [Stack(compiled, form, x, y, part) for part in assign_to_stacks(shares, tallest)]
     ready = [
-        machine.prepare(form._replace(batch=batch), clients, stop - start)
+        compiled.prepare(form._replace(batch=batch), clients, stop - start)
         for piece in pieces
         for start, stop, clients, batch in piece.segments()
     ]
     workers = trainer.workers if any(ready) else 1  # Python's lock makes threads useless for steps that are not frozen
-    replies = run_in_threads(workers, Piece.train, pieces)
+    replies = run_in_threads(workers, Stack.train, pieces)
     return {client: reply for some in replies for client, reply in some.items()}
 
 
-def with_known_labels(machine: Machine, y: Tensor, shares: list[Share]) -> list[Share]:
+def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) -> list[Share]:
     """The clients whose labels are classes of the model; the others fail, or not, by the plain path."""
-    if machine.trainer.loss is not functional.cross_entropy or not is_classes(y) or y is machine.sound:
+    if compiled.trainer.loss is not functional.cross_entropy or not is_classes(y) or y is compiled.valid_labels:
         return shares
 
     def known(labels: Tensor) -> bool:
-        return int(labels.min()) >= 0 and int(labels.max()) < machine.classes
+        return int(labels.min()) >= 0 and int(labels.max()) < compiled.classes
 
     if known(y):
-        machine.sound = y  # all labels of this storage, once
+        compiled.valid_labels = y  # all labels of this storage, once
         return shares
     return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows).to(y.device)])]
 
 
-def deal_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
+def assign_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
     """Deal the clients, longest first, each to the stack with the least work; at least two stacks, for two cores.
 
     How they are dealt depends on the clients alone and not on the number of workers, because the last bit of an
@@ -82,11 +88,11 @@ def deal_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
     return pieces
 
 
-class Piece:
+class Stack:
     """One stack: some clients, longest first, so that it shrinks as they finish."""
 
-    def __init__(self, machine: Machine, form: Form, x: Tensor, y: Tensor, shares: Sequence[Share]) -> None:
-        self.machine, self.form, self.x, self.y, self.shares = machine, form, x, y, shares
+    def __init__(self, compiled: CompiledStep, form: StepForm, x: Tensor, y: Tensor, shares: Sequence[Share]) -> None:
+        self.compiled, self.form, self.x, self.y, self.shares = compiled, form, x, y, shares
         self.jobs = [job for job, _ in shares]
         self.lengths = np.zeros((len(self.jobs[0].lengths), len(shares)), np.int64)  # samples a batch; 0: has finished
         for i, job in enumerate(self.jobs):
@@ -110,47 +116,47 @@ class Piece:
         batch = np.full(len(clients), self.form.batch) if self.form.by_rows else self.lengths[:, 0]
         changes = np.flatnonzero((np.diff(clients) != 0) | (np.diff(batch) != 0)) + 1
         for start, end in zip([0, *changes.tolist()], [*changes.tolist(), len(clients)], strict=True):
-            for first in range(start, end, SEGMENT):
-                yield first, min(first + SEGMENT, end), int(clients[start]), int(batch[start])
+            for first in range(start, end, SEGMENT_STEPS):
+                yield first, min(first + SEGMENT_STEPS, end), int(clients[start]), int(batch[start])
 
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
-        machine, notes, table = self.machine, Notes(self), torch.from_numpy(self.rows()).to(self.machine.place)
-        draws = [self.draw(job) for job in self.jobs] if machine.random or machine.masks else []
+        compiled, notes, table = self.compiled, StepRecord(self), torch.from_numpy(self.rows()).to(self.compiled.device)
+        generators = [self.draw(job) for job in self.jobs] if compiled.random or compiled.masks else []
         with one_thread(), torch.inference_mode():
-            state = machine.state([job.arrays for job in self.jobs], [job.pull for job in self.jobs])
-            scalars = machine.scalars(len(self.lengths), self.jobs[0].pace.lr)
+            state = compiled.state([job.arrays for job in self.jobs], [job.pull for job in self.jobs])
+            scalars = compiled.scalars(len(self.lengths), self.jobs[0].hyperparameters.lr)
             for start, stop, clients, batch in self.segments():
                 form = self.form._replace(batch=batch)
                 rows = table[start:stop, :clients, :batch]
                 fixed = [*(tensor[:clients] for tensor in state), self.x, self.y]
                 moving = [rows, self.weights(start, stop, clients, form), scalars[start:stop]]
-                made = machine.run(form, fixed, moving, self.lengths[start:stop, :clients], draws)
+                made = compiled.run(form, fixed, moving, self.lengths[start:stop, :clients], generators)
                 notes.take(start, stop, clients, made, self.y[rows])
-        layout = machine.layout
+        layout = compiled.layout
         arrays = {n: t.cpu().numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
-        held = {name: arrays[layout.held[name]] for name in machine.trainer.travel.shared}
+        held = {name: arrays[layout.held[name]] for name in compiled.trainer.state_names.shared}
         own = [{name: values[i, ...] for name, values in held.items()} for i in range(len(self.jobs))]
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
 
     def draw(self, job: Job) -> torch.Generator:
         """Where a client's random numbers come from, as on the plain path."""
         config = job.request.config
-        return self.machine.trainer.generator(
+        return self.compiled.trainer.generator(
             derive_seed(int(config["seed"]), int(config["round"]), "torch", job.client)
         )
 
-    def weights(self, start: int, stop: int, clients: int, form: Form) -> Tensor:
+    def weights(self, start: int, stop: int, clients: int, form: StepForm) -> Tensor:
         """How much each sample or client counts, step by step."""
         lengths = self.lengths[start:stop, :clients]
-        weights = self.machine.weights(lengths.ravel(), form)
+        weights = self.compiled.weights(lengths.ravel(), form)
         return weights.view(*lengths.shape, *weights.shape[1:])
 
 
-class Notes:
+class StepRecord:
     """What is noted of a piece's steps: losses, hits and, if asked for, the squared error of each sample."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Stack) -> None:
         self.piece = piece
         steps, clients = piece.lengths.shape
         self.loss, self.right = np.zeros(clients), np.zeros(clients, np.int64)
@@ -164,7 +170,7 @@ class Notes:
         lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients])
         there = torch.arange(y.shape[2]) < lengths[..., None]
         if self.piece.form.by_rows:
-            losses = noted_losses(self.piece.machine.trainer.loss, outputs.flatten(0, 2), y.flatten(0, 2))
+            losses = losses_without_grad(self.piece.compiled.trainer.loss, outputs.flatten(0, 2), y.flatten(0, 2))
             total = torch.where(there, losses.view(there.shape).cpu().double(), 0.0).sum((0, 2))
         else:
             total = (torch.cat([m[1] for m in made]).cpu().double() * lengths).sum(0)
@@ -172,7 +178,7 @@ class Notes:
         if is_classes(y):
             self.right[:clients] += ((outputs.argmax(-1) == y).cpu() & there).sum((0, 2)).numpy()
         if self.errors is not None:
-            errors = errors_of(self.piece.machine.trainer.loss, outputs, y)
+            errors = squared_errors(self.piece.compiled.trainer.loss, outputs, y)
             self.errors[start:stop, :clients, : y.shape[2]] = errors.cpu().numpy()
 
     def reply(self, i: int, arrays: Arrays) -> Reply:
@@ -180,8 +186,8 @@ class Notes:
         job, lengths = self.piece.jobs[i], self.piece.lengths[:, i]
         lengths = lengths[lengths > 0]
         right = int(self.right[i]) if is_classes(self.piece.y) else None
-        metrics = mean_metrics(float(self.loss[i]), right, int(lengths.sum()))
+        metrics = training_metrics(float(self.loss[i]), right, int(lengths.sum()))
         if self.errors is None:
             return Reply(arrays, {}, metrics, len(job.samples))
         errors = [step[:length] for step, length in zip(self.errors[:, i], lengths.tolist(), strict=False)]
-        return Reply(arrays, join_errors(errors), metrics, len(job.samples))
+        return Reply(arrays, concatenate_errors(errors), metrics, len(job.samples))

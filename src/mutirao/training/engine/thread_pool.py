@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
 
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def hold_memory() -> None:
+def keep_freed_memory() -> None:
     """Keep what is freed from now on for the next step: glibc would hand large blocks back and fetch them anew.
 
     What was freed before, such as copies made while data were read, is given back.
@@ -32,7 +32,7 @@ def hold_memory() -> None:
 
 def run_in_threads(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """The result of `work` for each item, in their order; `workers` = 0 is one a core."""
-    return list(_pool(workers or cores(), os.getpid()).map(work, items))
+    return list(_pool(workers or core_count(), os.getpid()).map(work, items))
 
 
 @functools.lru_cache(maxsize=8)

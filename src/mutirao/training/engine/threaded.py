@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.pooling import join_pools
-from mutirao.training.engine.thread_pool import hold_memory, run_in_threads
-from mutirao.training.engine.tracer import Unsupported, is_random, refuse, takes_generator
+from mutirao.training.engine.pooling import fuse_pools
+from mutirao.training.engine.thread_pool import keep_freed_memory, run_in_threads
+from mutirao.training.engine.tracer import Unsupported, check_repeatable, is_random, takes_generator
 from mutirao.training.inputs import call_model
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
@@ -26,25 +26,25 @@ Result = TypeVar("Result")
 Timed = tuple[Reply | Failure, float]  # what came of a client, and the seconds it took
 
 
-def in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`work` on each item, in threads that each have a module of their own."""
-    if "memory" not in trainer._recorded:
-        hold_memory()
-        trainer._recorded["memory"] = "held"
-    template = trainer.blank()
+    if "memory" not in trainer._cache:
+        keep_freed_memory()
+        trainer._cache["memory"] = "held"
+    template = trainer.thread_module()
 
     def prepared(item: Item) -> Result:
-        if not hasattr(trainer._own, "module"):
-            trainer._own.module = own_module(trainer, template)
+        if not hasattr(trainer._thread, "module"):
+            trainer._thread.module = clone_module(trainer, template)
         return work(item)
 
     return run_in_threads(trainer.workers, prepared, items)
 
 
-def own_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
+def clone_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
     """A module like another one for a thread or a process of its own, with what is done at once in one pass."""
     own = copy.deepcopy(template)
-    return join_pools(own) if trainer.place().type == "cpu" else own.eval()  # our kernels are for the CPU
+    return fuse_pools(own) if trainer.torch_device().type == "cpu" else own.eval()  # our kernels are for the CPU
 
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
@@ -52,7 +52,7 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 
     Left out is who draws where no generator can be given.
     """
-    randomness = partial(OwnRandomness, trainer) if draws(trainer, jobs) else contextlib.nullcontext
+    randomness = partial(ThreadRandomness, trainer) if uses_randomness(trainer, jobs) else contextlib.nullcontext
 
     def train(job: Job) -> Timed | None:
         began = time.perf_counter()
@@ -65,23 +65,23 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
         return outcome, time.perf_counter() - began
 
     longest = sorted(jobs, key=lambda job: -sum(job.lengths))  # so that nobody waits for one that began late
-    outcomes = zip(longest, in_threads(trainer, train, longest), strict=True)
+    outcomes = zip(longest, map_in_threads(trainer, train, longest), strict=True)
     return {job.client: outcome for job, outcome in outcomes if outcome is not None}
 
 
-def draws(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
+def uses_randomness(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
-    for job in jobs if "draws" not in trainer._recorded else ():
-        with one_thread(), seeded(0, trainer.place()), torch.no_grad(), contextlib.suppress(Exception):
-            module = trainer.travel.prepare(trainer.fill(job.request.arrays))
-            before = random_state(trainer.place())
+    for job in jobs if "draws" not in trainer._cache else ():
+        with one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), contextlib.suppress(Exception):
+            module = trainer.state_names.prepare(trainer.fill(job.request.arrays))
+            before = random_state(trainer.torch_device())
             call_model(module, job.first()[0])
-            trainer._recorded["draws"] = not torch.equal(before, random_state(trainer.place()))
+            trainer._cache["draws"] = not torch.equal(before, random_state(trainer.torch_device()))
             break
-    return bool(trainer._recorded.get("draws", True))
+    return bool(trainer._cache.get("draws", True))
 
 
-class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ThreadRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do.
 
     Random operations of this thread draw from a generator of their own; torch has one for all threads.
@@ -89,7 +89,10 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, trainer: PlainTrainer, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generators = {"cpu": torch.Generator().manual_seed(seed), trainer.place().type: trainer.generator(seed)}
+        self.generators = {
+            "cpu": torch.Generator().manual_seed(seed),
+            trainer.torch_device().type: trainer.generator(seed),
+        }
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
@@ -100,7 +103,7 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_random(func):
             if not takes_generator(func):
-                refuse(func)
+                check_repeatable(func)
             where = kwargs.get("device") or next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
             kwargs = {**kwargs, "generator": self.generators[torch.device(where).type]}
         return func(*args, **kwargs)

@@ -22,8 +22,8 @@ aten = torch.ops.aten
 Program = Callable[..., tuple[Tensor, ...]]
 
 # Operations that only look at the same numbers in the same shape: the tape does without them.
-SAME = ("detach", "alias", "lift_fresh", "view", "_unsafe_view", "expand", "reshape")
-VIEWS = {getattr(aten, name).default for name in SAME}
+VIEW_NAMES = ("detach", "alias", "lift_fresh", "view", "_unsafe_view", "expand", "reshape")
+VIEWS = {getattr(aten, name).default for name in VIEW_NAMES}
 # What reads a number back into Python, or makes a shape out of values: the next batch may go another way.
 DEPENDS_ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -32,19 +32,19 @@ class Unsupported(Exception):
     """Why a step cannot be recorded, in a few words."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every operation on tensors below autograd into a graph."""
 
-    def __init__(self, inputs: Sequence[Tensor], draw: torch.Generator | None = None) -> None:
+    def __init__(self, inputs: Sequence[Tensor], generator: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
-        self.draw = draw
-        self.drawn_from = self.graph.placeholder("draw") if draw is not None else None
+        self.generator = generator
+        self.generator_node = self.graph.placeholder("draw") if generator is not None else None
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
-        self.alive: list[Any] = []  # so that no identity and no storage is used twice
+        self.kept_alive: list[Any] = []  # so that no identity and no storage is used twice
         for i, tensor in enumerate(inputs):
-            self._know(tensor, self.graph.placeholder(f"input_{i}"))
+            self._register(tensor, self.graph.placeholder(f"input_{i}"))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
@@ -53,23 +53,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do the operation and write it down."""
         kwargs = kwargs or {}
-        if self.draw is not None and is_random(func) and takes_generator(func):
+        if self.generator is not None and is_random(func) and takes_generator(func):
             args = args[: [a.name for a in func._schema.arguments].index("generator")]
-            kwargs = {**kwargs, "generator": self.draw}
+            kwargs = {**kwargs, "generator": self.generator}
         else:
-            refuse(func)
+            check_repeatable(func)
         if func._schema.is_mutable:
-            for written in written_by(func, args, kwargs):
+            for written in arguments_written(func, args, kwargs):
                 if self.node_of(written).op == "get_attr":
                     raise Unsupported(f"it changes a tensor that is not part of its state ({func})")
         out = func(*args, **kwargs)
         node = self.graph.call_function(func, self._nodes_in(args), self._nodes_in(kwargs))
         if isinstance(out, Tensor):
-            self._know(out, node)
+            self._register(out, node)
         else:
             for i, one in enumerate(out):
                 if isinstance(one, Tensor):
-                    self._know(one, self.graph.call_function(operator.getitem, (node, i)))
+                    self._register(one, self.graph.call_function(operator.getitem, (node, i)))
         return out
 
     def node_of(self, tensor: Tensor) -> fx.Node:
@@ -77,21 +77,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) not in self.nodes:
             name = f"constant_{len(self.nodes)}"
             self.root.register_buffer(name, tensor.detach())
-            self._know(tensor, self.graph.get_attr(name))
+            self._register(tensor, self.graph.get_attr(name))
         return self.nodes[id(tensor)]
 
-    def _know(self, tensor: Tensor, node: fx.Node) -> None:
-        self.alive.append(tensor)
+    def _register(self, tensor: Tensor, node: fx.Node) -> None:
+        self.kept_alive.append(tensor)
         self.nodes.setdefault(id(tensor), node)  # an operation in place returns what is known already
         node.meta.setdefault("shapes", (tuple(tensor.shape),))
         node.meta.setdefault("dtype", tensor.dtype)
-        node.meta.setdefault("storage", memory_of(tensor))
+        node.meta.setdefault("storage", storage_pointer(tensor))
 
     def _nodes_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.node_of(value)
         if isinstance(value, torch.Generator):
-            return self.drawn_from
+            return self.generator_node
         if isinstance(value, dict):
             return {k: self._nodes_in(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
 
-def memory_of(tensor: Tensor) -> int:
+def storage_pointer(tensor: Tensor) -> int:
     """Where the numbers of a tensor lie; those of two may lie at one place."""
     return tensor.untyped_storage().data_ptr()
 
@@ -114,7 +114,7 @@ def takes_generator(func: Any) -> bool:
     return any(a.name == "generator" for a in func._schema.arguments)
 
 
-def refuse(func: Any) -> None:
+def check_repeatable(func: Any) -> None:
     """Raise for an operation whose result the next run would not repeat."""
     if is_random(func):
         raise Unsupported(f"it is random ({func})")
@@ -122,7 +122,7 @@ def refuse(func: Any) -> None:
         raise Unsupported(f"what it does depends on the data ({func})")
 
 
-def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
+def arguments_written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments an operation writes to: tensors while recording, nodes afterwards."""
     written: list[Any] = []
     for i, argument in enumerate(func._schema.arguments):
@@ -132,18 +132,18 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return [w for w in written if w is not None]
 
 
-def record_tape(
-    step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], draw: torch.Generator | None = None
+def trace_step(
+    step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], generator: torch.Generator | None = None
 ) -> fx.GraphModule:
     """The operations of `step(*inputs)`, which may write to its inputs; with `draw` random ones too, drawn from it."""
-    recorder = Recorder(inputs, draw)
+    recorder = Tracer(inputs, generator)
     with recorder:
         outputs = step(*inputs)
     recorder.graph.output(tuple(recorder.node_of(o) for o in outputs))
     return fx.GraphModule(recorder.root, recorder.graph)
 
 
-def join_tapes(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
+def merge_traces(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
     """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
     graph, pairs = two.graph, list(zip(two.graph.nodes, three.graph.nodes, strict=False))
     if len(graph.nodes) != len(three.graph.nodes):
@@ -176,23 +176,23 @@ def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
     return a
 
 
-def tidy_tape(tape: fx.GraphModule) -> fx.GraphModule:
+def simplify_trace(trace: fx.GraphModule) -> fx.GraphModule:
     """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
-    story = Story(tape.graph)
-    for node in list(tape.graph.nodes):
-        for rule in (same_numbers, turned_back, turned_product, summed_product, fold):
-            if node.op == "call_function" and (better := rule(node, story, tape)) is not None:
+    history = StorageHistory(trace.graph)
+    for node in list(trace.graph.nodes):
+        for rule in (drop_identity, undo_transpose, transpose_product, fuse_sum, fold_constants):
+            if node.op == "call_function" and (better := rule(node, history, trace)) is not None:
                 node.replace_all_uses_with(better)
-                tape.graph.erase_node(node)
+                trace.graph.erase_node(node)
                 break
-    for node in reversed(tape.graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output") and not writes(node):
-            tape.graph.erase_node(node)
-    tape.recompile()
-    return tape
+    for node in reversed(trace.graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and not storages_written(node):
+            trace.graph.erase_node(node)
+    trace.recompile()
+    return trace
 
 
-class Story:
+class StorageHistory:
     """When each storage is written and last read, so that a read can be put off without seeing other numbers."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -202,23 +202,23 @@ class Story:
             node.meta["time"] = time
             for read in node.all_input_nodes:
                 self.last_read[read.meta.get("storage", 0)] = time
-            for target in writes(node):
+            for target in storages_written(node):
                 self.written.setdefault(target.meta["storage"], []).append(time)
 
-    def still(self, node: fx.Node, since: int, until: int) -> bool:
+    def unchanged(self, node: fx.Node, since: int, until: int) -> bool:
         """Whether what was read at `since` can as well be read at `until`."""
         return not any(since < t <= until for t in self.written.get(node.meta["storage"], ()))
 
 
-def writes(node: fx.Node) -> list[fx.Node]:
+def storages_written(node: fx.Node) -> list[fx.Node]:
     """The nodes whose storage an operation writes to."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
-    return written_by(node.target, node.args, node.kwargs)
+    return arguments_written(node.target, node.args, node.kwargs)
 
 
-def same_numbers(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def drop_identity(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
     """A view in the same shape, or a product with one, is its argument."""
     if node.target in VIEWS and same_shape(node, node.args[0]):
         source: fx.Node = node.args[0]  # type: ignore[assignment]
@@ -228,7 +228,9 @@ def same_numbers(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node |
     for factor, other in (node.args[:2], node.args[1::-1]):
         if is_one(other) and isinstance(factor, fx.Node) and same_shape(node, factor) and same_type(node, factor):
             of_product, time = node.meta["storage"], node.meta["time"]
-            if of_product not in story.written and story.still(factor, time, story.last_read.get(of_product, time)):
+            if of_product not in history.written and history.unchanged(
+                factor, time, history.last_read.get(of_product, time)
+            ):
                 return factor
     return None
 
@@ -242,7 +244,7 @@ def is_one(value: Any) -> bool:
     return value.target is aten.ones_like.default
 
 
-def turned_back(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def undo_transpose(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
     """The transpose of a transpose is the thing itself."""
     if node.target is aten.transpose.int and is_call(node.args[0], aten.transpose.int):
         inner: Any = node.args[0]
@@ -252,23 +254,23 @@ def turned_back(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | 
     return None
 
 
-def turned_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def transpose_product(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
     """(A B)^T is B^T A^T: no copy, and a sum with it can be joined."""
     if node.target is not aten.transpose.int or set(node.args[1:]) != {1, 2}:
         return None
-    if (factors := factors_of(node.args[0], node, story)) is None:
+    if (factors := factors_of(node.args[0], node, history)) is None:
         return None
 
     def turn(factor: fx.Node) -> Any:
         if is_call(factor, aten.transpose.int) and set(factor.args[1:]) == {1, 2}:
             return factor.args[0]
-        return insert(tape.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
+        return insert_call(trace.graph, node, aten.transpose.int, (factor, 1, 2), storage=factor.meta["storage"])
 
-    with tape.graph.inserting_before(node):
-        return insert(tape.graph, node, aten.bmm.default, tuple(turn(factor) for factor in reversed(factors)))
+    with trace.graph.inserting_before(node):
+        return insert_call(trace.graph, node, aten.bmm.default, tuple(turn(factor) for factor in reversed(factors)))
 
 
-def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def fuse_sum(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
     """C + a A B is one operation; so is the update of a weight along its gradient."""
     signs: dict[Any, int] = {aten.add.Tensor: 1, aten.add_.Tensor: 1, aten.sub_.Tensor: -1}
     if (sign := signs.get(node.target)) is None:
@@ -279,21 +281,21 @@ def summed_product(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node
         first, second = second, first
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or not same_type(first, second):
         return None
-    if node.meta["shapes"] != second.meta["shapes"] or (factors := factors_of(second, node, story)) is None:
+    if node.meta["shapes"] != second.meta["shapes"] or (factors := factors_of(second, node, history)) is None:
         return None
     target = aten.baddbmm.default if node.target is aten.add.Tensor else aten.baddbmm_.default
-    with tape.graph.inserting_before(node):
-        return insert(tape.graph, node, target, (first, *factors), {"alpha": sign * alpha})
+    with trace.graph.inserting_before(node):
+        return insert_call(trace.graph, node, target, (first, *factors), {"alpha": sign * alpha})
 
 
-def fold(node: fx.Node, story: Story, tape: fx.GraphModule) -> fx.Node | None:
+def fold_constants(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
     """What is made of nothing but fixed numbers is made once."""
-    if node.all_input_nodes or node.meta.get("storage") in story.written or "storage" not in node.meta:
+    if node.all_input_nodes or node.meta.get("storage") in history.written or "storage" not in node.meta:
         return None
     name = f"folded_{node.name}"
-    tape.register_buffer(name, node.target(*node.args, **node.kwargs))  # type: ignore[operator]
-    with tape.graph.inserting_before(node):
-        constant = tape.graph.get_attr(name)
+    trace.register_buffer(name, node.target(*node.args, **node.kwargs))  # type: ignore[operator]
+    with trace.graph.inserting_before(node):
+        constant = trace.graph.get_attr(name)
     constant.meta.update(node.meta)
     return constant
 
@@ -313,15 +315,15 @@ def same_type(a: fx.Node, b: fx.Node) -> bool:
     return bool(a.meta["dtype"] == b.meta["dtype"])
 
 
-def factors_of(product: Any, reader: fx.Node, story: Story) -> Any:
+def factors_of(product: Any, reader: fx.Node, history: StorageHistory) -> Any:
     """The two factors of a product that only `reader` uses, if they can be read as late as that."""
     if not is_call(product, aten.bmm.default) or len(product.users) != 1:
         return None
-    late = all(story.still(f, product.meta["time"], reader.meta["time"]) for f in product.args)
+    late = all(history.unchanged(f, product.meta["time"], reader.meta["time"]) for f in product.args)
     return product.args if late else None
 
 
-def insert(
+def insert_call(
     graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None
 ) -> fx.Node:
     """A new operation in the place and time of another."""

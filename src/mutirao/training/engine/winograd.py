@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mutirao.training.engine.pooling import number_of, rows
+from mutirao.training.engine.pooling import as_nhwc, square_size
 
 try:
     from mutirao.training.engine import _winograd as kernel  # type: ignore[attr-defined]  # compiled
@@ -19,53 +19,53 @@ except ImportError:  # installed without a C compiler
 
 POINTS = 36  # of a tile, each a multiplication a pair of channels
 LANES = 16  # channels that the kernel takes at once
-FEWEST = 16  # tiles for which bringing the weights into the basis of the tiles pays
-LARGEST = 1 << 16  # pairs of channels: beyond, the matrices are too large for the cache
+MIN_TILES = 16  # tiles for which bringing the weights into the basis of the tiles pays
+MAX_CHANNEL_PAIRS = 1 << 16  # pairs of channels: beyond, the matrices are too large for the cache
 
 
-def hasten(module: nn.Module) -> nn.Module:
+def accelerate_convolutions(module: nn.Module) -> nn.Module:
     """The module with its convolutions done by the kernel where it is at hand and pays; names and weights stay."""
     for conv in module.modules() if kernel is not None else ():
-        if type(conv) is nn.Conv2d and fits(conv):
+        if type(conv) is nn.Conv2d and supports_convolution(conv):
             conv.forward = partial(convolve, conv)  # type: ignore[method-assign]
     return module
 
 
-def fits(conv: nn.Conv2d) -> bool:
+def supports_convolution(conv: nn.Conv2d) -> bool:
     """Whether the kernel can do this layer: square, dense, of stride 1, padded with nothing but zeros."""
-    side = number_of(conv.kernel_size)
+    side = square_size(conv.kernel_size)
     return (
         side in (3, 5)
         and isinstance(conv.padding, tuple)
-        and 0 <= number_of(conv.padding) < side
+        and 0 <= square_size(conv.padding) < side
         and conv.padding_mode == "zeros"
-        and number_of(conv.stride) == number_of(conv.dilation) == conv.groups == 1
+        and square_size(conv.stride) == square_size(conv.dilation) == conv.groups == 1
         and conv.in_channels % LANES == conv.out_channels % LANES == 0
-        and conv.in_channels * conv.out_channels <= LARGEST
+        and conv.in_channels * conv.out_channels <= MAX_CHANNEL_PAIRS
     )
 
 
-def sizes_of(x: Tensor, side: int, padding: int) -> tuple[int, int]:
+def output_size(x: Tensor, side: int, padding: int) -> tuple[int, int]:
     """How many numbers of a picture come out, down and across."""
     return x.shape[2] + 2 * padding - side + 1, x.shape[3] + 2 * padding - side + 1
 
 
-def pays(pictures: int, sizes: tuple[int, int], side: int) -> bool:
+def is_worthwhile(pictures: int, sizes: tuple[int, int], side: int) -> bool:
     """Whether so many pictures, of which so much comes out, take less than half of the multiplications."""
     step = 7 - side
     tiles = -(-sizes[0] // step) * -(-sizes[1] // step)
-    return pictures * tiles >= FEWEST and 2 * POINTS * tiles <= sizes[0] * sizes[1] * side**2
+    return pictures * tiles >= MIN_TILES and 2 * POINTS * tiles <= sizes[0] * sizes[1] * side**2
 
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """What the layer makes of x."""
-    side, padding = conv.kernel_size[0], number_of(conv.padding)  # type: ignore[arg-type]  # `fits` refuses names
+    side, padding = conv.kernel_size[0], square_size(conv.padding)  # type: ignore[arg-type]  # `supports_convolution` refuses names
     if (
         x.dtype == conv.weight.dtype == torch.float32
         and x.dim() == 4
         and x.shape[1] == conv.in_channels
         and x.is_contiguous(memory_format=torch.channels_last)
-        and pays(len(x), sizes_of(x, side, padding), side)
+        and is_worthwhile(len(x), output_size(x, side, padding), side)
     ):
         bias = torch.zeros(conv.out_channels) if conv.bias is None else conv.bias
         return Winograd.apply(x, conv.weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
@@ -80,9 +80,9 @@ class Winograd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
         """The convolution of x with `weight`, plus `bias`."""
         y = torch.empty(
-            (len(x), len(weight), *sizes_of(x, weight.shape[2], padding)), memory_format=torch.channels_last
+            (len(x), len(weight), *output_size(x, weight.shape[2], padding)), memory_format=torch.channels_last
         )
-        kernel.forth(rows(x), matrices(weight, 1, 0), bias.detach().numpy(), rows(y), padding)
+        kernel.forth(as_nhwc(x), matrices(weight, 1, 0), bias.detach().numpy(), as_nhwc(y), padding)
         ctx.save_for_backward(x, weight)
         ctx.padding = padding
         return y
@@ -95,12 +95,12 @@ class Winograd(torch.autograd.Function):
         outs, ins, *sides = weight.shape
         slopes = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         weights, biases = torch.empty(*sides, ins, outs), torch.empty(outs)
-        gradient = rows(gradient.contiguous(memory_format=torch.channels_last))
-        into = None if slopes is None else rows(slopes)
-        kernel.back(rows(x), matrices(weight, 0, 1), gradient, into, weights.numpy(), biases.numpy(), ctx.padding)
+        gradient = as_nhwc(gradient.contiguous(memory_format=torch.channels_last))
+        into = None if slopes is None else as_nhwc(slopes)
+        kernel.back(as_nhwc(x), matrices(weight, 0, 1), gradient, into, weights.numpy(), biases.numpy(), ctx.padding)
         return slopes, weights.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last), biases, None
 
 
-def matrices(weight: Tensor, rows: int, columns: int) -> Any:
+def matrices(weight: Tensor, as_nhwc: int, columns: int) -> Any:
     """The weights as side x side matrices, with these two of their dimensions."""
-    return weight.detach().permute(2, 3, rows, columns).contiguous().numpy()
+    return weight.detach().permute(2, 3, as_nhwc, columns).contiguous().numpy()

@@ -20,7 +20,7 @@ from mutirao.errors import ConfigError, MutiraoError
 from mutirao.systems.cytology.slides.annotations import READERS, Floats, Mark, area, bounds, covered, read_annotations
 from mutirao.systems.cytology.slides.readers import Slide, encode, open_slide
 from mutirao.systems.cytology.slides.tiling import Cut, side_for
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 
 Rule = Literal["leave", "largest", "first"]
 Place = tuple[int, int]
@@ -239,7 +239,7 @@ def cut_marks(
             side = side_for(slide, cut)
             facts: dict[str, Any] = {"slide": known, "laboratory": laboratory(path), "mpp": cut.mpp, "size": cut.size}
             try:
-                with ThreadPoolExecutor(cores(), "mutirao-cut") as pool:
+                with ThreadPoolExecutor(core_count(), "mutirao-cut") as pool:
                     read = partial(picture_at, slide, side, cut.size)
                     for (place, (label, source)), content in zip(places.items(), pool.map(read, places), strict=True):
                         file = f"{label}/{known}_x{place[0]}_y{place[1]}.png"

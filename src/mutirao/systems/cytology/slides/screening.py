@@ -24,7 +24,7 @@ from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, from_afar,
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide
 from mutirao.systems.images.choices import BAG_HEADS
 from mutirao.templates import data_uri, render
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 from mutirao.training.optimizers import one_thread
 
 SHOWN = 24  # tiles on the contact sheet
@@ -115,7 +115,7 @@ def screen(
             return Scored(tile, score, model.classes[int(found.argmax())], heat=score)
 
         scored = []
-        with one_thread(), ThreadPoolExecutor(cores(), "mutirao-screen") as pool:
+        with one_thread(), ThreadPoolExecutor(core_count(), "mutirao-screen") as pool:
             for i, one in enumerate(pool.map(look, kept), 1):
                 scored.append(one)
                 if progress is not None:

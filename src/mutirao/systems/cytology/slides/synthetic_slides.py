@@ -29,7 +29,7 @@ from mutirao.systems.cytology.slides.readers import Pixels, check_readers, encod
 from mutirao.systems.cytology.slides.tile_ranking import Choice
 from mutirao.systems.cytology.slides.tiling import Cut, Tile, read_table, tile_slide
 from mutirao.systems.images.features import cache_folder
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 
 TILE = 512
 SHORT, LONG, RATIONAL, LONG8 = (3, "H"), (4, "I"), (5, "II"), (16, "Q")  # number of the type, and its struct code
@@ -280,7 +280,7 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
     columns, rows = -(-smear.width // TILE), -(-smear.height // TILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(cores()) as pool:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(core_count()) as pool:
         side = TILE // FACTOR
         below = np.memmap(Path(scratch) / "level", np.uint8, "w+", shape=(rows * side, columns * side, 3))
 

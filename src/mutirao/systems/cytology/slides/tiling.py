@@ -22,7 +22,7 @@ from mutirao.research_notice import sign_picture
 from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode, open_slide
 from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
 from mutirao.systems.cytology.slides.tissue_mask import Masked, mask_slide
-from mutirao.training.cpu_cores import cores
+from mutirao.training.cpu_cores import core_count
 
 COLUMNS = ("tile", "x", "y", "level", "side", "cover", "variance", "entropy", "score", "kept", "why")
 PREVIEW = 1600  # pixels of the longer side
@@ -118,7 +118,7 @@ def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, 
             (folder / tile.name).write_bytes(content)  # the folder counts only once it is whole
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
-    with ThreadPoolExecutor(workers or cores(), "mutirao-tiles") as pool:
+    with ThreadPoolExecutor(workers or core_count(), "mutirao-tiles") as pool:
         yield from pool.map(work, tiles)
 
 
