@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, MultiKrum
 from mutirao.core.arrays import Arrays, digest, flat, square
-from mutirao.core.bounds import cap_sizes, faults_of_length, strange_metrics, update_length
+from mutirao.core.bounds import cap_sizes, faults_of_length, unexpected_metrics, update_length
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
@@ -233,7 +233,7 @@ def test_metrics_that_a_client_makes_up_reach_neither_roster_nor_tables(
         table.append([done.row | {"late": 1.0}])
     assert "late" in table.columns
     assert len(table.columns) < 20 < MOST_COLUMNS
-    assert "liar tells what the task does not know of, which is left out: x1_0, x1_1, x1_10 and 57 more" in caplog.text
+    assert "liar reports metrics that the task does not have, ignored: x1_0, x1_1, x1_10 and 57 more" in caplog.text
     assert caplog.text.count("round 3: liar tells") == 1
     assert all({"loss", "accuracy"} <= row.keys() for done in made for row in done.clients)
 
@@ -249,9 +249,9 @@ def test_a_client_alone_in_its_rounds_cannot_fill_the_tables_either() -> None:
 
 def test_a_task_that_says_nothing_keeps_the_metrics_that_most_clients_tell() -> None:
     replies = [Reply({}, metrics={"own": 1.0}), Reply({}, metrics={"own": 1.0, "rare": 2.0}), Reply({}, metrics={})]
-    assert strange_metrics(replies, {"loss"}, strict=False) == {"rare"}
-    assert strange_metrics(replies, {"loss", "rare"}, strict=False) == set()
-    assert strange_metrics(replies, {"loss"}, strict=True) == {"own", "rare"}
+    assert unexpected_metrics(replies, {"loss"}, strict=False) == {"rare"}
+    assert unexpected_metrics(replies, {"loss", "rare"}, strict=False) == set()
+    assert unexpected_metrics(replies, {"loss"}, strict=True) == {"own", "rare"}
 
 
 @pytest.mark.parametrize("loss", [1e308, -1e308, 1e99])

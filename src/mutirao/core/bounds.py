@@ -1,7 +1,7 @@
-"""What one client may claim, measured against the others of its round: its samples, its reach, its metrics.
+"""Bounds on what one client may claim, relative to the others of its round: samples, update length, metrics.
 
-A reply may be sound by itself and still outweigh all the others. What is too much is cut to a bound or refused, so that
-no single client takes over the model, ends the run or crowds the tables.
+A reply may be valid by itself and still outweigh all the others. What exceeds a bound is cut or refused, so that no
+single client takes over the model, ends the run or floods the tables.
 """
 
 import logging
@@ -22,20 +22,18 @@ log = logging.getLogger("mutirao")
 
 SIZE_CAP = 10.0  # times the median: no honest client of our recipes but recsys has more over a run
 GROWTH = 2  # times the samples a client first declared, if that is above the median
-FEWEST = 3  # replies among which a median means something
+FEWEST = 3  # replies among which a median is meaningful
 LONGEST = 1000.0  # times the median length of the updates of a round
-LONGEST_BY_MODEL = (
-    10.0  # times the length of the model, below which no update is absurd: a median may be next to nothing
-)
-ALONE = 1e6  # times the length of the model, for so few replies that there is no median
+LONGEST_BY_MODEL = 10.0  # times the model's length: shorter updates pass, since a median may be close to 0
+LONGEST_ALONE = 1e6  # times the model's length, for too few replies to have a median
 
 
 def cap_sizes(counts: Mapping[ClientId, int], roster: Roster, cap: float) -> dict[ClientId, int]:
-    """For each client that declares more samples than it may, as many as count.
+    """For each client that declares more samples than allowed, the number that counts.
 
-    It may declare `cap` times the median, and no more than it first did or was admitted with, but twice that or the
-    median in any case. The median is that of the round or of all that were ever heard of, whichever is higher, so that
-    a round of small clients cuts nobody; of fewer than three replies, the latter. Of two in the middle, the lower.
+    A client may declare `cap` times the median. It may also not declare more than it first did or was admitted with,
+    though always up to twice that or the median. The median is that of the round or of all clients ever heard of,
+    whichever is higher, so that a round of small clients cuts none; with fewer than three replies it is the latter.
     """
     if not cap or not counts:
         return {}
@@ -53,26 +51,28 @@ def cap_sizes(counts: Mapping[ClientId, int], roster: Roster, cap: float) -> dic
 
 
 def lower_median(values: npt.NDArray[np.int64]) -> int:
-    """The median, or the lower of the two in the middle: half of an even number of liars cannot move it."""
+    """The median, or the lower of the two middle values: Byzantine clients that are half of all cannot raise it."""
     middle = (len(values) - 1) // 2
     return int(np.partition(values, middle)[middle])
 
 
 def faults_of_length(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Failure]:
-    """Whose update is absurdly long: 1000 times the median of the round, and 10 times the model itself.
-
-    Who sent an array no longer than nine times the model cannot have moved it by ten times: mostly one product of each
-    array with itself tells that nobody did.
-    """
+    """Updates of absurd length: over 1000 times the median of the round, and over 10 times the model itself."""
     length = math.sqrt(square(current))
-    few = len(replies) < FEWEST
-    least = ALONE * max(length, math.sqrt(sum(v.size for v in current.values()))) if few else LONGEST_BY_MODEL * length
-    reach = least - 1.01 * length  # squares are summed up in the type of the array, with its rounding
+    has_median = len(replies) >= FEWEST
+    least = LONGEST_BY_MODEL * length
+    if not has_median:
+        least = LONGEST_ALONE * max(length, math.sqrt(sum(v.size for v in current.values())))
+    # A client whose arrays are no longer than nine times the model cannot have moved it by ten times. One product of
+    # each array with itself shows that nearly always. Those squares are summed in the arrays' own type, hence the 1.01.
+    longest = least - 1.01 * length
     models = [r.arrays for r in replies.values()]
-    if joint_square(current, models) <= reach * reach or not any(s > reach * reach for s in squares(models)):
+    if joint_square(current, models) <= longest * longest or not any(s > longest * longest for s in squares(models)):
         return {}
     moved = {c: update_length(current, r.arrays) for c, r in replies.items()}
-    limit = least if few else max(least, LONGEST * float(np.median(list(moved.values()))))
+    limit = least
+    if has_median:
+        limit = max(least, LONGEST * float(np.median(list(moved.values()))))
     return {
         c: Failure("too_long", f"moved the model by {far:.4g}, over {limit:.4g}")
         for c, far in moved.items()
@@ -81,7 +81,7 @@ def faults_of_length(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict
 
 
 def update_length(current: Arrays, arrays: Arrays) -> float:
-    """|x_k - x| over the numbers of floating point; infinite if it is beyond float64."""
+    """|x_k - x| over all floating-point arrays; infinite if it overflows float64."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for name, mine in current.items():
@@ -92,36 +92,38 @@ def update_length(current: Arrays, arrays: Arrays) -> float:
     return math.sqrt(total)
 
 
-def strange_metrics(
-    replies: Collection[Reply], known: Collection[str], strict: bool, held: Collection[str] = ()
+def unexpected_metrics(
+    replies: Collection[Reply], expected: Collection[str], strict: bool, existing: Collection[str] = ()
 ) -> set[str]:
-    """The metrics told that are not taken: if `strict`, all but the `known`, which a task has said there are.
+    """The reported metrics that are left out: all but the `expected` ones if `strict`, as when a task declares them.
 
-    If not, of the others those that half of the replies or fewer tell, and new ones once 64 names are `held`.
+    Otherwise a metric is left out if at most half of the replies report it, or if it is new and there are 64 already.
     """
-    told: dict[str, int] = {}
+    times: dict[str, int] = {}
     for reply in replies:
         for name in reply.metrics:
-            if name not in known:
-                told[name] = told.get(name, 0) + 1
-    full = len(held) >= MOST_METRICS
-    return {k for k, times in told.items() if strict or 2 * times <= len(replies) or (full and k not in held)}
+            if name not in expected:
+                times[name] = times.get(name, 0) + 1
+    is_full = len(existing) >= MOST_METRICS
+    return {k for k, n in times.items() if strict or 2 * n <= len(replies) or (is_full and k not in existing)}
 
 
-def hold_to_bounds(
-    answers: Answers, roster: Roster, number: int, cap: float, known: Collection[str], strict: bool
+def bound_answers(
+    answers: Answers, roster: Roster, number: int, cap: float, expected: Collection[str], strict: bool
 ) -> tuple[Answers, dict[ClientId, int]]:
-    """The answers of a round with sizes cut and strange metrics left out, and what those who were cut declared."""
+    """The answers with sample counts cut and unexpected metrics left out, and what the cut clients had declared."""
     replies = dict(answers.replies)
     sizes = cap_sizes({c: r.n for c, r in replies.items()}, roster, cap)
-    strange = strange_metrics(replies.values(), known, strict, roster.figures)
+    unexpected = unexpected_metrics(replies.values(), expected, strict, roster.figures)
+    if not sizes and not unexpected:
+        return answers, {}
     declared = {c: int(replies[c].n) for c in sizes}
     for c, n in sizes.items():
         log.warning("round %d: %s declares %d samples, of which %d count", number, c, declared[c], n)
         replies[c] = replace(replies[c], n=n)
-    for c, reply in replies.items() if strange else ():
-        if odd := sorted(strange & reply.metrics.keys()):
+    for c, reply in replies.items():
+        if odd := sorted(unexpected & reply.metrics.keys()):
             names = ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
-            log.warning("round %d: %s tells what the task does not know of, which is left out: %s", number, c, names)
-            replies[c] = replace(reply, metrics={k: v for k, v in reply.metrics.items() if k not in strange})
-    return replace(answers, replies=replies) if sizes or strange else answers, declared
+            log.warning("round %d: %s reports metrics that the task does not have, ignored: %s", number, c, names)
+            replies[c] = replace(reply, metrics={k: v for k, v in reply.metrics.items() if k not in unexpected})
+    return replace(answers, replies=replies), declared

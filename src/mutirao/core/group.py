@@ -1,12 +1,13 @@
-"""A run, and the cohorts that move it on: one model and those who train it, and how they fared when they were asked."""
+"""A run, and the groups that move it on: one model and the clients that train it, from selection to aggregation."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mutirao.core.arrays import Arrays, part_of
-from mutirao.core.bounds import SIZE_CAP, hold_to_bounds
+from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
+from mutirao.core.bounds import SIZE_CAP, bound_answers, faults_of_length
 from mutirao.core.fleet import Answers, ClientId, Reply, Request, Scalar
 from mutirao.core.parts import (
     USUAL,
@@ -15,6 +16,7 @@ from mutirao.core.parts import (
     AnyFilter,
     AnySelector,
     Filter,
+    Merged,
     Screened,
     Selector,
     as_aggregator,
@@ -26,16 +28,20 @@ from mutirao.core.parts import (
 from mutirao.core.records import Row
 from mutirao.core.roster import Roster
 from mutirao.core.sparse_rows import dense_replies
-from mutirao.errors import ConfigError
+from mutirao.core.update_figures import MEASURES, moves_of, vectors_of
+from mutirao.core.validation import fault_of_merged, faults, set_aside, sift
+from mutirao.errors import ConfigError, Diverged
 from mutirao.randomness import rng
 
-# What clients are sent besides what the parts need, maybe round by round.
+log = logging.getLogger("mutirao")
+
+# What clients are sent besides what the parts need: the same in every round, or a function of the round.
 ClientConfig = Mapping[str, Scalar] | Callable[[int], Mapping[str, Scalar]]
 
 
 @dataclass
 class Run:
-    """All the server remembers between rounds; saved after each, so a run can go on after any end.
+    """All that the server keeps between rounds. It is saved after each round, so a run can be resumed at any point.
 
     >>> run = Run({"w": np.zeros(2)}, seed=7)
     >>> run.round, run.rng("mine").random() == run.rng("mine").random()
@@ -51,17 +57,19 @@ class Run:
     sites: Arrays = field(default_factory=dict)  # states of simulated sites, which reach no aggregator
 
     def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
-        """Randomness for the round being made, from (seed, round, purpose, client)."""
+        """A random generator for the current round, from (seed, round, purpose, client)."""
         return rng(self.seed, self.round + 1, purpose, client)
 
 
 class Cohort:
-    """One model and who trains it, how they are selected, and how their replies are screened and joined.
+    """One model and the clients that train it, with a selector, filters and an aggregator.
 
-    A cohort with a `name` is a group: its model and its memory lie in the run's as `NAME/...`. `members` None is
-    everybody. Clients are sent `config`, or what that gives for the round, besides what the parts need; `address` makes
-    each client's own request of the common one. A client counts for at most `size_cap` times the median samples (0: for
-    as many as it says). `metrics` are those that clients may tell; None: any that most of them do.
+    `name`: stands in front of the group's arrays and memory in the run, as `NAME/...`. Empty for an ordinary run.
+    `members`: the clients of the group; None stands for all.
+    `config`: what clients are sent besides what the parts need, or a function of the round that returns it.
+    `address`: makes each client's own request from the common one.
+    `size_cap`: a client counts for at most so many times the median number of samples; 0 is no limit.
+    `metrics`: the metrics that clients may report; None accepts any that most of them report.
 
     >>> from mutirao.aggregation import FedAvg
     >>> from mutirao.selection import AoIU
@@ -82,34 +90,30 @@ class Cohort:
         size_cap: float = SIZE_CAP,
         metrics: Collection[str] | None = None,
     ) -> None:
-        self.select, self.aggregate = as_selector(select), as_aggregator(aggregate)
+        self.select = as_selector(select)
+        self.aggregate = as_aggregator(aggregate)
         self.filters = [as_filter(part) for part in filters]
         self.config = config if callable(config) else dict(config or {})
-        self.name, self.members, self.address = name, members, address
-        self.size_cap, self.metrics = size_cap, metrics
+        self.name = name
+        self.members = members
+        self.address = address
+        self.size_cap = size_cap
+        self.metrics = metrics
 
     @property
     def parts(self) -> tuple[Selector | Aggregator | Filter, ...]:
-        """Its selector, aggregator and filters."""
+        """The selector, the aggregator and the filters."""
         return (self.select, self.aggregate, *self.filters)
 
     @property
     def needs(self) -> set[str]:
-        """What its parts need of the clients, and what they are to send besides."""
-        told = {} if callable(self.config) else self.config
-        besides = {f"extras:{name}" for name in str(told.get("extras", "")).split(",") if name}
-        return besides.union(*(part.needs for part in self.parts))
-
-    def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
-        """What its clients answered, held to what one of them may claim; and the samples of who claimed more."""
-        needs = self.needs
-        ours = names_of(needs, "replies") & {"staleness"}
-        known = USUAL | ours | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
-        strict = self.metrics is not None
-        return hold_to_bounds(answers, run.roster, run.round + 1, self.size_cap, known, strict)
+        """What the parts need of the clients, and the extras that `config` requests."""
+        config = {} if callable(self.config) else self.config
+        extras = {f"extras:{name}" for name in str(config.get("extras", "")).split(",") if name}
+        return extras.union(*(part.needs for part in self.parts))
 
     def roster(self, roster: Roster) -> Roster:
-        """What its selector sees: the roster as if nobody but its members were here."""
+        """The roster with only the members present, as the selector sees it."""
         if self.members is None:
             return roster
         present = np.zeros(len(roster), np.bool_)
@@ -118,23 +122,33 @@ class Cohort:
         return replace(roster, present=present)
 
     def request(self, run: Run, do: str, *kinds: str) -> Request:
-        """What its clients are asked to do, with the settings that make them tell the needs of these kinds."""
-        said = self.config(run.round + 1) if callable(self.config) else self.config
-        if callable(self.config) and "extras" in said:
-            raise ConfigError("config: what clients send besides is the same in every round; name extras in a mapping")
-        told = {k: v for k, v in said.items() if k != "extras"} | request_config(self.needs, *kinds)
-        config = {"seed": run.seed, "round": run.round + 1, **told}
-        return Request(do, part_of(run.arrays, self.name), config)
+        """The request common to all clients, with the settings for the needs of these kinds."""
+        own = self.config(run.round + 1) if callable(self.config) else self.config
+        if callable(self.config) and "extras" in own:
+            raise ConfigError("config: extras must be the same in every round; give them in a dict, not in a function")
+        config: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
+        config |= {k: v for k, v in own.items() if k != "extras"}
+        return Request(do, part_of(run.arrays, self.name), config | request_config(self.needs, *kinds))
 
-    def requests(self, run: Run, chosen: Sequence[ClientId]) -> dict[ClientId, Request]:
-        """What each client selected is asked."""
-        sent = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
-        common = replace(self.request(run, "train", "metrics", "extras"), extras=sent)
-        asked = {c: common if self.address is None else self.address(c, common) for c in chosen}
-        return {c: remind(run.roster, c, r) for c, r in asked.items()} if "correct" in common.config else asked
+    def requests(self, run: Run, selected: Sequence[ClientId]) -> dict[ClientId, Request]:
+        """The training request of each selected client."""
+        extras = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
+        common = replace(self.request(run, "train", "metrics", "extras"), extras=extras)
+        requests = {c: common if self.address is None else self.address(c, common) for c in selected}
+        if "correct" in common.config:
+            return {c: with_last_counted(run.roster, c, r) for c, r in requests.items()}
+        return requests
+
+    def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
+        """The answers held to what one client may claim, and the number of samples that others declared."""
+        needs = self.needs
+        known = USUAL | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
+        known |= names_of(needs, "replies") & {"staleness"}
+        strict = self.metrics is not None
+        return bound_answers(answers, run.roster, run.round + 1, self.size_cap, known, strict)
 
     def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:
-        """Pass the replies through each filter in turn; say whom they dropped and why."""
+        """Pass the replies through each filter in turn; return those kept and why each other one was rejected."""
         rejected: dict[ClientId, str] = {}
         if self.filters or "replies:rows" not in self.aggregate.needs:
             replies = dense_replies(current, replies)
@@ -145,11 +159,11 @@ class Cohort:
         return replies, rejected
 
 
-def remind(roster: Roster, client: ClientId, request: Request) -> Request:
-    """The request as one gets it who was asked since its update last counted: it is told when that was.
+def with_last_counted(roster: Roster, client: ClientId, request: Request) -> Request:
+    """The request of a client whose last update did not count, with the last round in which one did.
 
-    What a client keeps and what the server has of it must be of the same updates. A reply that was lost, late or
-    screened has changed the one and not the other, and the client undoes it.
+    SCAFFOLD and FedDyn keep state at the client that must match the server's. A reply that was lost, late or filtered
+    has changed the client's state alone, and the client undoes that.
     """
     i = roster.row(client)
     if roster.last_selected[i] <= roster.last_replied[i]:
@@ -159,20 +173,122 @@ def remind(roster: Roster, client: ClientId, request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a cohort fared when it was asked: whom it selected, what they answered, and which replies count."""
+    """One attempt of a group to make a model: the clients it selected, what they answered and which replies count."""
 
-    cohort: Cohort
+    group: Cohort
     number: int
-    chosen: list[ClientId]
+    selected: list[ClientId]
     answers: Answers
     replies: dict[ClientId, Reply]
     rejected: dict[ClientId, str]
-    declared: dict[ClientId, int]  # the samples of those who declared more than count
-    usable: int  # replies that must be left
-    answered: int  # clients that must have answered: whom a filter dropped has done so all the same
-    noted: Arrays  # the memory with what the filters wrote into it, which holds if a model is made
+    declared: dict[ClientId, int]  # samples of the clients that declared more than count
+    min_usable: int  # replies that must be left after checks and filters
+    min_answers: int  # clients that must have answered, filtered or not
+    memory: Arrays  # the memory with what filters wrote; it takes effect if the round succeeds
 
     @property
     def is_enough(self) -> bool:
-        """Whether a model can be made of it."""
-        return len(self.replies) >= self.usable and len(self.answers.replies) >= self.answered
+        """Whether there are enough replies to make a model."""
+        return len(self.replies) >= self.min_usable and len(self.answers.replies) >= self.min_answers
+
+
+def purpose_of(what: str, group: Cohort, attempt: int) -> str:
+    """The purpose of random numbers, such as `select`, `select g1` or `select again 2`."""
+    name = f" {group.name}" if group.name else ""
+    again = f" again {attempt}" if attempt > 1 else ""
+    return what + name + again
+
+
+def select_clients(run: Run, group: Cohort, attempt: int) -> list[ClientId]:
+    """The clients that the group's selector selects."""
+    memory = part_of(run.memory, group.name)
+    draw = run.rng(purpose_of("select", group, attempt))
+    selected = run_selector(group.select, group.roster(run.roster), run.round + 1, draw, memory)
+    run.memory |= as_part(memory, group.name)
+    return selected
+
+
+def run_selector(
+    select: Selector, roster: Roster, number: int, draw: np.random.Generator, memory: Arrays
+) -> list[ClientId]:
+    """Call a selector and check what it returns; it must not be empty, unless the selector says it may be."""
+    past = (memory,) if "replies:memory" in select.needs else ()
+    selected = select(roster, number, draw, *past)
+    if not selected and not select.may_be_empty:
+        raise ConfigError(f"{select!r} selected no client in round {number}")
+    return check_selection(select, selected, roster)
+
+
+def check_selection(select: Selector, selected: list[ClientId], roster: Roster) -> list[ClientId]:
+    """Refuse a client that is unknown, absent or selected twice, by name."""
+    for client in selected:
+        if client not in roster:
+            raise ConfigError(f"{select!r} selected unknown client {client!r}")
+        if not roster.present[roster.row(client)]:
+            raise ConfigError(f"{select!r} selected {client!r}, who is absent")
+    if len(set(selected)) < len(selected):
+        twice = next(c for c in selected if selected.count(c) > 1)
+        raise ConfigError(f"{select!r} selected {twice!r} twice")
+    return selected
+
+
+def check_answers(
+    run: Run, group: Cohort, number: int, selected: list[ClientId], answers: Answers, min_replies: int | None
+) -> Attempt:
+    """Check, bound and filter the answers of one group; `min_replies` None requires half of the selected clients."""
+    if group.name:
+        members = set(selected)
+        replies = {c: r for c, r in answers.replies.items() if c in members}
+        answers = Answers(replies, {c: f for c, f in answers.failures.items() if c in members})
+    current = part_of(run.arrays, group.name)
+    answers = set_aside(answers, faults(current, answers.replies))
+    answers = set_aside(answers, faults_of_length(current, answers.replies))
+    answers = sift(answers, group.aggregate.fault)
+    answers, declared = group.bound(run, answers)
+    memory = dict(part_of(run.memory, group.name))
+    kept, rejected = group.screen(current, answers.replies, memory)
+    min_usable = min_replies or 1
+    if min_replies and min_usable > len(selected) and not group.name:
+        raise ConfigError(f"min_replies is {min_usable}, but only {len(selected)} clients are selected a round")
+    min_answers = 0
+    if min_replies is None:
+        min_answers = (len(selected) + 1) // 2
+    min_usable = min(min_usable, len(selected))
+    return Attempt(group, number, selected, answers, kept, rejected, declared, min_usable, min_answers, memory)
+
+
+def aggregate(run: Run, attempt: Attempt, memory: Arrays) -> Merged:
+    """The group's next model; what the aggregator returns is checked as a reply is."""
+    group = attempt.group
+    current = part_of(run.arrays, group.name)
+    own = part_of(memory, group.name)
+    own |= attempt.memory
+    merged = group.aggregate(current, attempt.replies, own)
+    if (wrong := fault_of_merged(current, merged)) is not None:
+        raise ConfigError(f"{group.aggregate!r} {wrong.reason}")
+    if not is_finite(merged.arrays):
+        model = f"the model of {group.name}" if group.name else "the global model"
+        raise Diverged(f"diverged at round {run.round + 1}: {model} holds NaN or infinity; try a smaller learning rate")
+    if group.name:
+        memory |= as_part(own, group.name)
+    return merged
+
+
+def client_figures(run: Run, attempt: Attempt, merged: Merged) -> dict[ClientId, dict[str, float]]:
+    """What is known of each client after the round: its metrics, measures of its update, the aggregator's figures."""
+    current = part_of(run.arrays, attempt.group.name)
+    wanted = names_of(attempt.group.needs, "replies") & MEASURES.keys()
+    figures = {c: dict(r.metrics) for c, r in attempt.replies.items()}
+    if wanted and attempt.replies:
+        moves = moves_of(current, attempt.replies)
+        for name in sorted(wanted):
+            for c, value in zip(attempt.replies, MEASURES[name](moves).tolist(), strict=True):
+                figures[c][name] = value
+    return {c: known | merged.figures.get(c, {}) for c, known in figures.items()}
+
+
+def store_vectors(run: Run, attempt: Attempt) -> None:
+    """Put into the roster the vectors of updates that the group's parts need, before the model changes."""
+    current = part_of(run.arrays, attempt.group.name)
+    for kind, found in vectors_of(attempt.group.needs, current, attempt.replies, run.seed).items():
+        run.roster.keep(kind, found)

@@ -1,16 +1,16 @@
-"""What is recorded of a round: a line of history, and a line for each client that was selected."""
+"""What is recorded of a round: a line of history, and a row for each selected client."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
-FEW = 3  # clients and reasons that are named; of more it is said how many
+MOST_NAMED = 3  # clients and reasons that are named; the others are counted
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is recorded of a round: its line of history and one line for each client selected.
+    """The record of a round: its line of history and a row for each selected client.
 
     >>> import numpy as np
     >>> import mutirao as mu
@@ -24,25 +24,28 @@ class Round:
 
     row: Row
     clients: list[Row]
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)  # of packages, as clients told them
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)  # of packages, as clients reported them
 
 
 def reasons(rows: Sequence[Row]) -> str:
-    """The first few reasons why clients of the last try are missing."""
+    """Why clients are missing from the last attempt: the first few reasons, in parentheses."""
     last = [r for r in rows if r["try"] == rows[-1]["try"] and (r["failure"] or r["rejected"])]
-    text = "; ".join(f"{r['client']} {r['failure'] or 'rejected: ' + r['rejected']}" for r in last[:FEW])
-    return f" ({text}{'; ...' if len(last) > FEW else ''})" if last else ""
+    if not last:
+        return ""
+    text = "; ".join(f"{r['client']} {r['failure'] or 'rejected: ' + r['rejected']}" for r in last[:MOST_NAMED])
+    more = "; ..." if len(last) > MOST_NAMED else ""
+    return f" ({text}{more})"
 
 
-def who_is_lost(lost: Mapping[str, object]) -> Iterator[str]:
+def group_by_reason(lost: Mapping[str, object]) -> Iterator[str]:
     """One line for all clients that are missing for the same reason, the first few of them by name.
 
-    >>> list(who_is_lost({"a": "timed out", "b": "sent NaN", "c": "sent NaN"}))
+    >>> list(group_by_reason({"a": "timed out", "b": "sent NaN", "c": "sent NaN"}))
     ['a timed out', 'b, c sent NaN']
     """
-    alike: dict[str, list[str]] = {}
-    for client, why in lost.items():
-        alike.setdefault(str(why), []).append(client)
-    for why, clients in alike.items():
-        more = f" and {len(clients) - FEW} more" if len(clients) > FEW else ""
-        yield f"{', '.join(clients[:FEW])}{more} {why}"
+    by_reason: dict[str, list[str]] = {}
+    for client, reason in lost.items():
+        by_reason.setdefault(str(reason), []).append(client)
+    for reason, clients in by_reason.items():
+        more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+        yield f"{', '.join(clients[:MOST_NAMED])}{more} {reason}"

@@ -1,31 +1,42 @@
-"""One round, from who is there to the next model. This is the file to read first.
+"""One round of federated learning, from the clients that are present to the next model. Start reading here.
 
-fleet.clients -> roster -> select -> requests -> fleet.ask -> check -> filter -> aggregate -> record
+    wait_for_clients    which clients are present?
+    attempt             probe, select, ask, check and filter
+    apply               aggregate the replies into the next model
+    summarize           the record of the round
 
-A cohort is one model and those who train it: one cohort with everybody, as a rule, or one for each group of clients.
-All cohorts of a round are asked at once.
+`train` repeats `step`, which calls these four. A group is one model and the clients that train it (`core/group.py`).
+An ordinary run has one group with all clients; a clustered run has several, whose clients are all asked at once.
 """
 
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
-from mutirao.core.bounds import SIZE_CAP, faults_of_length
+from mutirao.core.arrays import Arrays, as_part
+from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
-from mutirao.core.group import Attempt, ClientConfig
+from mutirao.core.group import (
+    Attempt,
+    ClientConfig,
+    aggregate,
+    check_answers,
+    check_selection,
+    client_figures,
+    purpose_of,
+    select_clients,
+    store_vectors,
+)
 from mutirao.core.group import Cohort as Cohort
 from mutirao.core.group import Run as Run
-from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged, Selector, names_of
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged
 from mutirao.core.records import Round as Round
-from mutirao.core.records import Row, reasons, who_is_lost
+from mutirao.core.records import Row, group_by_reason, reasons
 from mutirao.core.roster import Roster
-from mutirao.core.update_figures import MEASURES, check_vectors, moves_of, vectors_of
-from mutirao.core.validation import fault_of_extras, fault_of_merged, faults, set_aside, sift
-from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
+from mutirao.core.update_figures import check_vectors
+from mutirao.core.validation import fault_of_extras, sift
+from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 
 log = logging.getLogger("mutirao")
 
@@ -34,95 +45,24 @@ Evaluate = Callable[[Arrays], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Patience:
-    """How much trouble a run takes before it ends: replies needed, tries a round, seconds to wait for clients."""
+    """When a run gives up: replies needed in a round, attempts a round, seconds to wait for clients."""
 
-    min_replies: int | None = None  # None: half of the selected
+    min_replies: int | None = None  # None: half of the selected clients
     tries: int = 3
     wait: float = 60.0
 
 
-def step(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], *, patience: Patience | None = None) -> Round:
-    """Make one round: `run` moves on, and what happened is returned. If it fails, model and round stay as they were.
+@dataclass
+class Progress:
+    """What has happened in a round so far."""
 
-    Of several cohorts, one that gets too few replies keeps its model this time.
-
-    >>> import numpy as np
-    >>> from mutirao import Cohort, LocalFleet, Reply
-    >>> from mutirao.aggregation import FedAvg
-    >>> from mutirao.selection import everyone
-    >>> def mean(request, site):
-    ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
-    >>> run = Run({"mean": np.zeros(1)})
-    >>> done = step(run, LocalFleet(mean, {"ana": [1.0, 2.0], "bia": [6.0]}), [Cohort(everyone, FedAvg())])
-    >>> run.round, run.arrays["mean"]
-    (1, array([3.]))
-    """
-    patience = patience or Patience()
-    started, number = time.perf_counter(), run.round + 1
-    down = up = 0
-    probes: Row = {}
-    rows: list[Row] = []
-    tries: dict[str, Attempt] = {}  # the last of each cohort
-    pending = list(cohorts)
-    for attempt in range(1, patience.tries + 1):
-        wait_for_clients(run.roster, fleet, patience.min_replies or 1 if len(cohorts) == 1 else 1, patience)
-        pending = [cohort for cohort in pending if not cohort.name or cohort.roster(run.roster).present.any()]
-        cost, sent, got = probe(run, fleet, pending, attempt)
-        probes = {k: v + probes.get(k, 0) for k, v in cost.items()} or probes
-        down, up = down + sent, up + got
-        chosen = {cohort.name: choose(run, cohort, attempt) for cohort in pending}
-        requests = {c: r for cohort in pending for c, r in cohort.requests(run, chosen[cohort.name]).items()}
-        answers = fleet.ask(requests) if requests or fleet.awaited() else Answers({}, {})
-        run.roster.sent(number, requests)
-        sent, got = traffic(requests, answers)
-        down, up = down + sent, up + got
-        for cohort in pending:
-            heard = who_came(chosen[cohort.name], answers, fleet.awaited()) if not cohort.name else chosen[cohort.name]
-            tries[cohort.name] = made = sort_out(run, cohort, attempt, heard, answers, patience)
-            rows += rows_of(run, made, alone=len(cohorts) == 1)
-        pending = [cohort for cohort in pending if not tries[cohort.name].is_enough]
-        if not pending:
-            break
-        for short in (tries[cohort.name] for cohort in pending):
-            run.roster.mark(number, short.chosen, {})  # who was asked in vain is not the first to be asked again
-            where = f"{short.cohort.name}: " if short.cohort.name else ""
-            usable, need = len(short.replies), max(short.usable, short.answered)
-            log.warning("round %d, try %d: %s%d usable replies, %d needed", number, attempt, where, usable, need)
-    enough = [made for made in tries.values() if made.is_enough]
-    if not enough:
-        raise trouble(number, patience, list(tries.values()), rows)
-
-    memory = dict(run.memory)  # a copy, so that a round that fails here leaves no half-written moments behind
-    merged = {made.cohort.name: merge(run, made, memory) for made in enough}
-    found = {c: figures for made in enough for c, figures in findings(run, made, merged[made.cohort.name]).items()}
-    for made in enough:
-        run.roster.mark(number, made.chosen, {c: r.n for c, r in made.replies.items()})
-    run.roster.hear_all(number, found)
-    for made in enough:
-        keep_vectors(run, made)
-    for name, result in merged.items():
-        run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
-    run.memory, run.round, run.sites = memory, number, fleet.snapshot()
-    weights = {c: w for result in merged.values() for c, w in result.weights.items()}
-    counted = {(c, made.number) for made in enough for c in made.replies}
-    for row in rows:
-        if (c := row["client"], row["try"]) in counted:
-            row["weight"] = weights.get(c, 0.0)
-            row |= {k: v for k, v in found[c].items() if k not in row}  # a client's metric never overwrites our columns
-    last = tries.values()
-    line = {
-        "round": number,
-        "seconds": time.perf_counter() - started,
-        "selected": sum(len(made.chosen) for made in last),
-        "replied": sum(len(made.answers.replies) for made in last),
-        "failed": sum(len(made.answers.failures) for made in last),
-        "rejected": sum(len(made.rejected) for made in last),
-        "bytes_down": down,
-        "bytes_up": up,
-        **probes,
-    }
-    means = mean_metrics({c: r for made in enough for c, r in made.replies.items()})
-    return Round(line | {f"train_{k}": v for k, v in means.items()}, rows)
+    is_single: bool  # one group alone, as in an ordinary run
+    started: float = field(default_factory=time.perf_counter)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    probes: Row = field(default_factory=dict)  # columns of the history: what probing has cost
+    rows: list[Row] = field(default_factory=list)  # one for each selected client and attempt
+    attempts: dict[str, Attempt] = field(default_factory=dict)  # the last attempt of each group, by the group's name
 
 
 def train(
@@ -140,10 +80,11 @@ def train(
     expect: int = 1,
     size_cap: float = SIZE_CAP,
     metrics: Collection[str] | None = None,
+    tell: ClientConfig | None = None,  # the former name of `config`
 ) -> Iterator[Round]:
-    """Make rounds until `rounds` are done, yielding each; the caller records them, or just looks on.
+    """Train until `rounds` rounds are done, and yield the record of each.
 
-    Clients are sent `config`, such as {"lr": 0.01}, or what that gives for the round.
+    `config` is sent to clients with every request, such as {"lr": 0.01}; it may be a function of the round.
 
     >>> import numpy as np
     >>> from mutirao import LocalFleet, Reply
@@ -157,11 +98,11 @@ def train(
     [2.0, 3.0, 3.5]
     """
     patience = patience or Patience()
-    everybody = Cohort(select, aggregate, filters=filters, config=config, size_cap=size_cap, metrics=metrics)
-    check_vectors(everybody.needs, run.arrays)
+    group = Cohort(select, aggregate, filters=filters, config=config or tell, size_cap=size_cap, metrics=metrics)
+    check_vectors(group.needs, run.arrays)
     start_run(run, fleet, expect, patience)
     while run.round < rounds:
-        done = step(run, fleet, [everybody], patience=patience)
+        done = step(run, fleet, [group], patience=patience)
         if evaluate is not None and (run.round % evaluate_every == 0 or run.round == rounds):
             done.row.update(evaluate(run.arrays))
         fleet.record(done)
@@ -169,202 +110,264 @@ def train(
         yield done
 
 
+def step(run: Run, fleet: Fleet, groups: Sequence[Cohort], *, patience: Patience | None = None) -> Round:
+    """Make one round: `run` gets the next model, and the record of the round is returned.
+
+    If the round fails, the model and the round number stay as they were. Of several groups, one with too few replies
+    keeps its model in this round.
+
+    >>> import numpy as np
+    >>> from mutirao import Cohort, LocalFleet, Reply
+    >>> from mutirao.aggregation import FedAvg
+    >>> from mutirao.selection import everyone
+    >>> def mean(request, site):
+    ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
+    >>> run = Run({"mean": np.zeros(1)})
+    >>> done = step(run, LocalFleet(mean, {"ana": [1.0, 2.0], "bia": [6.0]}), [Cohort(everyone, FedAvg())])
+    >>> run.round, run.arrays["mean"]
+    (1, array([3.]))
+    """
+    patience = patience or Patience()
+    progress = Progress(is_single=len(groups) == 1)
+    pending = list(groups)
+    for number in range(1, patience.tries + 1):
+        needed = 1
+        if progress.is_single:
+            needed = patience.min_replies or 1
+        wait_for_clients(run.roster, fleet, needed, patience)
+        pending = attempt(run, fleet, pending, number, patience, progress)
+        if not pending:
+            break
+    successful = [made for made in progress.attempts.values() if made.is_enough]
+    if not successful:
+        raise round_failure(run.round + 1, patience, list(progress.attempts.values()), progress.rows)
+    merged, figures = apply(run, fleet, successful)
+    return summarize(run, progress, successful, merged, figures)
+
+
+def attempt(
+    run: Run,
+    fleet: Fleet,
+    groups: Sequence[Cohort],
+    number: int,
+    patience: Patience,
+    progress: Progress,
+) -> list[Cohort]:
+    """Probe, select, ask, check and filter, for all these groups at once; return the groups with too few replies."""
+    groups = [group for group in groups if not group.name or group.roster(run.roster).present.any()]
+    probe(run, fleet, groups, number, progress)
+    selected = {group.name: select_clients(run, group, number) for group in groups}
+    requests: dict[ClientId, Request] = {}
+    for group in groups:
+        requests |= group.requests(run, selected[group.name])
+    answers = Answers({}, {})
+    if requests or fleet.awaited():
+        answers = fleet.ask(requests)
+    run.roster.sent(run.round + 1, requests)
+    down, up = traffic(requests, answers)
+    progress.bytes_down += down
+    progress.bytes_up += up
+
+    failed = []
+    for group in groups:
+        clients = selected[group.name]
+        if not group.name:
+            clients = clients_of_round(clients, answers, fleet.awaited())
+        made = check_answers(run, group, number, clients, answers, patience.min_replies)
+        progress.attempts[group.name] = made
+        progress.rows += client_rows(run, made, progress.is_single)
+        if not made.is_enough:
+            failed.append(made)
+    for made in failed:
+        # Clients asked in vain count as selected, so that the next attempt does not prefer them for their age.
+        run.roster.mark(run.round + 1, made.selected, {})
+        where = f"{made.group.name}: " if made.group.name else ""
+        usable = len(made.replies)
+        needed = max(made.min_usable, made.min_answers)
+        log.warning("round %d, try %d: %s%d usable replies, %d needed", run.round + 1, number, where, usable, needed)
+    return [made.group for made in failed]
+
+
+def apply(
+    run: Run, fleet: Fleet, attempts: Sequence[Attempt]
+) -> tuple[dict[str, Merged], dict[ClientId, dict[str, float]]]:
+    """Aggregate the replies of each group and move the run on; return the results by group and figures by client."""
+    number = run.round + 1
+    # A copy, and arrays in it are never changed in place: a round that fails here leaves no half-written moments.
+    memory = dict(run.memory)
+    merged = {made.group.name: aggregate(run, made, memory) for made in attempts}
+    figures: dict[ClientId, dict[str, float]] = {}
+    for made in attempts:
+        figures |= client_figures(run, made, merged[made.group.name])
+    for made in attempts:
+        run.roster.mark(number, made.selected, {c: r.n for c, r in made.replies.items()})
+    run.roster.hear_all(number, figures)
+    for made in attempts:
+        store_vectors(run, made)
+    for name, result in merged.items():
+        run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
+    run.memory = memory
+    run.round = number
+    run.sites = fleet.snapshot()
+    return merged, figures
+
+
+def summarize(
+    run: Run,
+    progress: Progress,
+    successful: Sequence[Attempt],
+    merged: Mapping[str, Merged],
+    figures: Mapping[ClientId, Mapping[str, float]],
+) -> Round:
+    """The record of the round that was just made: a line of history and a row for each selected client."""
+    weights: dict[ClientId, float] = {}
+    for result in merged.values():
+        weights |= result.weights
+    replies: dict[ClientId, Reply] = {}
+    attempt_of: dict[ClientId, int] = {}
+    for made in successful:
+        replies |= made.replies
+        attempt_of |= dict.fromkeys(made.replies, made.number)
+    for row in progress.rows:
+        client = row["client"]
+        if attempt_of.get(client) == row["try"]:
+            row["weight"] = weights.get(client, 0.0)
+            # A client's metric never overwrites a column of ours.
+            row |= {k: v for k, v in figures[client].items() if k not in row}
+    last = progress.attempts.values()
+    line = {
+        "round": run.round,
+        "seconds": time.perf_counter() - progress.started,
+        "selected": sum(len(made.selected) for made in last),
+        "replied": sum(len(made.answers.replies) for made in last),
+        "failed": sum(len(made.answers.failures) for made in last),
+        "rejected": sum(len(made.rejected) for made in last),
+        "bytes_down": progress.bytes_down,
+        "bytes_up": progress.bytes_up,
+        **progress.probes,
+    }
+    line |= {f"train_{k}": v for k, v in mean_metrics(replies).items()}
+    return Round(line, progress.rows)
+
+
 def start_run(run: Run, fleet: Fleet, expect: int, patience: Patience) -> None:
-    """Give simulated sites back the states that were saved with the run, and wait for the clients."""
+    """Restore the states of simulated sites that were saved with the run, and wait for `expect` clients."""
     if run.sites:
         fleet.restore(run.sites)
     wait_for_clients(run.roster, fleet, expect, patience)
 
 
 def wait_for_clients(roster: Roster, fleet: Fleet, needed: int, patience: Patience) -> None:
-    """Bring the roster up to date, waiting a bounded time until `needed` clients are present."""
-    deadline, said = time.monotonic() + patience.wait, False
-    while len(here := fleet.clients()) < needed:
+    """Update the roster, after waiting at most `patience.wait` seconds until `needed` clients are present."""
+    deadline = time.monotonic() + patience.wait
+    is_announced = False
+    while len(present := fleet.clients()) < needed:
         if time.monotonic() >= deadline:
-            names = ", ".join(here[:10]) or "nobody"
+            names = ", ".join(present[:10]) or "none"
             raise TooFewClients(
-                f"waited {patience.wait:g} s for {needed} clients, {len(here)} came: {names}; "
+                f"waited {patience.wait:g} s for {needed} clients, {len(present)} came: {names}; "
                 f"start more clients or lower min_replies"
             )
-        if not said:
-            log.warning("waiting up to %g s for %d clients; %d so far", patience.wait, needed, len(here))
-            said = True
+        if not is_announced:
+            log.warning("waiting up to %g s for %d clients; %d so far", patience.wait, needed, len(present))
+            is_announced = True
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
-    roster.meet(here)
+    roster.meet(present)
     fleet.declare(roster)
 
 
-def purpose(what: str, cohort: Cohort, attempt: int) -> str:
-    """What randomness is for: `select`, `select g1`, `select again 2`."""
-    return what + (f" {cohort.name}" if cohort.name else "") + (f" again {attempt}" if attempt > 1 else "")
-
-
-def probe(run: Run, fleet: Fleet, cohorts: Sequence[Cohort], attempt: int) -> tuple[Row, int, int]:
-    """Ask the clients the selectors want to hear from first, and write what they say into the roster.
-
-    What it cost, for the record, and how many bytes it took down and up.
-    """
-    started, number = time.perf_counter(), run.round + 1
-    asked: dict[ClientId, Request] = {}
-    for cohort in cohorts:
-        roster, draw = cohort.roster(run.roster), run.rng(purpose("probe", cohort, attempt))
-        names = check_choice(cohort.select, cohort.select.probes(roster, number, draw), roster)
-        asked |= dict.fromkeys(names, cohort.request(run, "probe", "probe")) if names else {}
-    if not asked:
-        return {}, 0, 0
-    answers, _ = cohorts[0].bound(run, sift(fleet.ask(asked), fault_of_extras))
+def probe(run: Run, fleet: Fleet, groups: Sequence[Cohort], number: int, progress: Progress) -> None:
+    """Ask the clients from which selectors need metrics first, and write their answers into the roster."""
+    started = time.perf_counter()
+    requests: dict[ClientId, Request] = {}
+    for group in groups:
+        roster = group.roster(run.roster)
+        draw = run.rng(purpose_of("probe", group, number))
+        clients = check_selection(group.select, group.select.probes(roster, run.round + 1, draw), roster)
+        if clients:
+            requests |= dict.fromkeys(clients, group.request(run, "probe", "probe"))
+    if not requests:
+        return
+    answers, _ = groups[0].bound(run, sift(fleet.ask(requests), fault_of_extras))
     for client, failure in answers.failures.items():
-        log.warning("round %d: probe of %s %s", number, client, failure)
+        log.warning("round %d: probe of %s %s", run.round + 1, client, failure)
     for client, reply in answers.replies.items():
-        run.roster.hear(number, client, reply.metrics)
-    run.roster.probed(number, {c: r.n for c, r in answers.replies.items()})
-    down, up = traffic(asked, answers)
-    seconds = time.perf_counter() - started
-    return {"probed": len(asked), "probe_bytes": down + up, "probe_seconds": seconds}, down, up
+        run.roster.hear(run.round + 1, client, reply.metrics)
+    run.roster.probed(run.round + 1, {c: r.n for c, r in answers.replies.items()})
+    down, up = traffic(requests, answers)
+    progress.bytes_down += down
+    progress.bytes_up += up
+    cost = {"probed": len(requests), "probe_bytes": down + up, "probe_seconds": time.perf_counter() - started}
+    for name, value in cost.items():
+        progress.probes[name] = value + progress.probes.get(name, 0)
 
 
-def choose(run: Run, cohort: Cohort, attempt: int) -> list[ClientId]:
-    """Whom the cohort's selector picks."""
-    draw, own = run.rng(purpose("select", cohort, attempt)), part_of(run.memory, cohort.name)
-    chosen = select_from(cohort.select, cohort.roster(run.roster), run.round + 1, draw, own)
-    run.memory |= as_part(own, cohort.name)
-    return chosen
+def clients_of_round(selected: list[ClientId], answers: Answers, awaited: Collection[ClientId]) -> list[ClientId]:
+    """The clients that take part in this round: in an asynchronous run those whose answers have arrived.
 
-
-def select_from(
-    select: Selector, roster: Roster, number: int, draw: np.random.Generator, memory: Arrays
-) -> list[ClientId]:
-    """Ask a selector, and refuse a choice that cannot be: nobody, a stranger, someone absent, someone twice."""
-    past = (memory,) if "replies:memory" in select.needs else ()
-    chosen = select(roster, number, draw, *past)
-    if not chosen and not select.may_be_empty:
-        raise ConfigError(f"{select!r} selected no client in round {number}")
-    return check_choice(select, chosen, roster)
-
-
-def check_choice(select: Selector, chosen: list[ClientId], roster: Roster) -> list[ClientId]:
-    """Refuse, by name, a stranger, someone absent, someone twice."""
-    for client in chosen:
-        if client not in roster:
-            raise ConfigError(f"{select!r} selected {client!r}, whom nobody knows")
-        if not roster.present[roster.row(client)]:
-            raise ConfigError(f"{select!r} selected {client!r}, who is absent")
-    if len(set(chosen)) < len(chosen):
-        twice = next(c for c in chosen if chosen.count(c) > 1)
-        raise ConfigError(f"{select!r} selected {twice!r} twice")
-    return chosen
-
-
-def who_came(chosen: list[ClientId], answers: Answers, awaited: Collection[ClientId]) -> list[ClientId]:
-    """Those whose turn it was: all who were chosen, unless the fleet does not wait for all; then whoever was heard of.
-
-    A client takes part in the round that its answer comes in, whenever it began.
+    A client takes part in the round in which its answer arrives, whenever it began. If the fleet waits for all, these
+    are the selected clients.
     """
-    earlier = sorted((answers.replies.keys() | answers.failures.keys()) - set(chosen))
-    return [*(c for c in chosen if c not in awaited), *earlier]
+    earlier = sorted((answers.replies.keys() | answers.failures.keys()) - set(selected))
+    return [*(c for c in selected if c not in awaited), *earlier]
 
 
-def sort_out(
-    run: Run, cohort: Cohort, attempt: int, chosen: list[ClientId], answers: Answers, patience: Patience
-) -> Attempt:
-    """Check and screen what the clients of one cohort have answered."""
-    if cohort.name:
-        mine = set(chosen)
-        replies = {c: r for c, r in answers.replies.items() if c in mine}
-        answers = Answers(replies, {c: f for c, f in answers.failures.items() if c in mine})
-    current = part_of(run.arrays, cohort.name)
-    answers = set_aside(answers, faults(current, answers.replies))
-    answers = sift(set_aside(answers, faults_of_length(current, answers.replies)), cohort.aggregate.fault)
-    answers, declared = cohort.bound(run, answers)
-    noted = dict(part_of(run.memory, cohort.name))
-    kept, rejected = cohort.screen(current, answers.replies, noted)
-    usable = patience.min_replies or 1
-    if patience.min_replies and usable > len(chosen) and not cohort.name:
-        raise ConfigError(f"min_replies is {usable}, but only {len(chosen)} clients are selected a round")
-    half = (len(chosen) + 1) // 2 if patience.min_replies is None else 0  # none if nobody was selected
-    return Attempt(cohort, attempt, chosen, answers, kept, rejected, declared, min(usable, len(chosen)), half, noted)
-
-
-def trouble(number: int, patience: Patience, tries: Sequence[Attempt], rows: list[Row]) -> Exception:
-    """Why no model could be made in this round."""
-    lost = [failure for made in tries for failure in made.answers.failures.values()]
-    if 2 * sum(f.kind == "not_finite" for f in lost) > sum(len(made.chosen) for made in tries):
+def round_failure(
+    number: int, patience: Patience, attempts: Sequence[Attempt], rows: list[Row]
+) -> Diverged | TooFewReplies:
+    """The error that says why no model could be made in this round."""
+    not_finite = 0
+    for made in attempts:
+        not_finite += sum(failure.kind == "not_finite" for failure in made.answers.failures.values())
+    if 2 * not_finite > sum(len(made.selected) for made in attempts):
         return Diverged(
             f"diverged at round {number}: most clients' training gives NaN or infinity; try a smaller learning rate"
         )
-    usable, need = sum(len(t.replies) for t in tries), sum(max(t.usable, t.answered) for t in tries)
-    where = "" if len(tries) == 1 else " in every group"
+    usable = sum(len(made.replies) for made in attempts)
+    needed = sum(max(made.min_usable, made.min_answers) for made in attempts)
+    where = "" if len(attempts) == 1 else " in every group"
     return TooFewReplies(
-        f"round {number} failed {patience.tries} times{where}: {usable} usable replies, {need} needed{reasons(rows)}",
+        f"round {number} failed {patience.tries} times{where}: {usable} usable replies, {needed} needed{reasons(rows)}",
         rows,
     )
 
 
-def merge(run: Run, made: Attempt, memory: Arrays) -> Merged:
-    """Join the replies of a cohort; what the aggregator gives is checked as a reply is, and it is named."""
-    cohort, current = made.cohort, part_of(run.arrays, made.cohort.name)
-    own = part_of(memory, cohort.name)
-    own |= made.noted
-    merged = cohort.aggregate(current, made.replies, own)
-    if (wrong := fault_of_merged(current, merged)) is not None:
-        raise ConfigError(f"{cohort.aggregate!r} {wrong.reason}")
-    if not is_finite(merged.arrays):
-        whose = f"the model of {cohort.name}" if cohort.name else "the global model"
-        raise Diverged(f"diverged at round {run.round + 1}: {whose} holds NaN or infinity; try a smaller learning rate")
-    if cohort.name:
-        memory |= as_part(own, cohort.name)
-    return merged
-
-
-def findings(run: Run, made: Attempt, merged: Merged) -> dict[ClientId, dict[str, float]]:
-    """What is known of each client after the round: what it told, what the replies show and what the method found."""
-    current, wanted = part_of(run.arrays, made.cohort.name), names_of(made.cohort.needs, "replies") & MEASURES.keys()
-    seen = {c: dict[str, float]() for c in made.replies}
-    if wanted and made.replies:
-        moves = moves_of(current, made.replies)
-        for name in sorted(wanted):
-            for c, value in zip(made.replies, MEASURES[name](moves).tolist(), strict=True):
-                seen[c][name] = value
-    return {c: r.metrics | seen[c] | merged.figures.get(c, {}) for c, r in made.replies.items()}
-
-
-def keep_vectors(run: Run, made: Attempt) -> None:
-    """Put into the roster the vectors that the cohort's parts go by; before the model moves on."""
-    current = part_of(run.arrays, made.cohort.name)
-    for kind, found in vectors_of(made.cohort.needs, current, made.replies, run.seed).items():
-        run.roster.keep(kind, found)
-
-
-def rows_of(run: Run, made: Attempt, alone: bool) -> list[Row]:
-    """One line for each client selected; who is lost is also said in the log."""
-    number, replies, last = run.round + 1, made.answers.replies, run.roster.last_selected
-    for line in who_is_lost(made.answers.failures | dict(made.rejected)):
+def client_rows(run: Run, made: Attempt, is_single: bool) -> list[Row]:
+    """One row for each selected client; clients without a usable reply are also logged."""
+    number = run.round + 1
+    failures = made.answers.failures
+    replies = made.answers.replies
+    for line in group_by_reason(failures | dict(made.rejected)):
         log.warning("round %d: %s", number, line)
-    group = {"group": made.cohort.name} if made.cohort.name or not alone else {}
-    return [
-        {
+    rows = []
+    for client in sorted(made.selected):
+        row: Row = {
             "round": number,
-            "client": c,
+            "client": client,
             "try": made.number,
-            "replied": int(c in replies),
-            "n": replies[c].n if c in replies else 0,
+            "replied": int(client in replies),
+            "n": replies[client].n if client in replies else 0,
             "weight": 0.0,
-            "age": number - int(last[run.roster.row(c)]),
-            "failure": str(made.answers.failures.get(c, "")),
-            "rejected": made.rejected.get(c, ""),
-            **group,
-            **({"n_declared": made.declared[c]} if c in made.declared else {}),
+            "age": number - int(run.roster.last_selected[run.roster.row(client)]),
+            "failure": str(failures.get(client, "")),
+            "rejected": made.rejected.get(client, ""),
         }
-        for c in sorted(made.chosen)
-    ]
+        if made.group.name or not is_single:
+            row["group"] = made.group.name
+        if client in made.declared:
+            row["n_declared"] = made.declared[client]
+        rows.append(row)
+    return rows
 
 
 def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
-    """Metrics averaged over the clients that sent them, weighted by their samples."""
-    names = sorted({name for r in replies.values() for name in r.metrics})
+    """The mean of each metric over the clients that reported it, weighted by their numbers of samples."""
+    names: set[str] = set()
+    for reply in replies.values():
+        names |= reply.metrics.keys()
     means = {}
-    for name in names:
+    for name in sorted(names):
         sent = [(r.n, r.metrics[name]) for _, r in sorted(replies.items()) if name in r.metrics]
         total = sum(n for n, _ in sent)
-        means[name] = float(sum(n / total * v for n, v in sent))
+        means[name] = float(sum(n / total * value for n, value in sent))
     return means

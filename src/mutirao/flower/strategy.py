@@ -21,22 +21,18 @@ from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, collect
+from mutirao.core.group import (
+    Cohort,
+    Run,
+    aggregate,
+    check_answers,
+    client_figures,
+    select_clients,
+    store_vectors,
+)
 from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, request_config
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import (
-    Cohort,
-    Patience,
-    Run,
-    choose,
-    findings,
-    keep_vectors,
-    mean_metrics,
-    merge,
-    rows_of,
-    sort_out,
-    trouble,
-    wait_for_clients,
-)
+from mutirao.core.rounds import Patience, client_rows, mean_metrics, round_failure, wait_for_clients
 from mutirao.core.validation import fault_of_extras, faults, set_aside, sift
 from mutirao.errors import ConfigError, Diverged
 from mutirao.flower.compat import COUNT, ERRORS, ROUND, config_for, errors_in, stock_reply_in
@@ -161,7 +157,7 @@ class Strategy(FlowerStrategy):
         run = self.run
         run.arrays, run.round = model_in(arrays), server_round - 1
         wait_for_clients(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
-        self.chosen = choose(run, self.cohort, 1)
+        self.chosen = select_clients(run, self.cohort, 1)
         run.roster.sent(server_round, self.chosen)
         method = config_for(
             {"round": server_round, **request_config(self.cohort.needs)}
@@ -181,23 +177,23 @@ class Strategy(FlowerStrategy):
         self.refuse_if_nobody_sends(answers)
         if self.errors is not None:  # only of models that are whole
             answers = with_errors(set_aside(answers, faults(run.arrays, answers.replies)), self.errors)
-        result = sort_out(run, cohort, 1, self.chosen, answers, self.patience)
-        rows = rows_of(run, result, alone=True)  # says who is lost
+        result = check_answers(run, cohort, 1, self.chosen, answers, self.patience.min_replies)
+        rows = client_rows(run, result, is_single=True)  # this also logs clients without a usable reply
         if not result.is_enough:
-            run.roster.mark(server_round, result.chosen, {})
+            run.roster.mark(server_round, result.selected, {})
             self.lost += 1
-            why = trouble(server_round, Patience(tries=self.lost), [result], rows)
+            why = round_failure(server_round, Patience(tries=self.lost), [result], rows)
             if self.lost >= self.patience.tries or isinstance(why, Diverged):
                 raise why
             log.warning("round %d: the model stays as it is: %s", server_round, why)
             return None, None
         memory = dict(run.memory)
-        merged = merge(run, result, memory)
-        found = findings(run, result, merged)
-        run.roster.mark(server_round, result.chosen, {c: r.n for c, r in result.replies.items()})
+        merged = aggregate(run, result, memory)
+        found = client_figures(run, result, merged)
+        run.roster.mark(server_round, result.selected, {c: r.n for c, r in result.replies.items()})
         for client, figures in found.items():
             run.roster.hear(server_round, client, figures)
-        keep_vectors(run, result)
+        store_vectors(run, result)
         run.arrays, run.memory, run.round, self.lost = merged.arrays, memory, server_round, 0
         return pack(merged.arrays), MetricRecord({**mean_metrics(result.replies)})
 

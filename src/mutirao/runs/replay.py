@@ -14,9 +14,9 @@ from typing import Any
 from mutirao.config import Part, build, complete_part, read_toml, resolve
 from mutirao.core.arrays import Array
 from mutirao.core.fleet import ClientId
+from mutirao.core.group import check_selection, run_selector
 from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import check_choice, select_from
 from mutirao.errors import ConfigError
 from mutirao.experiments.async_flow import is_asynchronous
 from mutirao.experiments.simulated_parts import build_select
@@ -74,9 +74,9 @@ def replay(
         if available is not None:
             mask, time = next_available(available, names, time + 1, mask, seed)
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
-        asked = check_choice(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
+        asked = check_selection(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
         roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
-        other.append(select_from(select, roster, t, rng(seed, t, "select"), memory))
+        other.append(run_selector(select, roster, t, rng(seed, t, "select"), memory))
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))
         if own:
